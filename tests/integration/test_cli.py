@@ -207,6 +207,10 @@ def test_a_chunk_that_cannot_be_read_ends_consume_and_is_left_out_on_demand(
     assert "--corrupt-chunks skip" in line
     assert 'corrupt_chunks="skip"' not in line
     if group:
+        preview = kera.json("group", "reset", "readers", stream, "--to-offset", "0", "--dry-run")
+        assert [(row["old_offset"], row["new_offset"], row["records_again"]) for row in preview] == [(1, 0, 1)]
+        described = kera.json("group", "describe", "readers")
+        assert [(entry["offset"], entry["end_offset"]) for entry in described["entries"]] == [(1, 3)]
         kera("group", "reset", "readers", stream, "--to", "earliest", "--yes", "--force")
 
     skipped = kera.run(*arguments, "--corrupt-chunks", "skip")

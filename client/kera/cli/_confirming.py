@@ -11,10 +11,14 @@ from kera.cli._run import UsageError
 YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask for confirmation.")
 
 
+def check_can_ask(doing: str, *, yes: bool) -> None:
+    """Raise `UsageError` where there is nobody to ask and the answer is not `yes`; for before work is done."""
+    if not yes and not sys.stdin.isatty():
+        raise UsageError(f"{doing} needs --yes when standard input is not a terminal")
+
+
 def confirm(doing: str, question: str, *, yes: bool) -> None:
     """Ask, unless the answer is `yes`. Raises `UsageError` where there is nobody to ask, `typer.Abort` for a no."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError(f"{doing} needs --yes when standard input is not a terminal")
-    typer.confirm(question, abort=True)
+    check_can_ask(doing, yes=yes)
+    if not yes:
+        typer.confirm(question, abort=True)

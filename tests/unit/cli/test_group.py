@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import io
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -13,14 +14,19 @@ from kera.cli._client import connecting_by
 from kera.cli._durations import format_ms, parse_duration_ms
 from kera.cli._run import UsageError, run_app
 from kera.cli.app import app
+from kera.cli.group._resets import HEADING
 from kera.client import (
     ConsumerGroupDescription,
     ConsumerGroupSummary,
     ConsumerLag,
+    CursorChange,
     EntryProgress,
     LeasedGroup,
     MemberDescription,
     Position,
+    ResetPlan,
+    ShiftBy,
+    ToOffset,
 )
 from kera.core.errors import InvalidArgument
 
@@ -53,6 +59,7 @@ class FakeClient:
         self.admin = self
         self.known = [ConsumerGroupSummary("loader", ("clicks",), 1)]
         self.done: list[Any] = []
+        self.planned: list[Any] = []
 
     async def consumer_groups(self) -> list[ConsumerGroupSummary]:
         return self.known
@@ -60,8 +67,16 @@ class FakeClient:
     async def describe_consumer_group(self, name: str) -> ConsumerGroupDescription:
         return ConsumerGroupDescription(name, (MEMBER,), entries())
 
-    async def reset_consumer_group(self, *arguments: Any, force: bool) -> None:
-        self.done.append((*arguments, force))
+    async def plan_reset(self, name: str, stream: str, to: Any, *, streamlets: list[int] | None) -> ResetPlan:
+        self.planned.append((name, stream, to, streamlets))
+        changes = (
+            CursorChange(0, 0, Position(3, 1, 640), 60, Position(2, 1, 0), 40, 20, 0),
+            CursorChange(1, 0, None, None, Position(4, 1, 0), 9, 0, 9, "offset 12 is behind the end, 9"),
+        )
+        return ResetPlan(name, stream, 7, changes)
+
+    async def reset_consumer_group(self, *arguments: Any, force: bool, streamlets: list[int] | None) -> None:
+        self.done.append((*arguments, streamlets, force))
 
     async def delete_consumer_group(self, name: str, *, idle_ms: int = 0) -> None:
         if name == "used-again":
@@ -113,8 +128,8 @@ def test_a_group_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     heading, _, member, _, first, second, total = lines(capsys)
     assert heading == ["loader:", "1", "consumer"]
     assert member == ["01234567", "host/7", "1", "120", "ms", "ago", "4.5", "s", "1", "MiB"]
-    assert first == ["clicks", "0", "0", "3/1/640", "2", "01234567", "10", "2", "KiB", "7", "d"]
-    assert second == ["clicks", "1", "0", "start", "0", "-", "?", "?", "?"]
+    assert first == ["clicks", "0", "0", "60", "40", "3/1/640", "2", "01234567", "10", "2", "KiB", "7", "d"]
+    assert second == ["clicks", "1", "0", "?", "9", "start", "0", "-", "?", "?", "?"]
     assert " ".join(total).startswith("lag: 10 records, 2 KiB, 7 d; unknown for 1 more entries: their brokers")
 
 
@@ -124,32 +139,103 @@ def test_a_group_is_described_as_json(capsys: pytest.CaptureFixture[str]) -> Non
     found = json.loads(capsys.readouterr().out)
     assert found["members"][0]["held"] == [{"stream": "clicks", "streamlet": 0, "entry": 0, "group_id": 3}]
     assert found["entries"][0]["cursor"] == [3, 1, 640]
+    assert [(entry["offset"], entry["end_offset"]) for entry in found["entries"]] == [(60, 40), (None, 9)]
     assert [entry["member_id"] for entry in found["entries"]] == [MEMBER.member_id, ""]
     assert found["entries"][0]["lag"]["behind_ms"] // DAY_MS == 7
     assert found["entries"][1]["lag"] is None
 
 
 @pytest.mark.parametrize(
-    ("where", "expected"),
+    ("where", "expected", "told"),
     [
-        ("earliest", "earliest"),
-        ("latest", "latest"),
-        ("2026-01-31T12:00:00Z", datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)),
+        (["--to", "earliest"], "earliest", "to earliest"),
+        (["--to", "latest"], "latest", "to latest"),
+        (
+            ["--to", "2026-01-31T12:00:00Z"],
+            datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC),
+            "to 2026-01-31T12:00:00Z",
+        ),
+        (["--to-offset", "40"], ToOffset(40), "to offset 40"),
+        (["--shift-by", "-20"], ShiftBy(-20), "by -20 records"),
+        (["--shift-by", "+1"], ShiftBy(1), "by 1 record"),
     ],
 )
-def test_a_group_is_reset(client: FakeClient, where: str, expected: Any) -> None:
-    assert run_app(app, ["group", "reset", "loader", "clicks", "--to", where, "--yes", "--force"]) == 0
-    assert client.done == [("loader", "clicks", expected, True)]
+def test_a_group_is_reset(
+    client: FakeClient, capsys: pytest.CaptureFixture[str], where: list[str], expected: Any, told: str
+) -> None:
+    assert run_app(app, ["group", "reset", "loader", "clicks", *where, "--yes", "--force", "--streamlet", "1"]) == 0
+    assert client.planned == [("loader", "clicks", expected, [1])]
+    ((name, stream, plan, streamlets, force),) = client.done
+    assert (name, stream, plan.consumer_group, streamlets, force) == ("loader", "clicks", "loader", [1], True)
+    heading, first, second, *rest = capsys.readouterr().out.splitlines()
+    assert heading.split() == [word for column in HEADING for word in column.split()]
+    assert [first.split(), second.split()] == [
+        ["clicks", "0", "0", "60", "40", "20", "0"],
+        ["clicks", "1", "0", "-", "9", "0", "9"],
+    ]
+    assert rest == [
+        "",
+        "clicks, streamlet 1, entry 0: offset 12 is behind the end, 9",
+        "20 records will be read again, 9 records skipped",
+        f"reset group loader {told} in clicks",
+    ]
+
+
+def test_a_reset_is_previewed(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of all streams that the group has read, and without a question."""
+    assert run_app(app, ["group", "reset", "loader", "--all-streams", "--to-offset", "40", "--dry-run", "--json"]) == 0
+    assert [each[1] for each in client.planned] == ["clicks"]
+    assert not client.done
+    first, second = json.loads(capsys.readouterr().out)
+    assert first == {
+        "stream": "clicks",
+        "streamlet": 0,
+        "entry": 0,
+        "old_offset": 60,
+        "new_offset": 40,
+        "old_cursor": [3, 1, 640],
+        "new_cursor": [2, 1, 0],
+        "records_again": 20,
+        "records_skipped": 0,
+        "note": "",
+    }
+    assert (second["old_offset"], second["old_cursor"]) == (None, None)
 
 
 def test_a_time_without_a_zone_is_a_local_one(client: FakeClient) -> None:
     assert run_app(app, ["group", "reset", "loader", "clicks", "--to", "2026-01-31T12:00", "--yes"]) == 0
-    assert client.done[0][2] == datetime.datetime(2026, 1, 31, 12).astimezone()
+    assert client.planned[0][2] == datetime.datetime(2026, 1, 31, 12).astimezone()
 
 
-def test_a_place_that_makes_no_sense_is_refused(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_app(app, ["group", "reset", "loader", "clicks", "--to", "tomorrow", "--yes"]) == 2
-    assert "neither earliest nor latest nor a time" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["clicks", "--to", "tomorrow"], "neither earliest nor latest nor a time"),
+        (["clicks"], "give one of --to, --to-offset and --shift-by"),
+        (["clicks", "--to", "latest", "--shift-by", "3"], "give one of"),
+        (["--to", "latest"], "either a stream or --all-streams"),
+        (["clicks", "--all-streams", "--to", "latest"], "either a stream or --all-streams"),
+        (["--all-streams", "--streamlet", "1", "--to", "latest"], "mutually exclusive"),
+    ],
+)
+def test_a_reset_that_makes_no_sense_is_refused(
+    client: FakeClient, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert run_app(app, ["group", "reset", "loader", *arguments, "--yes"]) == 2
+    assert told in capsys.readouterr().err
+    assert not client.planned
+
+
+@pytest.mark.parametrize(
+    "arguments", [["reset", "loader", "clicks", "--to", "latest"], ["delete", "loader"], ["delete", "--idle", "1ms"]]
+)
+def test_a_question_that_nobody_can_answer_needs_yes(
+    client: FakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    client.known = [ConsumerGroupSummary("old", ("clicks",), 0, 7 * DAY_MS)]
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert run_app(app, ["group", *arguments]) == 2
+    assert "needs --yes when standard input is not a terminal" in capsys.readouterr().err
     assert not client.done
 
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
-from kera.cli._confirming import YES_OPTION
+from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._durations import format_ms, parse_duration_ms
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import plural, table
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, KeraError, UnknownStream
 
 if TYPE_CHECKING:
-    from kera.client import ConsumerGroupDescription, EntryProgress, MemberDescription
+    from kera.client import Client, ConsumerGroupDescription, EntryProgress, MemberDescription
 
 app = Commands(help="Inspect consumer groups and reset their offsets.", no_args_is_help=True)
 
@@ -69,8 +69,9 @@ def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, outpu
 async def _describe(bootstrap: str, name: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         found = await client.admin.describe_consumer_group(name)
+        offsets = await _offsets(client, found)
     if output.is_document:
-        show_document(_to_json(found), output)
+        show_document(_to_json(found, offsets), output)
         return
     count = len(found.members)
     print(f"{name}: {plural(count, 'consumer')}")
@@ -79,14 +80,41 @@ async def _describe(bootstrap: str, name: str, output: Output) -> None:
         print(table(MEMBER_HEADING, map(_member_row, found.members)))
     if found.entries:
         print()
-        print(table(ENTRY_HEADING + LAG_HEADING, [_entry_row(entry) for entry in found.entries]))
+        print(table(ENTRY_HEADING + LAG_HEADING, [_entry_row(entry, offsets) for entry in found.entries]))
         print()
         print(_total(found))
 
 
 MEMBER_HEADING = ("CONSUMER", "CLIENT", "GROUPS", "LAST HEARTBEAT", "PROCESSING FOR", "CONSUMED")
-ENTRY_HEADING = ("STREAM", "STREAMLET", "ENTRY", "CURSOR", "GROUPS", "CONSUMER")
+ENTRY_HEADING = ("STREAM", "STREAMLET", "ENTRY", "OFFSET", "END OFFSET", "CURSOR", "GROUPS", "CONSUMER")
 LAG_HEADING = ("LAG RECORDS", "LAG BYTES", "LAG TIME")
+
+
+class _Offsets(NamedTuple):
+    """Of an entry, as records are numbered; None: unknown."""
+
+    next: int | None
+    """Of the first record that was not read."""
+    end: int
+
+
+_Place = tuple[str, int, int]
+"""Stream, streamlet and entry."""
+
+
+async def _offsets(client: Client, found: ConsumerGroupDescription) -> dict[_Place, _Offsets]:
+    """Where the group is, by entry; streams whose brokers do not answer are left out."""
+    offsets: dict[_Place, _Offsets] = {}
+    for stream in sorted({entry.stream for entry in found.entries}):
+        try:
+            plan = await client.admin.plan_reset(found.consumer_group, stream, "latest", streamlets=None)
+        except KeraError as error:
+            if not error.retriable and not isinstance(error, UnknownStream):
+                raise
+            continue
+        for change in plan.changes:
+            offsets[stream, change.streamlet, change.entry] = _Offsets(change.old_offset, change.new_offset)
+    return offsets
 
 
 def _member_row(member: MemberDescription) -> tuple[object, ...]:
@@ -100,12 +128,15 @@ def _member_row(member: MemberDescription) -> tuple[object, ...]:
     )
 
 
-def _entry_row(entry: EntryProgress) -> tuple[object, ...]:
+def _entry_row(entry: EntryProgress, offsets: Mapping[_Place, _Offsets]) -> tuple[object, ...]:
     cursor = "/".join(map(str, entry.cursor)) if entry.cursor.group_id else "start"
+    offset = offsets.get((entry.stream, entry.streamlet, entry.entry))
+    shown = ("?", "?") if offset is None else ("?" if offset.next is None else offset.next, offset.end)
     lag: tuple[object, ...] = ("?", "?", "?")
     if entry.lag is not None:
         lag = (entry.lag.records, format_size(entry.lag.bytes), format_ms(_behind_ms(entry.lag.oldest_us)))
-    return (entry.stream, entry.streamlet, entry.entry, cursor, entry.groups, entry.member_id[:8] or "-", *lag)
+    place = (entry.stream, entry.streamlet, entry.entry)
+    return (*place, *shown, cursor, entry.groups, entry.member_id[:8] or "-", *lag)
 
 
 def _total(found: ConsumerGroupDescription) -> str:
@@ -123,10 +154,12 @@ def _behind_ms(oldest_us: int) -> int:
     return max(0, round(time.time() * 1000 - oldest_us / 1000)) if oldest_us else 0
 
 
-def _to_json(found: ConsumerGroupDescription) -> dict[str, Any]:
+def _to_json(found: ConsumerGroupDescription, offsets: Mapping[_Place, _Offsets]) -> dict[str, Any]:
     described = dataclasses.asdict(found)
     for entry, row in zip(found.entries, described["entries"], strict=True):
         row["cursor"] = list(entry.cursor)
+        offset = offsets.get((entry.stream, entry.streamlet, entry.entry))
+        row["offset"], row["end_offset"] = offset or (None, None)
         if entry.lag is not None:
             row["lag"]["behind_ms"] = _behind_ms(entry.lag.oldest_us)
     return described
@@ -135,33 +168,49 @@ def _to_json(found: ConsumerGroupDescription) -> dict[str, Any]:
 @app.command()
 def reset(
     name: str = NAME_ARGUMENT,
-    stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
-    to: str = typer.Option(
-        ..., "--to", metavar="WHERE", help="earliest, latest, or a time: 2026-01-31T12:00 (local) or …Z."
+    stream: str | None = typer.Argument(None, metavar="[STREAM]", help="Name of the stream; or give --all-streams."),
+    to: str | None = typer.Option(
+        None, "--to", metavar="WHERE", help="earliest, latest, or a time: 2h (ago), 2026-01-31T12:00 (local) or …Z."
     ),
+    to_offset: int | None = typer.Option(
+        None, "--to-offset", min=0, metavar="N", help="To the record with this offset, in each entry of each streamlet."
+    ),
+    shift_by: int | None = typer.Option(
+        None, "--shift-by", metavar="N", help="On by N records in each entry, or back by -N."
+    ),
+    streamlet: list[int] | None = typer.Option(
+        None, "--streamlet", min=0, metavar="K", help="Only this streamlet; may be repeated. Default: all."
+    ),
+    all_streams: bool = typer.Option(False, "--all-streams", help="In all streams that the group has read."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would change."),
     force: bool = typer.Option(False, "--force", help="Reset even while consumers are active; they lose their leases."),
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Reset a consumer group's offsets in a stream, back or forward. A new group is created at these offsets."""
-    where: Any = to if to in {"earliest", "latest"} else _time(to)
-    if not yes:
-        typer.confirm(f"reset group {name} to {to} in stream {stream}?", abort=True)
-    run_async(_reset(bootstrap, name, stream, where, force))
-    print(f"reset group {name} to {to} in stream {stream}")
+    """Reset a consumer group's offsets in a stream, back or forward. A new group is created at these offsets.
 
+    Shows old and new offsets first, and how many records will be read again or skipped. Cursors are starts of chunks:
+    the new offset is that of the chunk that has the record. Offsets beyond either end become that end.
+    """
+    from kera.cli.group._resets import ResetOptions
+    from kera.cli.group._resets import reset as carry_out
 
-def _time(text: str) -> datetime.datetime:
-    try:
-        moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"--to: {text!r} is neither earliest nor latest nor a time like 2026-01-31T12:00") from None
-    return moment if moment.tzinfo else moment.astimezone()
-
-
-async def _reset(bootstrap: str, name: str, stream: str, to: Any, force: bool) -> None:
-    async with connected(bootstrap, patient=False) as client:
-        await client.admin.reset_consumer_group(name, stream, to, force=force)
+    options = ResetOptions(
+        group=name,
+        stream=stream,
+        to=to,
+        to_offset=to_offset,
+        shift_by=shift_by,
+        streamlets=streamlet or None,
+        all_streams=all_streams,
+        dry_run=dry_run,
+        force=force,
+        yes=yes,
+        bootstrap=bootstrap,
+        output=output,
+    )
+    run_async(carry_out(options))
 
 
 @app.command()
@@ -182,8 +231,7 @@ def delete(
         return
     if dry_run:
         raise UsageError("--dry-run needs --idle")
-    if not yes:
-        typer.confirm(f"delete group {name} and its cursors?", abort=True)
+    confirm(f"deleting group {name}", f"Delete group {name} and its cursors?", yes=yes)
     run_async(_delete(bootstrap, str(name)))
     print(f"deleted {name}")
 
@@ -205,8 +253,7 @@ async def _delete_idle(bootstrap: str, idle_ms: int, *, dry_run: bool, yes: bool
         print(table(("GROUP", "IDLE", "STREAMS"), rows))
         if dry_run:
             return
-        if not yes:
-            typer.confirm(f"delete {plural(len(found), 'group')} and their cursors?", abort=True)
+        confirm("deleting groups", f"Delete {plural(len(found), 'group')} and their cursors?", yes=yes)
         deleted = 0
         for each in found:
             try:
