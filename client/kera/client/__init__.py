@@ -21,7 +21,7 @@ from kera.client.admin.control import (
     StreamletMove,
 )
 from kera.client.admin.latency import Latency, LatencyConstraint, LatencyDescription, LatencyHop
-from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds
+from kera.client.admin.locating import ChunkQuery, SegmentBounds
 from kera.client.admin.reset_plan import CursorChange, ResetPlan, ShiftBy, ToOffset
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.client import Client
@@ -33,6 +33,7 @@ from kera.client.epochs.epoch import Epoch
 from kera.client.epochs.ordered_consumer import OrderedConsumer
 from kera.client.epochs.reader import Epochs
 from kera.client.epochs.sorting import OrderedBatch
+from kera.client.positions import ChunkPlace
 from kera.client.producing.appender import Appender, AppendResult
 from kera.client.producing.producer import Producer
 from kera.client.schemas.registry import RegisteredSchema, SchemaRegistry, VersionDescription

@@ -86,6 +86,29 @@ class ChunkBatch(NamedTuple):
         )
         return self._replace(batch=batch, header=header, start=position, joined=self.joined[passed * HEADER_BYTES :])
 
+    def since(self, record: int) -> Iterator[ChunkBatch]:
+        """The chunks without the records before ordinal `record`.
+
+        Of chunks that come together, the one that has `record` comes by itself, as its first records are left out. If
+        all records lie before `record`, there is one batch without any.
+        """
+        if record <= self.header.first_record:
+            yield self
+            return
+        headers, start, first = iter(self.headers), self.start, self.header.first_record
+        for last, behind in self.ends():
+            header = next(headers)
+            if last >= record:
+                batch = self.batch.slice(record - self.header.first_record, last + 1 - record)
+                header = header._replace(first_record=record, record_count=batch.num_rows)
+                yield self._replace(batch=batch, header=header, start=start, next=behind, joined=b"")
+                if behind != self.next:
+                    yield self.rest(behind)
+                return
+            start, first = behind, last + 1
+        header = self.header._replace(first_record=first, record_count=0)
+        yield self._replace(batch=self.batch.slice(0, 0), header=header, joined=b"")
+
     @property
     def pushed(self) -> bool:
         """Whether the columns lie in the broker's memory."""

@@ -11,24 +11,23 @@ from kera.client import arguments
 from kera.client.admin.access import Access
 from kera.client.admin.admin import Admin
 from kera.client.admin.latency import Latency
-from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
+from kera.client.admin.locating import ChunkQuery, SegmentBounds, Unit, locate, positions_at, positions_of, segments
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
-from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.committed import report_cursors
 from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.decoding import Decoding
-from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
+from kera.client.consuming.range_reading import read_range
 from kera.client.consuming.start_and_end import End, Start
 from kera.client.consuming.traced import trace
 from kera.client.epochs.beginning import EpochStart
 from kera.client.epochs.ordered_consumer import OrderedConsumer
 from kera.client.epochs.reader import EPOCH_BYTES_MAX, EpochEnd, Epochs
-from kera.client.positions import Positions, check_position
+from kera.client.positions import ChunkPlace, Places, Positions, check_position
 from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
 from kera.client.producing.serializing import Serialization
@@ -145,7 +144,7 @@ class Client:
     def consumer(
         self,
         *streams: str,
-        start: Start | Positions = "latest",
+        start: Start | Places = "latest",
         end: End | Positions | None = None,
         settings: ConsumerSettings | None = None,
         deserializer: DeserializerLike = None,
@@ -159,8 +158,9 @@ class Client:
         of a stream with columns, a dataclass or a pydantic model for its rows. Batches are not touched.
 
         `start` is ``"earliest"``, ``"latest"``, ``"committed"`` (where ``consumer_group`` has stopped, else with the
-        oldest), or positions (see `Consumer.positions`); `end` is None (never), ``"latest"`` (what is there at the
-        start) or positions.
+        oldest), positions (see `Consumer.positions`), or places as `positions_of` and `positions_at` return them;
+        `end` is None (never), ``"latest"`` (what is there at the start) or positions. From a place within a chunk, the
+        consumer leaves out the chunk's records before it. Its `positions` and commits stay at the ends of chunks.
         """
         merged = _merged(ConsumerSettings, settings, overrides)
         decoding = self._decoding(deserializer, key_deserializer, merged)
@@ -287,15 +287,20 @@ class Client:
         """
         return await self._cluster.bounds(stream, promise=promise)
 
-    async def locate(self, stream: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:
+    async def locate(self, stream: str, queries: Sequence[ChunkQuery], *, unit: Unit = "chunk") -> list[ChunkPlace]:
         """Where readers of entries would be after so many records or bytes, or at a time: one place per query.
+
+        `unit`: by ``"chunk"``, places are chunk boundaries, and no chunk is read. By ``"record"``, they are exact:
+        `ChunkPlace.record` is the record behind `records_max` records, or the first one at or after `timestamp_us`, and
+        `skip_records` says how many records of the chunk at `position` lie before it. That reads one chunk for each
+        query, and takes no `bytes_max`.
 
         Entries are followed over all brokers that have some of them. A damaged chunk counts as one with the records
         that are missing there, and no time. Raises `DataLost` when the start of a query has been removed,
         `InvalidCursor` for a position that is no chunk boundary, `InvalidArgument`, `UnknownStream`, and `Unavailable`
         as `Consumer.batches` does.
         """
-        return await locate(self._cluster, stream, queries)
+        return await locate(self._cluster, stream, queries, unit=unit)
 
     async def segments(
         self, stream: str, streamlet_id: int, entry: int, start: Position, end: Position | None = None
@@ -308,13 +313,26 @@ class Client:
         """
         return await segments(self._cluster, stream, streamlet_id, entry, start, end)
 
-    async def positions_at(self, stream: str, timestamp_us: int) -> dict[int, list[ChunkPlace]]:
-        """Per streamlet, and per entry in it, the first chunk with a record at or after a time, or the end.
+    async def positions_at(
+        self, stream: str, timestamp_us: int, *, unit: Unit = "chunk"
+    ) -> dict[int, list[ChunkPlace]]:
+        """Per streamlet, and per entry in it, the first chunk or record at or after a time, or the end.
 
-        The time is in microseconds since the Unix epoch, and compares with the stream's timestamp column. Chunks may
-        begin with records that are older. Of places ``[place.position for place in …]`` can be a consumer's `start`.
+        The time is in microseconds since the Unix epoch, and compares with the stream's timestamp column. By
+        ``"chunk"`` the place is the start of the first chunk that has a record at or after the time; the chunk may
+        begin with older records. By ``"record"`` it is that record itself, and one chunk of each entry is read to find
+        it. The result can be a consumer's `start`. Times need not ascend: later records may be older than the time.
         """
-        return await positions_at(self._cluster, stream, timestamp_us)
+        return await positions_at(self._cluster, stream, timestamp_us, unit=unit)
+
+    async def positions_of(self, stream: str, records: Mapping[int, Sequence[int]]) -> dict[int, list[ChunkPlace]]:
+        """The places of records, by their ordinals (`Record.offset`) per streamlet and entry, as ``{0: [1000]}``.
+
+        The result can be a consumer's `start`, if it names all entries of the stream. The ordinal that the next record
+        will have stands for the end. Raises `DataLost` for a record that was removed (its attribute
+        ``available_record`` is the oldest one), `InvalidArgument` for one behind the end, and what `locate` raises.
+        """
+        return await positions_of(self._cluster, stream, records)
 
     async def commit(
         self, consumer_group: str, stream: str, positions: Mapping[EntryId, Position], *, unnamed: bool = False
@@ -338,7 +356,7 @@ class Client:
         stream: str,
         streamlet_id: int,
         entry: int,
-        start: Position,
+        start: Position | ChunkPlace,
         end: Position | None,
         *,
         bytes_max: int = READ_BYTES_MAX,
@@ -346,7 +364,8 @@ class Client:
     ) -> AsyncIterator[ChunkBatch]:
         """The chunks of one entry from `start` up to exactly `end`, or up to the durable head of now.
 
-        Follows them over all brokers that have some of them; `ChunkBatch.pushed` says of each chunk how it came.
+        If `start` is a place within a chunk, the records of that chunk before it are left out. Follows the chunks over
+        all brokers that have some of them; `ChunkBatch.pushed` says of each chunk how it came.
         Fetches ahead, as the settings say, with answers of `bytes_max` where it pulls. Raises what `Consumer.batches`
         raises, and `InvalidArgument` for an end that is not there.
         """
@@ -354,6 +373,10 @@ class Client:
         arguments.whole("bytes_max", bytes_max, 1, arguments.UINT32_MAX)
         description = await self._cluster.stream(stream)
         entry_id = description.entry_id(streamlet_id, entry)
+        first_record = None
+        if isinstance(start, ChunkPlace):
+            first_record = start.record if start.skip_records else None
+            start = start.position
         start = check_position("start", start)
         end = None if end is None else check_position("end", end)
         if end is None:
@@ -361,16 +384,9 @@ class Client:
         if end <= start:
             return
         settings = settings.model_copy(update={"fetch_bytes_max": bytes_max})
-        fetcher, chunks = Fetcher(self._cluster, settings, complete=True), Chunks(self._cluster, settings)
-        chunks.streams[description.stream_id] = description
-        fetcher.add(description, Wanted(entry_id, start, end))
-        try:
-            while (fetched := await fetcher.fetched()) is not None:
-                chunks.open(fetched)
-                while (batch := await chunks.following(copied=False)) is not None:
-                    yield batch
-        finally:
-            await fetcher.close()
+        wanted = Wanted(entry_id, start, end)
+        async for batch in read_range(self._cluster, settings, description, wanted, first_record=first_record):
+            yield batch
 
     async def close(self, *, flush: bool = True) -> None:
         """Close what was made from this client and is still open, then all connections.

@@ -6,7 +6,7 @@ A name that is not known would otherwise be read as some other place, and a cons
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from kera.client.types import StreamDescription
 from kera.core.errors import InvalidArgument
@@ -22,14 +22,31 @@ _MEANT = {
 }
 """How others call the same places."""
 
+
+class ChunkPlace(NamedTuple):
+    """A place in an entry: a chunk boundary or, when it was asked for by record, a record within the chunk there."""
+
+    position: Position
+    """A chunk boundary. Reading starts there."""
+    record: int
+    """Ordinal of the record at this place."""
+    bytes: int
+    """Of chunks between the query's start and `position`."""
+    skip_records: int = 0
+    """How many records of the chunk at `position` lie before `record`; 0: `record` is the chunk's first one."""
+
+
 Positions = Mapping[int, Sequence[Position]]
 """Per streamlet, one position per entry."""
+Places = Mapping[int, Sequence[Position | ChunkPlace]]
+"""Per streamlet, one position or place per entry: where a consumer starts."""
 
 
-def check_place(what: str, given: Any, names: Collection[str], *, others: str = "") -> None:
+def check_place(what: str, given: Any, names: Collection[str], *, others: str = "", records: bool = False) -> None:
     """Raise `InvalidArgument` unless `given` is one of `names` or a mapping of positions.
 
-    `what` is the parameter; `others`, what it takes besides.
+    `what` is the parameter; `others`, what it takes besides; `records`, whether each position may be a `ChunkPlace`,
+    which can lie within a chunk.
     """
     if isinstance(given, str):
         if given not in names:
@@ -51,11 +68,15 @@ def check_place(what: str, given: Any, names: Collection[str], *, others: str = 
             except TypeError:
                 raise _no_positions(what, {streamlet_id: entries}) from None
             for each in found:
-                check_position(what, each)
+                check_position(what, each.position if records and isinstance(each, ChunkPlace) else each)
 
 
 def check_position(what: str, given: Any) -> Position:
     """`given` as a position. Raises `InvalidArgument`."""
+    if isinstance(given, ChunkPlace):
+        raise InvalidArgument(
+            f"{what} has {given!r}, and takes chunk boundaries only: give the place's position", **{what: repr(given)}
+        )
     if not _is_position(given):
         raise InvalidArgument(
             f"{what} has {given!r}, which is no position: Position(group_id, segment_id, offset), as"
@@ -65,7 +86,7 @@ def check_position(what: str, given: Any) -> Position:
     return Position(*given)
 
 
-def check_streamlets(given: Positions, stream: StreamDescription) -> None:
+def check_streamlets(given: Places, stream: StreamDescription) -> None:
     """Raise `StreamletOutOfRange` or `InvalidArgument` for positions of what `stream` does not have."""
     for streamlet_id, entries in given.items():
         for entry in range(len(entries)):

@@ -104,6 +104,7 @@ TEXTS: dict[str, tuple[str, Call]] = {
     "describe from cache": ("stream", lambda client, value: client.describe(value)),
     "bounds": ("stream", lambda client, value: client.bounds(value)),
     "positions at": ("stream", lambda client, value: client.positions_at(value, 1)),
+    "positions of": ("stream", lambda client, value: client.positions_of(value, {0: [1]})),
     "locate": ("stream", lambda client, value: client.locate(value, [])),
     "segments": ("stream", lambda client, value: client.segments(value, 0, 0, EARLIEST)),
     "read stream": ("stream", lambda client, value: _read(client, stream=value)),

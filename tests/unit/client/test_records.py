@@ -141,3 +141,44 @@ def test_a_binary_key_is_itself() -> None:
     stream = description(schema=pa.schema([("k", pa.binary())]), key_column="k")
     (record,) = records_of(chunk_of(pa.record_batch({"k": [b"\xff"]}), stream), stream)
     assert record.key == b"\xff"
+
+
+def joined_of(*counts: int) -> ChunkBatch:
+    """Chunks with so many records each that have come together; the first record has ordinal 100."""
+    encoded = [
+        encode_chunk(
+            b"x" * 8, record_count=count, stream_id=1, streamlet_id=0, schema_id=1, producer_id=1, producer_epoch=1,
+            sequence=number, created_us=0, min_timestamp_us=0, max_timestamp_us=0,
+        )
+        for number, count in enumerate(counts)
+    ]  # fmt: skip
+    batch = pa.record_batch({"n": pa.array(range(100, 100 + sum(counts)), pa.int64())})
+    header = read_header(encoded[0].header)._replace(first_record=100, record_count=sum(counts))
+    joined = b"".join(bytes(each.header) for each in encoded)
+    end = Position(1, 1, sum(read_header(each.header).chunk_bytes for each in encoded))
+    return ChunkBatch(batch, header, Position(1, 1, 0), end, EntryId(1, 0, 0), joined=joined)
+
+
+@pytest.mark.parametrize("record", range(98, 112))
+def test_the_records_before_an_ordinal_are_left_out_of_chunks_that_came_together(record: int) -> None:
+    chunks = joined_of(3, 4, 3)
+    parts = list(chunks.since(record))
+    first = max(record, 100)
+    assert [value for part in parts for value in part.batch["n"].to_pylist()] == list(range(first, 110))
+    assert parts[-1].next == chunks.next
+    for part in parts:
+        assert part.header.record_count == part.batch.num_rows
+        if part.batch.num_rows:
+            assert part.batch["n"][0].as_py() == part.header.first_record
+            assert list(part.ends())[-1] == (part.batch["n"][-1].as_py(), part.next)
+    starts = dict(zip((100, 103, 107), (chunks.start, *(end for _, end in chunks.ends())), strict=False))
+    assert parts[0].start == starts[max((at for at in starts if at <= record), default=100)] or record >= 110
+
+
+def test_the_records_before_an_ordinal_are_left_out_of_a_chunk() -> None:
+    chunk = joined_of(5)._replace(joined=b"")
+    (part,) = chunk.since(102)
+    assert (part.batch["n"].to_pylist(), part.header.first_record) == ([102, 103, 104], 102)
+    assert (part.start, part.next) == (chunk.start, chunk.next)
+    (nothing,) = chunk.since(105)
+    assert (nothing.batch.num_rows, nothing.next) == (0, chunk.next)

@@ -1,7 +1,7 @@
 """Where in its log an entry has so many records or bytes, or a time, and where a range of it can be cut.
 
-Answers are chunk boundaries. No chunk travels: brokers answer from what they know of their segments, and look into one
-only where a boundary within it is asked for.
+Brokers answer with chunk boundaries, from what they know of their segments; no chunk travels. A place that is wanted by
+record (`Unit`) can lie within a chunk. To find it, the one chunk at the boundary is read.
 
 An entry that has moved is followed from broker to broker, each of which tells how far one gets with it. What was lost
 between two of them is passed over, as brokers do with what was lost within an interval: who reads the range is told.
@@ -10,16 +10,25 @@ between two of them is passed over, as brokers do with what was lost within an i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+import pyarrow.compute as pc
 
 from kera.client import arguments
+from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.asking import ask_broker, broker_failed, same_stream
+from kera.client.cluster.batches import batched
 from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.fetch import Wanted
 from kera.client.cluster.retry import retrying
-from kera.client.positions import check_position
-from kera.client.types import StreamDescription, fill_cursor, position_of
+from kera.client.consuming.range_reading import read_range
+from kera.client.consuming.records import times_of
+from kera.client.positions import ChunkPlace, check_position
+from kera.client.settings import ConsumerSettings
+from kera.client.types import EntryBounds, StreamDescription, fill_cursor, position_of
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, ProtocolError, Unavailable
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
@@ -28,6 +37,11 @@ from kera.v1 import broker_pb2
 
 QUERIES_MAX = 512
 """In one request; brokers take twice as many, and a query can be two."""
+READ_AT_ONCE_MAX = 64
+"""Chunks that are read at the same time to find places within them."""
+
+Unit = Literal["chunk", "record"]
+"""How exact a place is: the start of a chunk, or a record, which can lie within a chunk."""
 
 
 class ChunkQuery(NamedTuple):
@@ -45,16 +59,6 @@ class ChunkQuery(NamedTuple):
     records_max: int | None = None
     bytes_max: int | None = None
     timestamp_us: int | None = None
-
-
-class ChunkPlace(NamedTuple):
-    """A chunk boundary."""
-
-    position: Position
-    record: int
-    """Ordinal of the record there."""
-    bytes: int
-    """Of chunks between the query's start and this place."""
 
 
 class SegmentBounds(NamedTuple):
@@ -75,10 +79,16 @@ class SegmentBounds(NamedTuple):
     """It is in the broker's memory now."""
 
 
-async def locate(cluster: Cluster, name: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:
+async def locate(
+    cluster: Cluster, name: str, queries: Sequence[ChunkQuery], *, unit: Unit = "chunk"
+) -> list[ChunkPlace]:
     """See `Client.locate`."""
+    if unit not in get_args(Unit):
+        raise InvalidArgument(f"unit is {unit!r}, and takes 'chunk' or 'record'", unit=str(unit))
     stream = await cluster.stream_or_last_seen(name)
     arguments.all_of("queries", queries, Sequence, ChunkQuery, "a list of ChunkQuery")
+    if unit == "record" and any(query.bytes_max is not None for query in queries):
+        raise InvalidArgument("bytes are those of whole chunks: with unit='record', a query takes no bytes_max")
     searches = [_Search.of(stream, query) for query in queries]
 
     async def attempt() -> None:
@@ -86,10 +96,82 @@ async def locate(cluster: Cluster, name: str, queries: Sequence[ChunkQuery]) -> 
 
     while any(search.place is None for search in searches):
         await retrying(attempt, cluster.settings)
-    return [search.place for search in searches if search.place is not None]
+    places = [search.place for search in searches if search.place is not None]
+    return await _by_record(cluster, stream, searches, places) if unit == "record" else places
 
 
-async def positions_at(cluster: Cluster, name: str, timestamp_us: int) -> dict[int, list[ChunkPlace]]:
+async def _by_record(
+    cluster: Cluster, stream: StreamDescription, searches: Sequence[_Search], places: Sequence[ChunkPlace]
+) -> list[ChunkPlace]:
+    """The places of records for places at chunk boundaries. Reads the chunk at each of them."""
+    if not places:
+        return []
+    bounds = await cluster.bounds(stream.name)
+    # One chunk of each range is enough.
+    settings = ConsumerSettings.load(
+        shared_memory="never", corrupt_chunks="skip", joined_bytes_max=0, fetch_bytes_max=1, prefetch_bytes_max=1
+    )
+
+    async def find(search: _Search, place: ChunkPlace) -> ChunkPlace:
+        place = search.boundary_before(place)
+        _, streamlet_id, entry = search.entry
+        end = search.query.end or bounds[streamlet_id][entry].end
+        if place.position < end:
+            range_ = Wanted(search.entry, place.position, end)
+            async with aclosing(read_range(cluster, settings, stream, range_)) as chunks:
+                async for chunk in chunks:
+                    return search.place_within(chunk, place, stream)
+        return place
+
+    found: list[ChunkPlace] = []
+    for some in batched(zip(searches, places, strict=True), READ_AT_ONCE_MAX):
+        found += await asyncio.gather(*(find(search, place) for search, place in some))
+    return found
+
+
+async def positions_of(
+    cluster: Cluster, name: str, records: Mapping[int, Sequence[int]]
+) -> dict[int, list[ChunkPlace]]:
+    """See `Client.positions_of`."""
+    stream = await cluster.stream_or_last_seen(name)
+    expected = "the ordinals of records per streamlet and entry, as {0: [1000]}"
+    arguments.instance("records", records, Mapping, expected)
+    for streamlet_id, ordinals in records.items():
+        arguments.instance("records", ordinals, Sequence, expected)
+        for entry, ordinal in enumerate(ordinals):
+            stream.entry_id(streamlet_id, entry)
+            arguments.whole("records", ordinal, 0, (1 << 63) - 1)
+    bounds = await cluster.bounds(name)
+    queries = []
+    for streamlet_id, ordinals in records.items():
+        for entry, ordinal in enumerate(ordinals):
+            there = bounds[streamlet_id][entry]
+            if not there.first_record <= ordinal <= there.next_record:
+                raise _no_record(name, streamlet_id, entry, ordinal, there)
+            passed = ordinal - there.first_record
+            queries.append(ChunkQuery(streamlet_id, entry, there.start, there.end, records_max=passed))
+    places = iter(await locate(cluster, name, queries, unit="record"))
+    return {streamlet_id: [next(places) for _ in ordinals] for streamlet_id, ordinals in records.items()}
+
+
+def _no_record(name: str, streamlet_id: int, entry: int, ordinal: int, there: EntryBounds) -> KeraError:
+    where = f"streamlet {streamlet_id}, entry {entry} of stream {name!r}"
+    attributes = {"stream": name, "streamlet_id": streamlet_id, "entry": entry}
+    if ordinal < there.first_record:
+        return DataLost(
+            f"record {ordinal} of {where} has been removed: the oldest is {there.first_record}",
+            **attributes,
+            available_from=list(there.start),
+            available_record=there.first_record,
+        )
+    return InvalidArgument(
+        f"{where} has no record {ordinal} yet: the next one will be {there.next_record}", **attributes, record=ordinal
+    )
+
+
+async def positions_at(
+    cluster: Cluster, name: str, timestamp_us: int, *, unit: Unit = "chunk"
+) -> dict[int, list[ChunkPlace]]:
     """See `Client.positions_at`."""
     stream = await cluster.stream_or_last_seen(name)
     entries = range(stream.config.entries)
@@ -99,7 +181,7 @@ async def positions_at(cluster: Cluster, name: str, timestamp_us: int) -> dict[i
         for streamlet_id in streamlets
         for entry in entries
     ]
-    places = iter(await locate(cluster, name, queries))
+    places = iter(await locate(cluster, name, queries, unit=unit))
     return {streamlet_id: [next(places) for _ in entries] for streamlet_id in streamlets}
 
 
@@ -245,6 +327,33 @@ class _Search:
         if not answer.moved or used_up or (end is not None and position >= end):
             self.place = ChunkPlace(position, answer.record, self.bytes)
         return further or self.place is not None
+
+    def boundary_before(self, place: ChunkPlace) -> ChunkPlace:
+        """The boundary that the record in question does not lie before; `place` is the answer by chunks."""
+        wanted = self._wanted_record
+        if wanted is None or place.record <= wanted:
+            return place
+        return ChunkPlace(self.query.start, self.start_record or 0, 0)  # its first chunk has more than `records_max`
+
+    def place_within(self, chunk: ChunkBatch, boundary: ChunkPlace, stream: StreamDescription) -> ChunkPlace:
+        """The place in `chunk`, the first one at `boundary`; behind the chunk if it does not have the record."""
+        first, count = chunk.header.first_record, chunk.header.record_count
+        skipped, wanted = 0, self._wanted_record
+        if wanted is not None:
+            skipped = min(max(0, wanted - first), count)
+        elif chunk.batch.num_rows:  # a damaged chunk has none
+            late_enough = pc.greater_equal(times_of(chunk, stream), self.query.timestamp_us)
+            index = pc.index(late_enough, value=True).as_py()
+            skipped = count if index < 0 else index
+        if skipped < count:
+            return ChunkPlace(chunk.start, first + skipped, boundary.bytes, skipped)
+        return ChunkPlace(chunk.next, first + count, boundary.bytes + chunk.header.chunk_bytes)
+
+    @property
+    def _wanted_record(self) -> int | None:
+        """Ordinal of the record to find; None: a time is to be found."""
+        limit = self.query.records_max
+        return None if limit is None else (self.start_record or 0) + limit
 
     def _is_over(self, answer: broker_pb2.ChunkPlace) -> bool:
         """Whether a chunk that comes first at this broker, but not for the query, is too large for it."""

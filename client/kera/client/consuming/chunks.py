@@ -16,7 +16,7 @@ from kera.client.cluster.fetch import Fetched, NewerSchema, Overwritten, Wanted,
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
-from kera.core.ids import Position
+from kera.core.ids import EntryId, Position
 
 
 class Chunks:
@@ -35,6 +35,13 @@ class Chunks:
         yet."""
         self._copied = False
         """Whether the next one is copied: all its values are looked at."""
+        self._begins: dict[EntryId, tuple[int, Position | None]] = {}
+        """Of entries that are read from a record within a chunk: its ordinal, and the position of that chunk. It is the
+        first chunk that comes; until then the position is None. The chunk may come again, as `again` or `give_back`."""
+
+    def begin(self, entry: EntryId, record: int) -> None:
+        """Leave out the records before ordinal `record` in the first chunk of `entry`; call it before `open`."""
+        self._begins[entry] = record, None
 
     def open(self, fetched: Fetched) -> None:
         """Go on with these; of what was there before, all has been delivered, or is wanted no more."""
@@ -80,13 +87,25 @@ class Chunks:
         self._rest = Wanted(batches[0].entry, batches[0].start, end)
 
     def _batches_of(self, fetched: Fetched) -> Iterator[ChunkBatch]:
-        return batches_of(
+        batches = batches_of(
             fetched,
             self.streams[fetched.entry.stream_id],
             self._settings,
             copying=lambda: self._copied,
             punctuations=self._punctuations,
         )
+        return self._begun(batches) if fetched.entry in self._begins else batches
+
+    def _begun(self, batches: Iterator[ChunkBatch]) -> Iterator[ChunkBatch]:
+        for batch in batches:
+            record, position = self._begins[batch.entry]
+            if position is None:
+                position = batch.start
+                self._begins[batch.entry] = record, position
+            if batch.start == position:
+                yield from batch.since(record)
+            else:
+                yield batch
 
     async def _open_rest(self, rest: Wanted | NewerSchema) -> None:
         if isinstance(rest, NewerSchema):

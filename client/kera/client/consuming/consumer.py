@@ -25,8 +25,8 @@ from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.one_by_one import OneByOne
 from kera.client.consuming.open_chunk import OpenChunk
 from kera.client.consuming.records import records_of
-from kera.client.consuming.start_and_end import End, Start, ranges_to_read
-from kera.client.positions import Positions, check_place
+from kera.client.consuming.start_and_end import End, Start, first_records, ranges_to_read
+from kera.client.positions import Places, Positions, check_place
 from kera.client.settings import ConsumerSettings
 from kera.client.types import Record, StreamDescription
 from kera.core.errors import ClosedError, InvalidArgument, KeraError
@@ -55,14 +55,14 @@ class Consumer(DecodedRecords):
         streams: Sequence[str],
         settings: ConsumerSettings,
         *,
-        start: Start | Positions = "latest",
+        start: Start | Places = "latest",
         end: End | Positions | None = None,
         decoding: Decoding | None = None,
     ) -> None:
         if not streams:
             raise InvalidArgument("a consumer needs a stream")
         streams = arguments.names("streams", streams)
-        check_place("start", start, get_args(Start))
+        check_place("start", start, get_args(Start), records=True)
         if end is not None:
             check_place("end", end, get_args(End), others="None")
         if len(streams) > 1 and not (isinstance(start, str) and (end is None or isinstance(end, str))):
@@ -107,6 +107,8 @@ class Consumer(DecodedRecords):
                     if self._decoding is not None:
                         self._decoding.check(stream)
                     self._chunks.streams[stream.stream_id] = stream
+                    for entry, record in first_records(self._start, stream).items():
+                        self._chunks.begin(entry, record)
                     for item in ranges:
                         self._positions[item.entry] = item.start
                         if item.end is None or item.start < item.end:

@@ -82,17 +82,28 @@ def _headers(column: pa.Array) -> list[dict[str, bytes]]:
     return [{} for _ in range(rows)] if column.null_count == rows else [dict(row or ()) for row in column.to_pylist()]
 
 
+def times_of(chunk: ChunkBatch, stream: StreamDescription) -> pa.Array:
+    """The time of each record of a chunk, in microseconds since the Unix epoch: `Record.timestamp_us`.
+
+    A record of a typed stream that has no time of its own has the earliest time of its chunk.
+    """
+    column = stream.timestamp_column if stream.typed else "timestamp"
+    earliest: pa.Array | pa.Scalar = pa.scalar(chunk.header.min_timestamp_us, pa.int64())
+    if chunk.joined:
+        each = [header.min_timestamp_us for header in chunk.headers for _ in range(header.record_count)]
+        earliest = pa.array(each, pa.int64())
+    if column is None:
+        rows = chunk.batch.num_rows
+        return earliest if isinstance(earliest, pa.Array) else pa.repeat(earliest, rows)
+    times = chunk.batch.column(column)
+    times = pc.cast(times, pa.timestamp("us", tz=times.type.tz), safe=False).cast(pa.int64())
+    return pc.coalesce(times, earliest)
+
+
 def _typed(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
     batch, first = chunk.batch, chunk.header.first_record
     _, streamlet, entry = chunk.entry
-    earliest = [chunk.header.min_timestamp_us] * batch.num_rows
-    if chunk.joined:
-        earliest = [header.min_timestamp_us for header in chunk.headers for _ in range(header.record_count)]
-    times: list[int | None] = [None] * batch.num_rows
-    if stream.timestamp_column is not None:
-        column = batch.column(stream.timestamp_column)
-        times = pc.cast(column, pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64()).to_pylist()
-    known = [time_us if at is None else at for at, time_us in zip(times, earliest, strict=True)]
+    known = times_of(chunk, stream).to_pylist()
     return typed_records_at(
         batch, stream.key_column, repeat(stream.name), repeat(streamlet), repeat(entry), count(first), known
     )

@@ -8,7 +8,7 @@ from typing import Literal
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.committed import committed_cursors
-from kera.client.positions import Positions, check_streamlets
+from kera.client.positions import ChunkPlace, Places, Positions, check_streamlets
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
 from kera.core.errors import InvalidArgument
@@ -19,7 +19,7 @@ End = Literal["latest"]
 
 
 async def ranges_to_read(
-    cluster: Cluster, settings: ConsumerSettings, name: str, *, start: Start | Positions, end: End | Positions | None
+    cluster: Cluster, settings: ConsumerSettings, name: str, *, start: Start | Places, end: End | Positions | None
 ) -> tuple[StreamDescription, list[Wanted]]:
     """What to read of each entry of a stream, those included that have nothing to read.
 
@@ -51,12 +51,25 @@ async def ranges_to_read(
     return stream, ranges
 
 
-def _given(positions: Positions, streamlet_id: int, entry: int, stream: StreamDescription) -> Position:
+def _given(positions: Places, streamlet_id: int, entry: int, stream: StreamDescription) -> Position:
     try:
-        return Position(*positions[streamlet_id][entry])
+        given = positions[streamlet_id][entry]
     except (KeyError, IndexError):
         raise InvalidArgument(
             f"no position is given for streamlet {streamlet_id}, entry {entry} of stream {stream.name!r}",
             stream=stream.name,
             streamlet_id=streamlet_id,
         ) from None
+    return given.position if isinstance(given, ChunkPlace) else Position(*given)
+
+
+def first_records(start: Start | Places, stream: StreamDescription) -> dict[EntryId, int]:
+    """Of entries that `start` has begin within a chunk: the ordinal of the first record to deliver."""
+    if isinstance(start, str):
+        return {}
+    return {
+        EntryId(stream.stream_id, streamlet_id, number): place.record
+        for streamlet_id, places in start.items()
+        for number, place in enumerate(places)
+        if isinstance(place, ChunkPlace) and place.skip_records
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds
+from kera.client.admin.locating import ChunkQuery, SegmentBounds, Unit
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.client import READ_BYTES_MAX
 from kera.client.client import Client as AsyncClient
@@ -14,7 +14,7 @@ from kera.client.consuming.leases import LostGroup
 from kera.client.consuming.start_and_end import End, Start
 from kera.client.epochs.beginning import EpochStart
 from kera.client.epochs.reader import EPOCH_BYTES_MAX, EpochEnd
-from kera.client.positions import Positions
+from kera.client.positions import ChunkPlace, Places, Positions
 from kera.client.serializers.choosing import DeserializerLike, SerializerLike
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.sync.access import Access
@@ -87,7 +87,7 @@ class Client:
     def consumer(
         self,
         *streams: str,
-        start: Start | Positions = "latest",
+        start: Start | Places = "latest",
         end: End | Positions | None = None,
         settings: ConsumerSettings | None = None,
         deserializer: DeserializerLike = None,
@@ -205,9 +205,12 @@ class Client:
         """Where each entry of each streamlet starts and ends now. `promise`: see `kera.client.Client.bounds`."""
         return self._thread.run(self._client.bounds(stream, promise=promise))
 
-    def locate(self, stream: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:
-        """Where readers of entries would be after so many records or bytes, or at a time: one place per query."""
-        return self._thread.run(self._client.locate(stream, queries))
+    def locate(self, stream: str, queries: Sequence[ChunkQuery], *, unit: Unit = "chunk") -> list[ChunkPlace]:
+        """Where readers of entries would be after so many records or bytes, or at a time: one place per query.
+
+        `unit`: see `kera.client.Client.locate`.
+        """
+        return self._thread.run(self._client.locate(stream, queries, unit=unit))
 
     def segments(
         self, stream: str, streamlet_id: int, entry: int, start: Position, end: Position | None = None
@@ -215,9 +218,16 @@ class Client:
         """The segments of an entry from `start` up to `end`, or to the durable head of now."""
         return self._thread.run(self._client.segments(stream, streamlet_id, entry, start, end))
 
-    def positions_at(self, stream: str, timestamp_us: int) -> dict[int, list[ChunkPlace]]:
-        """Per streamlet, and per entry in it, the first chunk with a record at or after a time, or the end."""
-        return self._thread.run(self._client.positions_at(stream, timestamp_us))
+    def positions_at(self, stream: str, timestamp_us: int, *, unit: Unit = "chunk") -> dict[int, list[ChunkPlace]]:
+        """Per streamlet, and per entry in it, the first chunk or record at or after a time, or the end.
+
+        `unit`: see `kera.client.Client.positions_at`.
+        """
+        return self._thread.run(self._client.positions_at(stream, timestamp_us, unit=unit))
+
+    def positions_of(self, stream: str, records: Mapping[int, Sequence[int]]) -> dict[int, list[ChunkPlace]]:
+        """The places of records, by their ordinals per streamlet and entry, as ``{0: [1000]}``."""
+        return self._thread.run(self._client.positions_of(stream, records))
 
     def commit(
         self, consumer_group: str, stream: str, positions: Mapping[EntryId, Position], *, unnamed: bool = False
@@ -230,7 +240,7 @@ class Client:
         stream: str,
         streamlet_id: int,
         entry: int,
-        start: Position,
+        start: Position | ChunkPlace,
         end: Position | None,
         *,
         bytes_max: int = READ_BYTES_MAX,
