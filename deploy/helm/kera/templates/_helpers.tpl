@@ -33,3 +33,51 @@ app.kubernetes.io/component: {{ .kind }}
   value: {{ $value | quote }}
 {{- end }}
 {{- end -}}
+
+{{- define "kera.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary (printf "%s" (.Release.Name | trunc 50 | trimSuffix "-")) "default") -}}
+{{- end -}}
+
+{{- define "kera.image" -}}
+{{- .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion -}}
+{{- end -}}
+
+{{- define "kera.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 7400
+runAsGroup: 7400
+fsGroup: 7400
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "kera.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Where pods may run, of the values of a daemon or a copy. */}}
+{{- define "kera.scheduling" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "kera.scrapeTls" -}}
+{{- if .Values.tls.secretName }}
+scheme: https
+{{- with .Values.metrics.podMonitor.tlsConfig }}
+tlsConfig: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
