@@ -13,8 +13,11 @@
 #   --cluster-secret FILE  with --certificates: everybody has to authenticate, and may do what rules allow; daemons know
 #                        each other by what FILE has, the same on all hosts: openssl rand -base64 32 makes it
 #   --insecure           in place of that: whoever reaches this host may do everything
-#   --wheel FILE         what is installed, by the name with which it was built; or a version of the package index
-#                        ("kera==0.1.0")
+#   --wheel FILE         what is installed, by the name with which it was built (make dist, or the release's page); or
+#                        an exact version from the package index that pip uses ("kera==0.1.0"). Its dependencies get
+#                        the exact versions of constraints.txt, which the wheel brings along
+#   --extras LIST        extras of the package, separated by commas: server,cli by default; kafka and postgres for
+#                        copies (kera-connect@.service), console for the web console
 #   --address ADDRESS    at which other hosts reach this one
 #   --coordinator LIST   host:port of the coordinator; of each, separated by commas, if there are several: the one at
 #                        --address is this host's
@@ -27,6 +30,8 @@ set -eu
 here="$(cd "$(dirname "$0")" && pwd)"
 units="$here/../systemd"
 wheel= address= coordinator= zookeeper= certificates= cluster_secret= insecure= root= program= daemons= start=yes
+extras=server,cli work=
+trap '[ -z "$work" ] || rm -rf "$work"' EXIT
 
 fail() {
     echo "install: error: $*" >&2
@@ -37,9 +42,50 @@ say() {
     echo "install: $*"
 }
 
+# Installs $wheel with $extras and exactly the dependencies of the constraints.txt in the wheel. Fails, with nothing
+# installed, where there are none, or where a dependency is not pinned or not to be had at that version.
+install_pinned() {
+    pip="$1 -I -m pip --quiet --disable-pip-version-check"
+    work="$(mktemp -d)"
+    case "$wheel" in
+    *.whl) file="$wheel" ;;
+    *)
+        $pip download --no-deps --only-binary :all: --dest "$work" "$wheel" || fail "pip cannot get $wheel: give the file"
+        file="$(echo "$work"/kera-*.whl)"
+        ;;
+    esac
+    "$1" -I - "$file" >"$work/constraints.txt" <<'END' || fail "$wheel has no constraints.txt: build it with make dist"
+import sys, zipfile
+
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    found = [name for name in wheel.namelist() if name.endswith(".data/data/share/kera/constraints.txt")]
+    if len(found) != 1:
+        sys.exit(1)
+    sys.stdout.write(wheel.read(found[0]).decode())
+END
+    $pip install --dry-run --report "$work/report.json" --constraint "$work/constraints.txt" "$file[$extras]" ||
+        fail "the pinned dependencies of $wheel are not to be had; nothing was installed"
+    unpinned="$("$1" -I - "$work/constraints.txt" "$work/report.json" <<'END'
+import json, re, sys
+
+lines = [line.partition("#")[0].strip() for line in open(sys.argv[1], encoding="utf-8")]
+pins = dict(re.fullmatch(r"([\w.-]+)==(\S+)", line.partition(";")[0].strip()).groups() for line in lines if line)
+pins = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
+for each in json.load(open(sys.argv[2], encoding="utf-8"))["install"]:
+    name, version = each["metadata"]["name"], each["metadata"]["version"]
+    if name != "kera" and pins.get(re.sub(r"[-_.]+", "-", name).lower()) != version:
+        print(f"{name}=={version}", end=" ")
+END
+    )" || fail "pip does not say what it would install: version 23 or newer is needed"
+    [ -z "$unpinned" ] || fail "constraints.txt of $wheel does not pin $unpinned; nothing was installed"
+    $pip install --constraint "$work/constraints.txt" "$file[$extras]" || fail "pip cannot install $wheel"
+    # pip keeps an installed package of the same version, which may be of another commit.
+    $pip install --no-deps --force-reinstall "$file" || fail "pip cannot install $wheel"
+}
+
 while [ $# -gt 0 ]; do
     case "$1" in
-    --wheel | --address | --coordinator | --zookeeper | --certificates | --cluster-secret | --root | --program)
+    --wheel | --extras | --address | --coordinator | --zookeeper | --certificates | --cluster-secret | --root | --program)
         [ $# -ge 2 ] || fail "$1 needs a value"
         case "$2" in *'"'* | *'|'* | *'&'* | *'\'*) fail "$1: no quotes, and none of | & \\ in $2" ;; esac
         name="$(echo "${1#--}" | tr - _)"
@@ -118,6 +164,15 @@ case "${wheel##*/}" in
     *) fail "--wheel: pip takes a wheel only by the name with which it was built, as kera-0.1.0-py3-none-any.whl: $wheel" ;;
     esac
     ;;
+'' | kera==[0-9]*) ;;
+*) fail "--wheel is a file, or an exact version such as kera==0.1.0: $wheel" ;;
+esac
+case "$extras" in
+'' | *[!a-z,]* | ,* | *, | *,,*) fail "--extras has names separated by commas, such as server,cli,kafka: '$extras'" ;;
+esac
+case ",$extras," in
+*,server,*) ;;
+*) fail "--extras: daemons need server: --extras server,$extras" ;;
 esac
 [ -z "$program" ] || [ -n "$root" ] || fail "--program is for --root"
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "only root may install below /: use sudo, or --root DIR"
@@ -145,7 +200,7 @@ if [ -z "$program" ]; then
     say "installing $wheel to $root/opt/kera"
     mkdir -p "$root/opt"
     "$python" -m venv "$root/opt/kera" || fail "no environment could be made: apt-get install python3-venv"
-    "$root/opt/kera/bin/pip" install --quiet --disable-pip-version-check --upgrade "$wheel[server,cli]"
+    install_pinned "$root/opt/kera/bin/python"
     program="$root/opt/kera/bin/kera"
 fi
 say "this is $("$program" --version)"
@@ -202,6 +257,8 @@ else
     say "settings are in $settings"
 fi
 
+install -d -m 750 -g "$owner" "$root/etc/kera/connect"
+install -D -m 644 "$units/kera-connect@.service" "$root/etc/systemd/system/kera-connect@.service"
 for daemon in $daemons; do
     install -D -m 644 "$units/kera-$daemon.service" "$root/etc/systemd/system/kera-$daemon.service"
     mkdir -p "$root/var/lib/kera/$daemon"

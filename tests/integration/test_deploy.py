@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -21,8 +22,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from kera.backup.settings import BackupSettings
@@ -399,7 +402,7 @@ def _taken(port: int) -> bool:
         ("broker", "--address is missing"),
         ("broker --address 10.0.0.1", "--coordinator is missing"),
         ("broker --address 10.0.0.1 --coordinator 10.0.0.1", "needs a port"),
-        ("broker --address 0.0.0.0 --coordinator 10.0.0.1:7400 --wheel w", "address of this host"),
+        ("broker --address 0.0.0.0 --coordinator 10.0.0.1:7400 --wheel kera==0.1.0", "address of this host"),
         ("broker --address 10.0.0.1 --coordinator 10.0.0.1:7400", "--wheel is missing"),
         ("broker --address 10.0.0.1 --coordinator 10.0.0.1:7400 --program kera", "--program is for --root"),
         ("server --address 10.0.0.1", "unknown: server"),
@@ -420,20 +423,32 @@ def _taken(port: int) -> bool:
         ("coordinator --address 10.0.0.1 --coordinator a:7400,b:7500", "add 10.0.0.1:PORT, this host's"),
         ("broker --address 10.0.0.1 --coordinator h:7400 --wheel kera-*.whl", "there is no file kera-*.whl"),
         ("broker --address 10.0.0.1 --coordinator h:7400 --wheel {here}/kera.whl", "the name with which it was built"),
-        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel w", "who may connect? --certificates DIR"),
-        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates {here}", "/ca.pem (kera tls init"),
-        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates x --insecure", "one of the two"),
-        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel w --cluster-secret x", "needs --certificates"),
+        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel kera>=0.1", "an exact version such as kera==0.1.0"),
+        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel kera==1 --extras server,,x", "separated by commas"),
+        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel kera==1 --extras kafka", "--extras server,kafka"),
+        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel kera==0.1.0", "who may connect? --certificates DIR"),
         (
-            "broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates x --cluster-secret x",
+            "broker --address 10.0.0.1 --coordinator h:7400 --wheel kera==0.1.0 --certificates {here}",
+            "/ca.pem (kera tls init",
+        ),
+        (
+            "broker --address 10.0.0.1 --coordinator h:7400 --wheel kera==0.1.0 --certificates x --insecure",
+            "one of the two",
+        ),
+        (
+            "broker --address 10.0.0.1 --coordinator h:7400 --wheel kera==0.1.0 --cluster-secret x",
+            "needs --certificates",
+        ),
+        (
+            "broker --address 10.0.0.1 --coordinator h:7400 --wheel kera==0.1.0 --certificates x --cluster-secret x",
             "there is no file x (openssl rand -base64 32 >x)",
         ),
         (
-            "broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates x --cluster-secret {here}/short",
+            "broker --address h --coordinator h:7400 --wheel kera==1 --certificates x --cluster-secret {here}/short",
             "16 characters at least",
         ),
         (
-            "broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates x --cluster-secret {here}/empty",
+            "broker --address h --coordinator h:7400 --wheel kera==1 --certificates x --cluster-secret {here}/empty",
             "16 characters at least",
         ),
     ],
@@ -672,9 +687,64 @@ def test_the_chart_has_everybody_authenticate_where_that_is_asked_for() -> None:
     assert "SECURITY" not in rendered()
 
 
+def objects_of(made: str) -> dict[tuple[str, str], Any]:
+    """What the chart makes, by kind and name."""
+    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(made) if each}
+
+
+def test_the_chart_runs_copies_for_ever_with_what_they_need() -> None:
+    copy: dict[str, Any] = {"name": "clicks", "source": "kafka://k:9092/clicks", "target": "kera:clicks"}
+    copy |= {"args": ["--create"], "secret": "login", "filesSecret": "files", "nodeSelector": {"disk": "ssd"}}
+    made = objects_of(rendered("--set-json", f"connect={json.dumps([copy])}", "--set", "tls.secretName=certificates"))
+
+    pod = made["Deployment", "test-connect-clicks"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"] == [
+        *("connect", "copy", "kafka://k:9092/clicks", "kera:clicks"),
+        *("--follow", "--name", "clicks", "--create"),
+    ]
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    assert environment["KERA_BOOTSTRAP"] == "test-coordinator-0.test-coordinator.n.svc.cluster.local:7400"
+    assert environment["KERA_CLIENT_TLS_CERT"] == "/etc/kera/tls/tls.crt"
+    assert container["envFrom"] == [{"secretRef": {"name": "login"}}]
+    assert {each["mountPath"] for each in container["volumeMounts"]} == {"/tmp", "/etc/kera/tls", "/etc/kera/copy"}
+    assert pod["nodeSelector"] == {"disk": "ssd"}
+
+
+def test_the_chart_places_pods_and_lets_in_only_clients_that_are_named() -> None:
+    affinity: dict[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    made = objects_of(
+        rendered(
+            "--set-json",
+            f"broker={json.dumps({'tolerations': [{'operator': 'Exists'}], 'nodeSelector': {'disk': 'ssd'}})}",
+            "--set-json",
+            f"backup={json.dumps({'affinity': affinity, 'priorityClassName': 'high'})}",
+            "--set-json",
+            'networkPolicy={"enabled":true,"metrics":[{"ipBlock":{"cidr":"10.0.0.9/32"}}]}',
+            "--set",
+            "serviceAccount.annotations.role=reader,metrics.podMonitor.enabled=true",
+        )
+    )
+    broker, backup = (made["StatefulSet", f"test-{kind}"]["spec"]["template"]["spec"] for kind in ("broker", "backup"))
+
+    assert (broker["tolerations"], broker["nodeSelector"]) == ([{"operator": "Exists"}], {"disk": "ssd"})
+    assert list(broker["affinity"]) == ["podAntiAffinity"]
+    assert (backup["affinity"], backup["priorityClassName"]) == (affinity, "high")
+    assert made["ServiceAccount", "test"]["metadata"]["annotations"] == {"role": "reader"}
+    assert broker["serviceAccountName"] == "test"
+    _, clients, metrics = made["NetworkPolicy", "test-ingress"]["spec"]["ingress"]
+    assert {each["port"] for each in clients["ports"]} == {7400, 7401, 7402}
+    assert metrics["from"] == [{"ipBlock": {"cidr": "10.0.0.9/32"}}]
+    assert [each["port"] for each in metrics["ports"]] == [9400]
+    monitors = [each["spec"]["podMetricsEndpoints"] for (kind, _), each in made.items() if kind == "PodMonitor"]
+    assert sorted(len(each) for each in monitors) == [1, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [
+        ("broker.replicaz=3", "additional properties 'replicaz' not allowed"),
+        ("connect[0].name=a,connect[0].source=kera:a", "missing property 'target'"),
         ("coordinator.replicas=2", "several coordinators need a zookeeper"),
         ("security.enabled=true", "security.enabled needs security.secretName"),
         ("broker.arena=2GB", "give memory in Mi or Gi"),
@@ -689,6 +759,17 @@ def test_the_chart_says_what_is_wrong(values: str, says: str) -> None:
 
 
 # -- docker compose ---------------------------------------------------------------------------------------------
+
+
+def test_compose_runs_a_copy_where_that_is_asked_for() -> None:
+    services = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())["services"]
+    copy = services["connect"]
+
+    assert copy["profiles"] == ["connect"]
+    assert copy["command"][:2] == ["connect", "copy"]
+    assert "--follow" in copy["command"]
+    assert copy["restart"] == "always"
+    assert copy["healthcheck"] == {"disable": True}  # the image's asks for a port that copies do not have
 
 
 def test_compose_secures_each_daemon_that_there_is() -> None:

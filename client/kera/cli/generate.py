@@ -41,7 +41,7 @@ PROMETHEUS = Kind(("kera.rules.yml",), ("prometheus.yml", "kera.rules.test.yml")
 GRAFANA = Kind(("kera.json",), (), "grafana")
 SYSTEMD = Kind(
     ("kera-coordinator.service", "kera-broker.service", "kera-backup.service"),
-    ("kera.toml", "kera.sysusers"),
+    ("kera-connect@.service", "kera.toml", "kera.sysusers"),
     "systemd",
 )
 COMPOSE = Kind(

@@ -1,0 +1,94 @@
+"""deploy/hosts/install.sh installs exactly the dependencies that its wheel was tested with, or nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow  # each makes an environment
+
+SCRIPT = Path(__file__).parents[2] / "deploy" / "hosts" / "install.sh"
+TIMEOUT_S = 100.0
+PROGRAM = "def main():\n    import part\n    print('kera 0.1.0 with part', part.VERSION)\n"
+
+
+def wheel_of(folder: Path, name: str, version: str, files: dict[str, str], metadata: str = "") -> Path:
+    """A wheel with these files, as pip takes it."""
+    info = f"{name}-{version}.dist-info"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    files = files | {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{each},,\n" for each in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as wheel:
+        for each, text in (files | {f"{info}/RECORD": record}).items():
+            wheel.writestr(each, text)
+    return path
+
+
+def kera_wheel(folder: Path, constraints: str | None) -> Path:
+    """A package `kera` that needs `part`, with constraints as the real wheel has them."""
+    files = {"kera_program.py": PROGRAM}
+    files["kera-0.1.0.dist-info/entry_points.txt"] = "[console_scripts]\nkera = kera_program:main\n"
+    if constraints is not None:
+        files["kera-0.1.0.data/data/share/kera/constraints.txt"] = constraints
+    extras = "".join(f"Provides-Extra: {each}\n" for each in ("server", "cli"))
+    return wheel_of(folder, "kera", "0.1.0", files, f"{extras}Requires-Dist: part>=1; extra == 'server'\n")
+
+
+def install(wheel: Path | str, index: Path, root: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script below `root`, with the packages of a folder for an index."""
+    arguments = ["--insecure", "--address", "10.0.0.1", "--coordinator", "10.0.0.1:7400", "broker"]
+    return subprocess.run(
+        [SCRIPT, "--root", root, "--wheel", wheel, *arguments],
+        env=os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """A folder with two versions of `part`."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for version in ("1.0", "2.0"):
+        wheel_of(folder, "part", version, {"part.py": f"VERSION = '{version}'\n"})
+    return folder
+
+
+def test_the_script_installs_the_versions_that_the_wheel_brings_along(tmp_path: Path, index: Path) -> None:
+    kera_wheel(index, "# pinned\npart==1.0\n")  # 2.0 is there, and newer
+
+    done = install("kera==0.1.0", index, tmp_path / "root")
+
+    assert done.returncode == 0, done.stderr
+    assert "this is kera 0.1.0 with part 1.0" in done.stdout
+    assert (tmp_path / "root/etc/systemd/system/kera-connect@.service").is_file()
+
+
+@pytest.mark.parametrize(
+    ("constraints", "says"),
+    [
+        (None, "has no constraints.txt: build it with make dist"),
+        ("other==1.0\n", "does not pin part==2.0"),
+        ("part==3.0\n", "the pinned dependencies of"),
+    ],
+    ids=["no constraints", "one that is not pinned", "one that is not to be had"],
+)
+def test_the_script_refuses_what_it_cannot_install_as_pinned(
+    constraints: str | None, says: str, tmp_path: Path, index: Path
+) -> None:
+    done = install(kera_wheel(tmp_path, constraints), index, tmp_path / "root")
+
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "root/opt/kera/bin/kera").exists()
+    assert not (tmp_path / "root/etc/kera").exists()
