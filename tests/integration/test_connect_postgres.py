@@ -169,6 +169,37 @@ def test_a_copy_out_of_a_table_that_is_killed_at_any_moment_has_each_row_once(
     assert table(client, "killed-table").column("id").to_pylist() == list(range(1, ROWS + 1))
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_copy_of_rows_that_are_updated_goes_on_after_kills_and_has_the_last_version_of_each(
+    postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path, kills: int
+) -> None:
+    name = f"updated_{kills}"
+    postgres.run(
+        f"CREATE TABLE {name} (id int PRIMARY KEY, changed bigint NOT NULL, UNIQUE (changed, id))",
+        f"CREATE SEQUENCE {name}_changes START 1000000",
+        f"INSERT INTO {name} SELECT n, n FROM generate_series(1, 50000) n",
+    )
+    arguments = (postgres.url(name, key="changed,id"), f"kera:{name}")
+    notes: list[str] = []
+    for number in range(kills):
+        with copying(cluster.bootstrap, *arguments, "--create", "--key", "id", log=tmp_path / "log") as copier:
+            notes += copier.event("began")["notes"]
+            if number % 2 == 0:
+                copier.event("progress")
+            copier.kill()
+        # Rows of every window change, also of the one that was being copied.
+        postgres.run(f"UPDATE {name} SET changed = nextval('{name}_changes') WHERE id % 20 = {number % 20}")
+
+    code, said = copy(*arguments)
+
+    assert code == 0, said
+    assert "have changed since they were being copied" in said + "".join(notes)
+    last: dict[int, int] = {}
+    for row in table(client, name).sort_by("changed").to_pylist():
+        last[row["id"]] = row["changed"]
+    assert last == dict(postgres.rows(f"SELECT id, changed FROM {name}"))
+
+
 @pytest.mark.parametrize("cast", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_copy_into_a_table_that_is_killed_at_any_moment_has_each_row_once(
     postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path, cast: bool

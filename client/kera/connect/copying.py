@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from kera.connect.pieces import Piece, Progress, Sink, Source
 from kera.connect.planning.rates import Rates
+
+T = TypeVar("T")
 
 AHEAD_BYTES_MAX = 32 << 20
 """Of rows that were read and are not being written: who reads waits while there are more."""
@@ -75,7 +77,7 @@ async def copy(source: Source, sink: Sink, tell: Callable[[Rates], None], began:
         await source.open()
         begun = await sink.open(source)
         if begun.unsure:
-            await sink.settle(await source.again(begun.unsure))
+            begun = await sink.settle(await source.again(begun.unsure))
         rates = Rates(time.monotonic(), await source.left(begun.places))
         began(begun)
         await _copy_from(source, sink, begun, lambda pieces: _add(rates, pieces, tell))
@@ -98,23 +100,23 @@ async def _copy_from(source: Source, sink: Sink, begun: Progress, done: Callable
     reading = asyncio.create_task(ahead.fill(source.read(begun.places, sink.piece_bytes)))
     try:
         while pieces := await ahead.take():
-            await _to_the_end(sink.put(pieces))
+            await source.kept(await _to_the_end(sink.put(pieces)))
             done(pieces)
         await reading  # raises what has ended it
     except asyncio.CancelledError:
-        await _to_the_end(sink.finish(complete=False))
+        await source.kept(await _to_the_end(sink.finish(complete=False)))
         raise
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    await _to_the_end(sink.finish(complete=True))
+    await source.kept(await _to_the_end(sink.finish(complete=True)))
 
 
-async def _to_the_end(writing: object) -> None:
+async def _to_the_end(writing: Coroutine[Any, Any, T]) -> T:
     """Wait for a write also when told to stop, for `STOP_S`; then stop."""
-    task = asyncio.ensure_future(writing)  # type: ignore[call-overload]
+    task = asyncio.ensure_future(writing)
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         if not task.done():
             await asyncio.wait([task], timeout=STOP_S)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import pyarrow as pa
 
 Place: TypeAlias = Any
-"""A number, a text, or a list of such: JSON that means something to its source."""
+"""JSON that means something to its source."""
 
 
 class Piece(NamedTuple):
@@ -26,6 +26,10 @@ class Piece(NamedTuple):
     rows: pa.RecordBatch
     streamlet: int | None = None
     """Where a stream is to have all of it; None: it decides."""
+    digest: str = ""
+    """See `Span`."""
+    everywhere: bool = False
+    """Each streamlet of a stream gets all rows: they concern every key."""
 
 
 class Span(NamedTuple):
@@ -35,6 +39,8 @@ class Span(NamedTuple):
     start: Place
     end: Place
     rows: int
+    digest: str = ""
+    """Written by the source, for itself: it tells whether the rows are the same when they are read again."""
 
 
 class Progress(NamedTuple):
@@ -76,8 +82,15 @@ class Source(Protocol):
         """What comes after `places`, in pieces of some `piece_bytes`: to the end, or for ever if it is followed."""
         ...
 
-    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
-        """The rows of each span, once more. Raises `SourceChanged` if they cannot be had."""
+    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
+        """The rows of each span, once more; None for a span that has other rows now, and can be copied anew.
+
+        Raises `SourceChanged` if rows are gone that cannot be copied anew.
+        """
+        ...
+
+    async def kept(self, places: Mapping[str, Place]) -> None:
+        """The target never asks for anything before these places again: the source may let go of it."""
         ...
 
     async def close(self) -> None:
@@ -99,16 +112,26 @@ class Sink(Protocol):
         """Connect, make what is to be made for the rows of `source`, and see how far the copy was."""
         ...
 
-    async def settle(self, rows: Sequence[pa.RecordBatch]) -> None:
-        """Make sure that what `open` called unsure is there, once: these are its rows, span by span."""
+    async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
+        """Make sure that what `open` called unsure is there, once: these are its rows, span by span.
+
+        Returns where the copy goes on. With None for a span, that is where the unsure spans begin: all of them are
+        copied anew, so some of their rows may be there twice.
+        """
         ...
 
-    async def put(self, pieces: Sequence[Piece]) -> None:
-        """Write these and how far one is with them: both or neither, however this ends."""
+    async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
+        """Write these and how far one is with them: both or neither, however this ends.
+
+        Returns the places before which this copy never asks its source for anything again; see `Source.kept`.
+        """
         ...
 
-    async def finish(self, *, complete: bool) -> None:
-        """Nothing more is put: what is held back becomes visible. `complete`: the source has come to its end."""
+    async def finish(self, *, complete: bool) -> Mapping[str, Place]:
+        """Nothing more is put: what is held back becomes visible. `complete`: the source has come to its end.
+
+        Returns the same as `put`.
+        """
         ...
 
     async def close(self) -> None:

@@ -28,6 +28,7 @@ class Numbers:
     def __init__(self, count: int, *, fails_at: int | None = None, for_ever: bool = False) -> None:
         self.notes: list[str] = []
         self.given = 0
+        self.let_go: list[int] = []
         self.closed = False
         self._count = count
         self._fails_at = fails_at
@@ -48,8 +49,11 @@ class Numbers:
         if self._for_ever:
             await asyncio.Event().wait()
 
-    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
+    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         return [ROW for _ in spans]
+
+    async def kept(self, places: Mapping[str, Place]) -> None:
+        self.let_go.append(places.get("", 0))
 
     async def close(self) -> None:
         self.closed = True
@@ -76,16 +80,20 @@ class Kept:
         del source
         return self._begun
 
-    async def settle(self, rows: Sequence[pa.RecordBatch]) -> None:
+    async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
         self.settled = len(rows)
+        return self._begun
 
-    async def put(self, pieces: Sequence[Piece]) -> None:
+    async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
         self.puts += 1
         await self.may.wait()
+        begins = {"": pieces[0].start}
         self.numbers += [piece.start for piece in pieces]
+        return begins
 
-    async def finish(self, *, complete: bool) -> None:
+    async def finish(self, *, complete: bool) -> Mapping[str, Place]:
         self.finished = complete
+        return {"": self.numbers[-1] + 1} if self.numbers else {}
 
     async def close(self) -> None:
         self.closed = True
@@ -105,6 +113,8 @@ async def test_all_is_copied_in_order_from_where_the_target_was() -> None:
     assert sink.settled == 2
     assert (sink.finished, sink.closed, source.closed) == (True, True, True)
     assert told[-1] == 990
+    assert source.let_go == sorted(source.let_go)
+    assert source.let_go[-1] == 1000
     assert copied.rates.standing(1e9).left == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 from kera.connect.errors import CopyMismatch
 from kera.connect.pieces import Span
 from kera.connect.planning.rates import WINDOW_S, Rates
-from kera.connect.planning.rounds import Chunks, Planned, Round, next_round
+from kera.connect.planning.rounds import Chunks, Planned, Round, abandoned, next_round
 from kera.connect.planning.slicing import slices, slices_needed
 from kera.core.errors import InternalError
 
@@ -43,7 +43,19 @@ def test_a_journal_that_is_damaged_is_told_with_the_way_out(data: bytes) -> None
 
 def test_a_journal_of_a_newer_program_is_left_to_that() -> None:
     with pytest.raises(CopyMismatch, match="newer program"):
-        Round.decode(BEGUN.encode().replace(b'"version":1', b'"version":2'))
+        Round.decode(BEGUN.encode().replace(b'"version":2', b'"version":3'))
+
+
+def test_a_journal_of_version_1_can_be_read() -> None:
+    data = (
+        b'{"version":1,"round":1,"run":"me","source":"table t","stream_id":7,"records":2,"places":{"rows":["9"]},'
+        b'"sequences":{"0":1},"pieces":[["rows",["1"],["9"],2,null,[[0,0,1]]]]}'
+    )
+
+    found = Round.decode(data)
+
+    assert (found.epoch, found.spans) == (1, [Span("rows", ["1"], ["9"], 2)])
+    assert abandoned(found, "me").places == {"rows": ["1"]}
 
 
 def test_rows_are_cut_into_slices_that_fit() -> None:

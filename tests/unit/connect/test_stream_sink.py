@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from kera.client import PRODUCER_IDS, AppendResult
-from kera.connect.errors import CopyMismatch, SourceChanged
+from kera.connect.errors import CopyElsewhere, CopyMismatch, SourceChanged
 from kera.connect.pieces import Piece
 from kera.connect.planning.rounds import Round
 from kera.connect.streams.journal import producer_id
 from kera.connect.streams.sink import RoundWriter, is_default
-from kera.core.errors import InternalError, OutOfSequence
+from kera.core.errors import InternalError, OutOfSequence, ProducerFenced
 from kera.core.ids import EntryId
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -26,7 +26,15 @@ class Chunks:
         self.stream: Any = SimpleNamespace(name="s", stream_id=7, config=SimpleNamespace(streamlets=1))
         self.chunk_bytes_max = 1 << 20
         self.stored: list[list[Any]] = []
+        self.before: list[list[Any]] = []
+        """Stored under earlier epochs."""
+        self.epoch = 1
         self.takes_rows: int | None = None
+
+    def at_epoch(self, producer_epoch: int) -> Chunks:
+        if producer_epoch > self.epoch:
+            self.before, self.stored, self.epoch = [*self.before, *self.stored], [], producer_epoch
+        return self
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
@@ -116,6 +124,58 @@ async def test_rows_that_are_not_what_they_were_are_not_written_again(found: pa.
 
     with pytest.raises(SourceChanged, match="it had 2 records"):
         await again.settle([found], may_shrink=False)
+
+
+async def test_a_round_whose_rows_have_changed_is_copied_again_from_where_it_began() -> None:
+    chunks, journal = Chunks(), Journal()
+    made = await begun(chunks, journal)
+    await made.put([Piece("0", 2, 4, rows(b"c", b"d"), 0, "c,d"), Piece("0", 4, 5, rows(b"e"), 0)])
+    again = writer(chunks, journal)
+    assert [span.digest for span in (await again.begin()).unsure] == ["c,d", ""]
+
+    progress = await again.settle([rows(b"c", b"d"), None], may_shrink=False)
+
+    assert (progress.places, progress.records, list(progress.unsure)) == ({"0": 2}, 2, [])
+    begins = await again.put([Piece("0", 2, 5, rows(b"c", b"d", b"f"), 0)])
+    assert begins == {"0": 2}
+    assert chunks.before + chunks.stored == [[b"a", b"b"], [b"c", b"d"], [b"e"], [b"c", b"d", b"f"]]
+    assert (journal.rounds[-1].epoch, journal.rounds[-1].records) == (2, 5)
+    after = writer(chunks, journal)
+    await after.begin()
+    await after.settle([rows(b"c", b"d", b"f")], may_shrink=False)
+    assert chunks.stored == [[b"c", b"d", b"f"]], "what is appended again has the epoch that it had"
+
+
+async def test_a_round_that_another_process_has_abandoned_is_not_appended() -> None:
+    class Fenced(Chunks):
+        async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
+            raise ProducerFenced("fenced by 2", streamlet_id=streamlet_id, rows=rows.num_rows, sequence=sequence)
+
+    with pytest.raises(CopyElsewhere):
+        await begun(Fenced(), Journal())
+
+
+async def test_rows_for_everywhere_are_in_each_streamlet_also_when_they_are_appended_again() -> None:
+    class Two(Chunks):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stream.config.streamlets = 2
+            self.appended: list[tuple[int, int]] = []
+
+        async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
+            self.appended.append((streamlet_id, sequence))
+            return AppendResult(rows.num_rows, False, EntryId(7, streamlet_id, 0), None)
+
+    chunks, journal = Two(), Journal()
+    made = writer(chunks, journal)
+    await made.begin()
+    await made.put([Piece("0", 0, 1, rows(b"all"), everywhere=True)])
+    again = writer(chunks, journal)
+    await again.begin()
+
+    await again.settle([rows(b"all")], may_shrink=False)
+
+    assert chunks.appended == [(0, 0), (1, 0)] * 2
 
 
 async def test_rows_that_may_be_gone_must_have_been_stored() -> None:

@@ -117,7 +117,8 @@ async def _source(end: End, target: End, name: str, options: CopyOptions, client
             return FilesSource(end, await _columns(target, options, clients))
         case TableEnd():
             _need_postgres()
-            from kera.connect.postgres.source import SETTLE_S, TableSource
+            from kera.connect.postgres.settling import SETTLE_S
+            from kera.connect.postgres.source import TableSource
 
             wanted = await _columns(target, options, clients)
             settle_s = float(end.settle) if end.settle else SETTLE_S

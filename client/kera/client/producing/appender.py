@@ -98,6 +98,18 @@ class Appender:
         self._conformer = Conformer()
         self._cluster = cluster
 
+    def at_epoch(self, producer_epoch: int) -> Appender:
+        """An appender to the same stream, of the same producer, under another epoch. Raises `InvalidArgument`."""
+        return Appender(
+            self._cluster,
+            self.stream,
+            producer_id=self.producer_id,
+            producer_epoch=producer_epoch,
+            chunk_bytes_max=self.chunk_bytes_max,
+            lean=self._lean,
+            cut_at_epochs=self._cuts,
+        )
+
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """`batch` with the columns of the stream; see `kera.client.producing.conforming.conform`.
 

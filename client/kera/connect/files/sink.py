@@ -21,7 +21,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +32,7 @@ from kera.connect.errors import CopyElsewhere, CopyMismatch, Refused
 from kera.connect.files.writing import Writer, writer_of
 from kera.connect.pieces import Piece, Place, Progress, Source
 from kera.connect.worker import Worker
-from kera.core.errors import DiskFull, SchemaMismatch
+from kera.core.errors import DiskFull, InternalError, SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
 STATE = ".kera-connect.json"
@@ -69,6 +69,8 @@ class FilesSink:
         self._finished = 0
         """Files that are in the list."""
         self._places: dict[str, Place] = {}
+        self._counted: Mapping[str, Place] = {}
+        """`_places` as of the last file that is finished."""
         self._records = 0
         self._rows = 0
         """Of the file that is being written."""
@@ -163,14 +165,16 @@ class FilesSink:
         self._writer = writer_of(self._end.format, self._file, self._schema, typed=typed)
         self._begun_s = time.monotonic()
 
-    async def settle(self, rows: Sequence[pa.RecordBatch]) -> None:
+    async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
         """See `Sink`: nothing is ever unsure."""
+        raise InternalError("this target has nothing that is unsure", spans=len(rows))
 
-    async def put(self, pieces: Sequence[Piece]) -> None:
+    async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
         """See `Sink`: rows are kept in a file that does not count yet."""
         if self._failure is not None:
             raise self._failure
         await self._worker.call(self._put, pieces)
+        return self._counted
 
     def _put(self, pieces: Sequence[Piece]) -> None:
         with self._translated():
@@ -216,6 +220,7 @@ class FilesSink:
             os.fsync(file.fileno())
         beside.rename(self._directory / STATE)
         self._sync_directory()
+        self._counted = dict(self._places)
         temporary.rename(final)
         self._sync_directory()
 
@@ -241,10 +246,11 @@ class FilesSink:
             with self._translated():
                 self._commit()
 
-    async def finish(self, *, complete: bool) -> None:
+    async def finish(self, *, complete: bool) -> Mapping[str, Place]:
         """See `Sink`: a single file is there only when it is complete."""
         if complete or not self._whole:
             await self._worker.call(self._finish)
+        return self._counted
 
     def _finish(self) -> None:
         with self._translated():

@@ -89,13 +89,16 @@ class FilesSource:
     def _may_grow(self, name: str) -> bool:
         return self._end.format != "parquet" and not name.endswith(PACKED)
 
-    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
+    async def kept(self, places: Mapping[str, Place]) -> None:
+        """See `Source`: files stay."""
+
+    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         """See `Source`."""
         return await self._worker.call(self._again, spans)
 
-    def _again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
-        found = []
-        for _, start, end, count in spans:
+    def _again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
+        found: list[pa.RecordBatch | None] = []
+        for _, start, end, count, _ in spans:
             begin, behind = Spot.of(start), Spot.of(end)
             number, _ = go_on(self._files, self._sizes, behind, may_grow=self._may_grow(behind.name))
             at = begin.at if begin.number == number else 0

@@ -166,12 +166,14 @@ class TopicSink:
             finally:
                 consumer.close()
 
-    async def settle(self, rows: Sequence[pa.RecordBatch]) -> None:
+    async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
         """See `Sink`: nothing is ever unsure."""
+        raise InternalError("this target has nothing that is unsure", spans=len(rows))
 
-    async def put(self, pieces: Sequence[Piece]) -> None:
+    async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
         """See `Sink`: one transaction. Raises `CopyElsewhere`, `RecordTooLarge`, `Refused`, `Unreachable`."""
         await self._worker.call(self._put, pieces)
+        return dict(self._places)
 
     def _put(self, pieces: Sequence[Piece]) -> None:
         if self._producer is None:
@@ -257,8 +259,10 @@ class TopicSink:
             )
         return translate(self.shown, error)
 
-    async def finish(self, *, complete: bool) -> None:
+    async def finish(self, *, complete: bool) -> Mapping[str, Place]:
         """See `Sink`: nothing is held back."""
+        del complete
+        return dict(self._places)
 
     async def close(self) -> None:
         """See `Sink`."""

@@ -200,15 +200,18 @@ class TopicSource:
             raise translate(self.shown, error)
         return at_end
 
-    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
+    async def kept(self, places: Mapping[str, Place]) -> None:
+        """See `Source`: the topic decides what it keeps."""
+
+    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         """See `Source`."""
         return await self._worker.call(self._again, spans)
 
-    def _again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
+    def _again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         bounds = self._bounds()
         starts: dict[int, int] = {}
         ends: dict[int, int | None] = {}
-        for part, start, end, _ in spans:
+        for part, start, end, *_ in spans:
             number = int(part)
             if number >= len(bounds) or end > bounds[number][1]:
                 raise SourceChanged(
@@ -220,7 +223,7 @@ class TopicSource:
             ends[number] = max(ends.get(number) or 0, end)
         found: list[list[Any]] = [[] for _ in spans]
         for number, messages in self._messages(starts, ends):
-            for at, (part, start, end, _) in enumerate(spans):
+            for at, (part, start, end, *_) in enumerate(spans):
                 if int(part) == number:
                     found[at] += [message for message in messages if (start or 0) <= message.offset() < end]
         return [rows_of(messages) for messages in found]

@@ -11,6 +11,11 @@ done, the copy is at `places`.
                  as #0, #1    as #2        as #3, #4     ◄── the last one: may be stored, in part, or not at all
     streamlet 0  #0 #1        #2           #3?
 
+Rows of the source may have changed before they could be appended again, so that the same chunks cannot be made any
+more. Then the next round, without pieces, abandons that one: the copy goes back to where its pieces began, and goes on
+under the next producer epoch, whose sequences begin with 0. Some of those rows may be stored twice then; none is
+missing.
+
 Rounds have numbers without gaps, and the journal takes each number once, too: of two processes that run one copy, one
 finds its round taken, and ends. Even if it wakes up in the middle of a round, it can only append what that round says.
 """
@@ -26,7 +31,9 @@ from kera.connect.errors import CopyMismatch
 from kera.connect.pieces import Place, Span
 from kera.core.errors import invariant
 
-VERSION = 1
+VERSION = 2
+"""2 has digests of spans, and the producer's epoch; rounds of version 1 can be read."""
+FIRST_EPOCH = 1
 
 
 class Chunks(NamedTuple):
@@ -43,7 +50,7 @@ class Written(NamedTuple):
 
     span: Span
     keyless: int | None
-    """The streamlet of rows without a key; None: all rows are in one streamlet, whatever their keys."""
+    """The streamlet of rows without a key; None: each streamlet of `chunks` has all rows, whatever their keys."""
     chunks: Mapping[int, Chunks]
     """By streamlet."""
 
@@ -64,6 +71,8 @@ class Round:
     places: Mapping[str, Place] = field(default_factory=dict)
     sequences: Mapping[int, int] = field(default_factory=dict)
     """Per streamlet: of its next chunk."""
+    epoch: int = FIRST_EPOCH
+    """The producer epoch of its chunks: grows with each round that is abandoned."""
     records: int = 0
     """Rows of this round and all before it."""
 
@@ -77,6 +86,7 @@ class Round:
                 "source": self.source,
                 "stream_id": self.stream_id,
                 "records": self.records,
+                "epoch": self.epoch,
                 "places": dict(self.places),
                 "sequences": {str(streamlet): sequence for streamlet, sequence in self.sequences.items()},
                 "pieces": [
@@ -105,6 +115,7 @@ class Round:
                 source=str(found["source"]),
                 stream_id=_whole(found["stream_id"]),
                 records=_whole(found["records"]),
+                epoch=_whole(found.get("epoch", FIRST_EPOCH)),
                 places=dict(found["places"]),
                 sequences={int(streamlet): _whole(sequence) for streamlet, sequence in found["sequences"].items()},
                 pieces=tuple(_written(each) for each in found["pieces"]),
@@ -128,9 +139,9 @@ def _whole(value: Any) -> int:
 
 
 def _written(found: Any) -> Written:
-    part, start, end, rows, keyless, chunks = found
+    part, start, end, rows, *digest, keyless, chunks = found
     return Written(
-        Span(str(part), start, end, _whole(rows)),
+        Span(str(part), start, end, _whole(rows), *map(str, digest)),
         None if keyless is None else _whole(keyless),
         {_whole(streamlet): Chunks(_whole(first), _whole(count)) for streamlet, first, count in chunks},
     )
@@ -166,5 +177,25 @@ def next_round(last: Round, run: str, pieces: Sequence[Planned]) -> Round:
         pieces=tuple(written),
         places=places,
         sequences=sequences,
-        records=last.records + sum(span.rows for span, _, _ in pieces),
+        records=last.records + sum(planned.span.rows for planned in pieces),
+    )
+
+
+def abandoned(last: Round, run: str) -> Round:
+    """The round after `last`, whose pieces have to be copied anew, from where they began."""
+    places = dict(last.places)
+    for span in reversed(last.spans):
+        if span.start is None:
+            places.pop(span.part, None)
+        else:
+            places[span.part] = span.start
+    return replace(
+        last,
+        number=last.number + 1,
+        run=run,
+        pieces=(),
+        places=places,
+        sequences={},
+        epoch=last.epoch + 1,
+        records=last.records - sum(span.rows for span in last.spans),
     )

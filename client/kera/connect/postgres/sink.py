@@ -10,7 +10,7 @@ own conversions, which refuse what does not fit.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -109,12 +109,14 @@ class TableSink:
             raise SchemaMismatch(f"{self.shown} needs column {needed[0]!r}, and the stream has none", column=needed[0])
         return casts if differ else {}
 
-    async def settle(self, rows: Sequence[pa.RecordBatch]) -> None:
+    async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
         """See `Sink`: nothing is ever unsure."""
+        raise InternalError("this target has nothing that is unsure", spans=len(rows))
 
-    async def put(self, pieces: Sequence[Piece]) -> None:
+    async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
         """See `Sink`: one transaction. Raises `CopyElsewhere`, `SchemaMismatch`, `Refused`, `Unreachable`."""
         await self._worker.call(self._put, pieces)
+        return dict(self._places)
 
     @property
     def _opened(self) -> Database:
@@ -185,8 +187,10 @@ class TableSink:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 
-    async def finish(self, *, complete: bool) -> None:
+    async def finish(self, *, complete: bool) -> Mapping[str, Place]:
         """See `Sink`: nothing is held back."""
+        del complete
+        return dict(self._places)
 
     async def close(self) -> None:
         """See `Sink`."""

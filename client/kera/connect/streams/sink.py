@@ -13,16 +13,17 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from kera.client import AppendResult, Client, StreamDescription
-from kera.connect.errors import CopyMismatch, SourceChanged
-from kera.connect.pieces import Piece, Progress, Source, Span
-from kera.connect.planning.rounds import Planned, Round, Written, next_round
+from kera.connect.errors import CopyElsewhere, CopyMismatch, SourceChanged
+from kera.connect.pieces import Piece, Place, Progress, Source, Span
+from kera.connect.planning.rounds import FIRST_EPOCH, Planned, Round, Written, abandoned, next_round
 from kera.connect.planning.slicing import slices, slices_needed
-from kera.connect.streams.journal import EPOCH, Journal, open_journal, producer_id
+from kera.connect.streams.journal import Journal, open_journal, producer_id
 from kera.core.chunk import PAYLOAD_BYTES_MAX
 from kera.core.errors import (
     InternalError,
     InvalidArgument,
     OutOfSequence,
+    ProducerFenced,
     SchemaMismatch,
     UnknownStream,
     invariant,
@@ -42,7 +43,8 @@ class Chunks(Protocol):
     stream: StreamDescription
     chunk_bytes_max: int
 
-    def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...  # noqa: D102 - the appender's
+    def at_epoch(self, producer_epoch: int) -> Chunks: ...  # noqa: D102 - the appender's
+    def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...  # noqa: D102
     def split(self, rows: pa.RecordBatch, keyless: int) -> list[tuple[int, pa.RecordBatch]]: ...  # noqa: D102
     async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult: ...  # noqa: D102
 
@@ -91,16 +93,25 @@ class RoundWriter:
                 stream=stream.name,
             )
         self._last = last
+        self._chunks = self._chunks.at_epoch(last.epoch)
         return Progress(last.places, last.records, last.spans)
 
-    async def settle(self, rows: Sequence[pa.RecordBatch], *, may_shrink: bool) -> None:
+    async def settle(self, rows: Sequence[pa.RecordBatch | None], *, may_shrink: bool) -> Progress:
         """Append the last round of the journal once more: `rows` are those of its pieces.
 
-        `may_shrink`: some of them may be gone. What has nothing left of a chunk has to be stored already.
+        A None among them abandons the round: the copy goes on from where it began. `may_shrink`: some rows may be
+        gone. What has nothing left of a chunk has to be stored already.
         """
+        if any(found is None for found in rows):
+            added = abandoned(self._last, self._run)
+            await self._journal.add(added)
+            self._last, self._chunks = added, self._chunks.at_epoch(added.epoch)
+            return Progress(added.places, added.records)
         appends: dict[int, list[tuple[pa.RecordBatch, int]]] = {}
         for written, found in zip(self._last.pieces, rows, strict=True):
             span = written.span
+            if found is None:
+                continue
             parts = self._parts_again(written, found)
             shrunk = found.num_rows < span.rows
             if parts.keys() - written.chunks.keys() or found.num_rows > span.rows or (shrunk and not may_shrink):
@@ -113,11 +124,12 @@ class RoundWriter:
                 elif await self._stored(streamlet) < first + count:
                     raise _changed(span, found.num_rows)
         await self._append(appends)
+        return Progress(self._last.places, self._last.records)
 
     def _parts_again(self, written: Written, rows: pa.RecordBatch) -> dict[int, pa.RecordBatch]:
         """Rows of a piece by streamlet, as they were split when it was written."""
-        streamlet = next(iter(written.chunks), None) if written.keyless is None else None
-        return dict(self._split(rows, written.keyless or 0, streamlet))
+        streamlets = list(written.chunks) if written.keyless is None else None
+        return dict(self._split(rows, written.keyless or 0, streamlets))
 
     async def _stored(self, streamlet: int) -> int:
         """How many chunks of this copy a streamlet has: asked with one that it does not take."""
@@ -128,21 +140,23 @@ class RoundWriter:
             return int(error.attributes["expected_sequence"])
         raise InternalError("a chunk was taken long before its predecessors")
 
-    async def finish(self) -> None:
-        """If all of the last round is stored, say so: nobody need look at it again."""
+    async def finish(self) -> Mapping[str, Place]:
+        """If all of the last round is stored, say so: nobody need look at it again. Returns where the copy is then."""
         if self._last.pieces and self._whole:
             added = next_round(self._last, self._run, [])
             await self._journal.add(added)
             self._last = added
+        return {} if self._last.pieces else dict(self._last.places)
 
-    async def put(self, pieces: Sequence[Piece]) -> None:
-        """Append the rows of `pieces` as the next round."""
+    async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
+        """Append the rows of `pieces` as the next round. Returns where that begins: it may have to be repeated."""
+        begins = dict(self._last.places)
         planned: list[Planned] = []
         cut: list[list[tuple[int, list[pa.RecordBatch]]]] = []
         for piece in pieces:
-            span = Span(piece.part, piece.start, piece.end, piece.rows.num_rows)
+            span = Span(piece.part, piece.start, piece.end, piece.rows.num_rows, piece.digest)
             keyless, self._keyless = self._keyless, (self._keyless + 1) % self._chunks.stream.config.streamlets
-            wanted = piece.streamlet if self._by_number else None
+            wanted = self._streamlets_of(piece)
             parts = [
                 (streamlet, slices(rows, slices_needed(rows, self._slice_bytes)))
                 for streamlet, rows in self._split(piece.rows, keyless, wanted)
@@ -162,12 +176,21 @@ class RoundWriter:
                 first = written.chunks[streamlet].first
                 appends.setdefault(streamlet, []).extend((chunk, first + at) for at, chunk in enumerate(chunks))
         await self._append(appends)
+        return begins
 
-    def _split(self, rows: pa.RecordBatch, keyless: int, streamlet: int | None) -> list[tuple[int, pa.RecordBatch]]:
+    def _streamlets_of(self, piece: Piece) -> list[int] | None:
+        """Which streamlets get all rows of a piece; None: the keys of its rows decide."""
+        if piece.everywhere:
+            return list(range(self._chunks.stream.config.streamlets))
+        return [piece.streamlet] if self._by_number and piece.streamlet is not None else None
+
+    def _split(
+        self, rows: pa.RecordBatch, keyless: int, streamlets: Sequence[int] | None
+    ) -> list[tuple[int, pa.RecordBatch]]:
         if not rows.num_rows:
             return []
         rows = self._chunks.conform(rows)
-        return [(streamlet, rows)] if streamlet is not None else self._chunks.split(rows, keyless)
+        return self._chunks.split(rows, keyless) if streamlets is None else [(each, rows) for each in streamlets]
 
     async def _append(self, appends: Mapping[int, list[tuple[pa.RecordBatch, int]]]) -> None:
         found = await asyncio.gather(
@@ -184,6 +207,11 @@ class RoundWriter:
         for rows, sequence in chunks:
             try:
                 result = await self._chunks.append(streamlet, rows, sequence)
+            except ProducerFenced as error:  # that one has abandoned the round that this one appends
+                raise CopyElsewhere(
+                    "another process runs this copy, and has gone on with it; one of them is enough, or give this one"
+                    " another --name"
+                ) from error
             except OutOfSequence as error:
                 expected = error.attributes.get("expected_sequence")
                 raise CopyMismatch(
@@ -233,7 +261,7 @@ class StreamSink:
         chunks = await self._client.appender(
             self._stream,
             producer_id=producer_id(self._name, journal.stream.stream_id),
-            producer_epoch=EPOCH,
+            producer_epoch=FIRST_EPOCH,
             chunk_bytes_max=PAYLOAD_BYTES_MAX,
             cut_at_epochs=False,  # the journal says how many chunks there are; epochs may be others when it is read
         )
@@ -283,19 +311,18 @@ class StreamSink:
             raise InternalError("the target was not opened")
         return self._writer
 
-    async def settle(self, rows: Sequence[pa.RecordBatch]) -> None:
+    async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
         """See `Sink`."""
-        await self._opened.settle(rows, may_shrink=self._may_shrink)
+        return await self._opened.settle(rows, may_shrink=self._may_shrink)
 
-    async def put(self, pieces: Sequence[Piece]) -> None:
+    async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
         """See `Sink`."""
-        await self._opened.put(pieces)
+        return await self._opened.put(pieces)
 
-    async def finish(self, *, complete: bool) -> None:
+    async def finish(self, *, complete: bool) -> Mapping[str, Place]:
         """See `Sink`."""
         del complete  # what is stored is stored
-        if self._writer is not None:
-            await self._writer.finish()
+        return await self._opened.finish()
 
     async def close(self) -> None:
         """The client is its owner's."""

@@ -84,10 +84,13 @@ class StreamSource:
                     f"stream {self._name!r} has no longer what comes next: {error.message}", **error.attributes
                 ) from error
 
-    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
+    async def kept(self, places: Mapping[str, Place]) -> None:
+        """See `Source`: the stream decides what it keeps."""
+
+    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         """See `Source`."""
-        found = []
-        for part, start, end, _ in spans:
+        found: list[pa.RecordBatch | None] = []
+        for part, start, end, *_ in spans:
             streamlet, entry = (int(number) for number in part.split("/"))
             try:
                 chunks = [

@@ -1,0 +1,133 @@
+"""Rows of a table or query as Arrow batches: which columns there are, and pages of rows in the order of a key."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kera.connect.pieces import Place
+from kera.connect.postgres import sql
+from kera.connect.postgres.connection import Database
+from kera.core.errors import SchemaMismatch
+
+DIGEST_BYTES = 16
+
+
+class Columns(NamedTuple):
+    """The columns of some rows."""
+
+    schema: pa.Schema
+    """As they are copied."""
+    expressions: tuple[str, ...]
+    """What is selected for each, under its name."""
+
+
+class Page(NamedTuple):
+    """Rows that follow each other."""
+
+    rows: pa.RecordBatch
+    keys: list[pa.Array]
+    """Per column of the key, its values as text."""
+
+    @property
+    def last(self) -> list[str]:
+        """The key of the last row."""
+        return [column[-1].as_py() for column in self.keys]
+
+
+def columns_of(database: Database, source: str, wanted: pa.Schema | None) -> Columns:
+    """The columns of what is read from `source`. What has no type in Arrow becomes text.
+
+    `wanted`: the columns of the target, if it is there; such a text becomes a decimal where the target has one.
+    """
+    with database.batches(sql.columns_of(source), 1 << 20) as reader:
+        found = reader.schema
+    expressions, fields = [], []
+    for field in found:
+        native = _is_native(field.type)
+        expression = sql.column(field.name) if native else f"{sql.column(field.name)}::text"
+        expressions.append(f"{expression} AS {sql.quoted(field.name)}")
+        fields.append(pa.field(field.name, _plain(field.type) if native else _text_type(field.name, wanted)))
+    return Columns(pa.schema(fields), tuple(expressions))
+
+
+def _text_type(name: str, wanted: pa.Schema | None) -> pa.DataType:
+    if wanted is not None and name in wanted.names and pa.types.is_decimal(wanted.field(name).type):
+        return wanted.field(name).type
+    return pa.string()
+
+
+def _is_native(kind: pa.DataType) -> bool:
+    """Whether a column of PostgreSQL comes with its own type."""
+    if pa.types.is_list(kind):
+        return _is_native(kind.value_type)
+    return not (isinstance(kind, pa.BaseExtensionType) or pa.types.is_interval(kind) or pa.types.is_duration(kind))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Without what the driver notes at the values of a list."""
+    return pa.list_(_plain(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def conformed(rows: pa.RecordBatch, schema: pa.Schema, shown: str) -> pa.RecordBatch:
+    """The columns of `schema` out of `rows`. Raises `SchemaMismatch` for a value that has no such type."""
+    columns = []
+    for field in schema:
+        column = rows.column(field.name)
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowInvalid as error:
+            text = f"{shown}: column {field.name!r} has a value that is no {field.type}: {error}"
+            raise SchemaMismatch(text, column=field.name) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def pages(
+    database: Database, statement: str, key: Sequence[str], start: Place, piece_bytes: int, shown: str
+) -> Iterator[Page]:
+    """What `statement` gives, a page of `sql`, whose rows come behind the key `start`.
+
+    Raises `SchemaMismatch` for rows without a key, or with the key of the row before them.
+    """
+    last = start
+    with database.batches(statement, piece_bytes) as reader:
+        for batch in reader:
+            if batch.num_rows:
+                page = Page(batch, [batch.column(f"{sql.KEY_PREFIX}{number}") for number in range(len(key))])
+                _check_keys(page.keys, last, key, shown)
+                yield page
+                last = page.last
+
+
+def _check_keys(keys: Sequence[pa.Array], last: Place, names: Sequence[str], shown: str) -> None:
+    """A key that two rows have, one behind the other, would have one of them passed over."""
+    if any(column.null_count for column in keys):
+        raise SchemaMismatch(f"{shown}: a row has no key")
+    first = [column[0].as_py() for column in keys]
+    same = None
+    for column in keys:
+        equal = pc.equal(column[1:], column[:-1])
+        same = equal if same is None else pc.and_(same, equal)
+    if first == last or (same is not None and len(same) and pc.any(same).as_py()):
+        raise SchemaMismatch(f"{shown}: two rows have the same key ({', '.join(names)}): add a column")
+
+
+def digest_of(found: Sequence[Page]) -> str:
+    """Of the keys of all rows, in order: the same for the same keys, however rows are divided into pages."""
+    count = len(found[0].keys) if found else 0
+    texts = [hashlib.blake2b(digest_size=DIGEST_BYTES) for _ in range(count)]
+    lengths = [hashlib.blake2b(digest_size=DIGEST_BYTES) for _ in range(count)]
+    for page in found:
+        for column, text, length in zip(page.keys, texts, lengths, strict=True):
+            plain = column.cast(pa.large_string())
+            offsets = np.frombuffer(plain.buffers()[1], np.int64)[plain.offset : plain.offset + len(plain) + 1]
+            length.update(np.diff(offsets).tobytes())
+            if offsets[-1] > offsets[0]:
+                text.update(memoryview(plain.buffers()[2])[offsets[0] : offsets[-1]])
+    whole = b"".join(each.digest() for each in [*texts, *lengths])
+    return hashlib.blake2b(whole, digest_size=DIGEST_BYTES).hexdigest()
