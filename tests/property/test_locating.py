@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
+from kera.client.admin.locating import ChunkQuery, SegmentBounds, locate, positions_at, segments
+from kera.client.positions import ChunkPlace
 from kera.core.errors import ArenaFull, DataLost
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api

@@ -7,7 +7,8 @@ import pytest
 
 from kera.broker.serving.limits import ServingLimits
 from kera.client.admin import locating
-from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
+from kera.client.admin.locating import ChunkQuery, SegmentBounds, locate, positions_at, segments
+from kera.client.positions import ChunkPlace
 from kera.core.errors import (
     DataLost,
     InvalidArgument,
