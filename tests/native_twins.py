@@ -17,7 +17,7 @@ import pytest
 from kera.client.consuming import records
 from kera.client.producing import encoding
 from kera.client.types import Record
-from kera.core import checksum, chunk, combined_checksum, header_table, joining, many_chunks
+from kera.core import checksum, chunk, combined_checksum, header_table, joining, key_hashes, many_chunks
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import KeraError
 from kera.core.native import native, reason
@@ -28,7 +28,7 @@ lean_check = sys.modules["kera.core.lean.check"]  # the package has a function o
 lean_encode, lean_decode = sys.modules["kera.core.lean.encode"], sys.modules["kera.core.lean.decode"]
 MODULES = (
     *(checksum, chunk, combined_checksum, header_table, joining, many_chunks, lean_check, lean_encode),
-    *(encoding, records, frames),
+    *(encoding, records, frames, key_hashes),
 )
 TYPES = {"verify_header": ChunkHeader, "verify_chunk": ChunkHeader, "records": Record, "decode_header": FrameHeader}
 

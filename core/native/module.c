@@ -16,6 +16,7 @@
 #include "chunks_of_rows.h"
 #include "combine.h"
 #include "crc32c.h"
+#include "key_hash.h"
 #include "frame_face.h"
 #include "lean.h"
 #include "lean_encode.h"
@@ -27,7 +28,7 @@
 #include "twin.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
-#define NATIVE_VERSION 8
+#define NATIVE_VERSION 9
 
 #ifndef SOURCES
 #define SOURCES "unknown"
@@ -466,7 +467,7 @@ static PyObject *combined_checksum(Call *call)
 }
 
 // (data, offsets)
-static PyObject *crc32c_each(Call *call)
+static PyObject *hash_each(Call *call, KeyHash *hash)
 {
     Py_buffer offsets;
     if (!has_arguments(call, 2, 2) || !open_bytes(call, PyBUF_SIMPLE) ||
@@ -476,15 +477,15 @@ static PyObject *crc32c_each(Call *call)
     Py_ssize_t count = offsets.len / 4 - 1;
     PyObject *found = good && count >= 0 ? PyBytes_FromStringAndSize(NULL, 4 * count) : NULL;
     if (found != NULL) {
-        uint8_t *checksums = (uint8_t *)PyBytes_AsString(found);
+        uint8_t *hashes = (uint8_t *)PyBytes_AsString(found);
         const uint8_t *bounds = offsets.buf;
         size_t start = u32_at(bounds);
         for (Py_ssize_t index = 0; good && index < count; index++) {
             size_t end = u32_at(bounds + 4 * (index + 1));
             good = start <= end && end <= call->view.size;
             if (good) {
-                uint32_t checksum = crc32c(0, call->view.at + start, end - start);
-                memcpy(checksums + 4 * index, &checksum, 4);
+                uint32_t found_hash = hash(call->view.at + start, end - start);
+                memcpy(hashes + 4 * index, &found_hash, 4);
             }
             start = end;
         }
@@ -495,6 +496,29 @@ static PyObject *crc32c_each(Call *call)
         return NULL;
     }
     return found;
+}
+
+static PyObject *crc32c_each(Call *call)
+{
+    return hash_each(call, hash_crc32c);
+}
+
+static PyObject *crc32_each(Call *call)
+{
+    return hash_each(call, hash_crc32);
+}
+
+static PyObject *murmur2_each(Call *call)
+{
+    return hash_each(call, hash_murmur2);
+}
+
+// (key)
+static PyObject *murmur2(Call *call)
+{
+    if (!has_arguments(call, 1, 1) || !open_bytes(call, PyBUF_SIMPLE))
+        return NULL;
+    return PyLong_FromUnsignedLong(hash_murmur2(call->view.at, call->view.size));
 }
 
 static bool as_placement(PyObject *object, Placement *placement, uint64_t *first_record)
@@ -776,6 +800,9 @@ static const Known known[] = {
     {"chained_checksums", chained_checksums, false},
     {"combined_checksum", combined_checksum, false},
     {"crc32c_each", crc32c_each, false},
+    {"crc32_each", crc32_each, false},
+    {"murmur2", murmur2, false},
+    {"murmur2_each", murmur2_each, false},
     {"place_chunk", place_chunk, false},
     {"check_headers", check_headers, false},
     {"check", check, false},
@@ -891,6 +918,7 @@ static PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     PyObject *by_instruction = crc32c_init() ? Py_True : Py_False;
+    key_hash_init();
     combine_init();
     name_callables();
     PyObject *module = PyModule_Create(&definition);

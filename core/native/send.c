@@ -9,7 +9,7 @@
 #include <structmember.h>
 #include <time.h>
 
-#include "crc32c.h"
+#include "key_hash.h"
 #include "twin.h"
 #include "types.h"
 
@@ -39,6 +39,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *twin, *filling, *open_chunks, *room, *accepted;
     Py_ssize_t chunk_bytes_max;
+    const Partitioner *partitioner;
 } Sender;
 
 static PyTypeObject *room_type, *gathered_type, *accepted_type, *sender_type;
@@ -101,7 +102,7 @@ static void let_go_of_rest(Record *record)
 
 // -- the chunk that it goes to --------------------------------------------------------------------------------------
 
-// The open chunk of the streamlet that the key decides; NULL: there is none.
+// The open chunk of the streamlet that the key decides; NULL: there is none, or the key decides nothing.
 static PyObject *chunk_of_key(const Sender *sender, const Record *record)
 {
     PyObject *of_stream = PyDict_GetItemWithError(sender->open_chunks, record->stream);
@@ -111,7 +112,11 @@ static PyObject *chunk_of_key(const Sender *sender, const Record *record)
     PyObject *chunks = PyTuple_GetItem(of_stream, 1);
     if (streamlets == 0 || PyErr_Occurred() != NULL || !PyDict_CheckExact(chunks))
         return NULL;
-    uint32_t hash = crc32c(0, (const uint8_t *)PyBytes_AsString(record->key), (size_t)PyBytes_Size(record->key));
+    const Partitioner *partitioner = sender->partitioner;
+    size_t size = (size_t)PyBytes_Size(record->key);
+    if (size == 0 && !partitioner->takes_empty)
+        return NULL;
+    uint32_t hash = partitioner->hash((const uint8_t *)PyBytes_AsString(record->key), size) & partitioner->mask;
     PyObject *streamlet = PyLong_FromUnsignedLong(hash % streamlets);
     PyObject *chunk = streamlet == NULL ? NULL : PyDict_GetItemWithError(chunks, streamlet);
     Py_XDECREF(streamlet);
@@ -186,8 +191,9 @@ static PyObject *send(PyObject *self, PyObject *const *args, Py_ssize_t count, P
 }
 
 const char sender_doc[] = PyDoc_STR(
-    "sender(twin, accepted, filling, open_chunks, room, chunk_bytes_max): `Producer.send` of a producer, which asks\n"
-    "`twin` for all but the usual; `accepted` is the type of what it returns. See kera.client.producing.send_path.");
+    "sender(twin, accepted, filling, open_chunks, room, chunk_bytes_max, partitioner): `Producer.send` of a producer,\n"
+    "which calls `twin` for all but the usual. `accepted` is the type of what it returns, `partitioner` the name of\n"
+    "how keys decide. See kera.client.producing.send_path.");
 
 PyObject *sender(PyObject *module, PyObject *args)
 {
@@ -197,9 +203,13 @@ PyObject *sender(PyObject *module, PyObject *args)
     (void)module;
     PyObject *twin, *accepted, *filling, *open_chunks, *room;
     Py_ssize_t chunk_bytes_max;
-    if (!PyArg_ParseTuple(args, "OOO!O!O!n", &twin, &accepted, &PyDict_Type, &filling, &PyDict_Type, &open_chunks,
-                          room_type, &room, &chunk_bytes_max))
+    const char *name;
+    if (!PyArg_ParseTuple(args, "OOO!O!O!ns", &twin, &accepted, &PyDict_Type, &filling, &PyDict_Type, &open_chunks,
+                          room_type, &room, &chunk_bytes_max, &name))
         return NULL;
+    const Partitioner *partitioner = partitioner_named(name);
+    if (partitioner == NULL)
+        return PyErr_Format(PyExc_LookupError, "there is no partitioner %s", name);
     if (!PyType_Check(accepted) || !PyType_IsSubtype((PyTypeObject *)accepted, accepted_type))
         return PyErr_Format(PyExc_TypeError, "%R is no type of what is accepted", accepted);
     Sender *made = (Sender *)((allocfunc)PyType_GetSlot(sender_type, Py_tp_alloc))(sender_type, 0);
@@ -211,6 +221,7 @@ PyObject *sender(PyObject *module, PyObject *args)
     made->open_chunks = Py_NewRef(open_chunks);
     made->room = Py_NewRef(room);
     made->chunk_bytes_max = chunk_bytes_max;
+    made->partitioner = partitioner;
     PyObject *function = PyCFunction_NewEx(&method, (PyObject *)made, NULL);
     Py_DECREF(made);
     return function;

@@ -459,6 +459,17 @@ def test_checksums(data: bytes, zeros: int, before: int) -> None:
             assert alone(name)(part, before) == expected
 
 
+@settings(max_examples=fuzz_examples(200))
+@given(st.lists(st.binary(max_size=40), max_size=20), st.binary(max_size=5))
+def test_hashes_of_keys(keys: list[bytes], before: bytes) -> None:
+    bounds = array("i", [len(before)])
+    for key in keys:
+        bounds.append(bounds[-1] + len(key))
+        compare("murmur2", key)
+    for name in ("crc32_each", "murmur2_each"):
+        compare(name, before + b"".join(keys), bounds)
+
+
 # --- lean payloads -----------------------------------------------------------------------------------------
 
 TEXT = st.text(max_size=6) | st.sampled_from(("é", "€", "\U0001f600", "\0", "\x7f", "\u07ff", "\ud7ff", "\uffff"))

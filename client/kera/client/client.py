@@ -33,7 +33,7 @@ from kera.client.producing.producer import Producer
 from kera.client.producing.serializing import Serialization
 from kera.client.schemas.registry import SchemaRegistry
 from kera.client.serializers.choosing import DeserializerLike, SerializerLike
-from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
+from kera.client.settings import ClientSettings, ConsumerSettings, PartitionerName, ProducerSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EntryId, Position
@@ -120,11 +120,13 @@ class Client:
         chunk_bytes_max: int,
         payload: Literal["auto", "arrow", "lean"] | None = None,
         cut_at_epochs: bool = True,
+        partitioner: PartitionerName = "crc32c",
     ) -> Appender:
         """An appender to `stream`, for writers that choose their identity and count their chunks themselves.
 
         `payload` is that of `ProducerSettings`; None: what a producer would have without being told. `cut_at_epochs`:
-        a chunk of a stream with epochs ends before the first row of a later one.
+        a chunk of a stream with epochs ends before the first row of a later one. `partitioner` is that of
+        `ProducerSettings`, for `Appender.split`; the environment does not change it.
 
         The coordinator is asked what the stream is now: processes that live long may remember one that had the name
         before. Raises `UnknownStream`.
@@ -139,6 +141,7 @@ class Client:
             chunk_bytes_max=chunk_bytes_max,
             lean=lean,
             cut_at_epochs=cut_at_epochs,
+            partitioner=partitioner,
         )
 
     def consumer(

@@ -14,6 +14,7 @@ from kera.core.tracing import TracesSettings
 Durability = Literal["leader", "replicated", "persisted"]
 Transport = Literal["auto", "unix", "tcp", "grpc"]
 SharedMemory = Literal["auto", "never", "always"]
+PartitionerName = Literal["crc32c", "murmur2_random", "consistent_random"]
 
 
 class ClientSettings(CredentialSettings, TracesSettings):
@@ -87,6 +88,12 @@ class ProducerSettings(KeraSettings):
         description="How the records of a chunk are written. arrow: an Arrow message, 600 bytes and more beside the"
         " records; lean: what differs from chunk to chunk, far less where chunks are small; auto: lean where the native"
         " core is there, which makes it as quickly.",
+    )
+    partitioner: PartitionerName = Field(
+        "crc32c",
+        description="How the first key of a record decides its streamlet; all producers of a stream should have the"
+        " same. crc32c: CRC-32C of the key. murmur2_random: as Kafka's client in Java does by default."
+        " consistent_random: as librdkafka does by default, where an empty key counts as none.",
     )
     durability: Durability | None = Field(
         None,

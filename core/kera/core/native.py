@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-VERSION = 8
+VERSION = 9
 """Of what the extension's functions take, do and return; one of another version is not used."""
 VARIABLE = "KERA_NATIVE"
 

@@ -7,7 +7,14 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from kera.client.producing.partitioner import partition_by_key, primary_keys, streamlet_of
+from kera.client.producing.partitioner import (
+    CRC32C,
+    PARTITIONERS,
+    Partitioner,
+    partition_by_key,
+    primary_keys,
+    streamlet_of,
+)
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -15,10 +22,10 @@ KEYS = DEFAULT_SCHEMA.field("keys").type
 KEYLESS = 2
 
 
-def split(keys: pa.Array, streamlets: int = 4) -> dict[int, list[int]]:
+def split(keys: pa.Array, streamlets: int = 4, partitioner: Partitioner = CRC32C) -> dict[int, list[int]]:
     """Row numbers by streamlet."""
     batch = pa.record_batch({"row": pa.array(range(len(keys)))})
-    parts = partition_by_key(batch, keys, streamlets, KEYLESS).parts()
+    parts = partition_by_key(batch, keys, streamlets, KEYLESS, partitioner).parts()
     assert len({streamlet for streamlet, _ in parts}) == len(parts)
     return {streamlet: rows.column("row").to_pylist() for streamlet, rows in parts}
 
@@ -109,3 +116,50 @@ def test_the_primary_key_is_the_first_of_the_list(lists: list[Any], first: list[
     padded = pa.array([[b"before"], *lists, [b"after"]], KEYS)
     assert primary_keys(padded.slice(1, len(lists))).to_pylist() == first
     assert primary_keys(pa.chunked_array([keys, keys])).to_pylist() == first * 2
+
+
+# --- as Kafka's clients do it ------------------------------------------------------------------------------
+
+MURMUR2, CONSISTENT = PARTITIONERS["murmur2_random"], PARTITIONERS["consistent_random"]
+
+
+def test_murmur2_places_keys_as_kafka_s_client_in_java() -> None:
+    """The sign is cut off, not taken away: ``Utils.toPositive(Utils.murmur2(key)) % partitions``."""
+    signed = {b"21": -973932308, b"foobar": -790332482, b"abc": 479470107}
+    for partitions in (1, 7, 100):
+        expected = {key: (number & 0x7FFFFFFF) % partitions for key, number in signed.items()}
+        assert {key: streamlet_of(key, partitions, MURMUR2) for key in signed} == expected
+
+
+def test_consistent_random_places_keys_by_their_crc32() -> None:
+    assert streamlet_of(b"123456789", 1000, CONSISTENT) == 0xCBF43926 % 1000
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
+@pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
+def test_a_column_goes_where_each_of_its_keys_goes(partitioner: Partitioner, kind: pa.DataType) -> None:
+    texts = [None if number % 7 == 3 else "" if number % 7 == 5 else f"key {number}" for number in range(500)]
+    column = pa.array([None if text is None else text.encode() for text in texts], pa.binary()).cast(kind)
+    expected: dict[int, list[int]] = {}
+    for row, text in enumerate(texts[10:]):
+        key = None if text is None else text.encode()
+        decides = key is not None and partitioner.decides(key)
+        streamlet = streamlet_of(key or b"", 5, partitioner) if decides else KEYLESS
+        expected.setdefault(streamlet, []).append(row)
+    assert split(column.slice(10), 5, partitioner) == expected
+
+
+def test_an_empty_key_decides_unless_it_counts_as_none() -> None:
+    empty = pa.array([b"", b""], pa.binary())
+    assert split(empty, 5, CRC32C) == {0: [0, 1]}
+    assert split(empty, 5, MURMUR2) == {0x106E08D9 % 5: [0, 1]}
+    assert split(empty, 5, CONSISTENT) == {KEYLESS: [0, 1]}
+    assert KEYLESS != 0x106E08D9 % 5
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
+def test_numbers_as_keys_are_their_text_for_each_partitioner(partitioner: Partitioner) -> None:
+    assert split(pa.array([12, None], pa.int64()), 1000, partitioner) == {
+        streamlet_of(b"12", 1000, partitioner): [0],
+        KEYLESS: [1],
+    }

@@ -13,6 +13,7 @@ import pytest
 
 from kera.client.producing.accumulator import Accumulator, Pending
 from kera.client.producing.buffer import Buffer
+from kera.client.producing.partitioner import PARTITIONERS, Partitioner, streamlet_of
 from kera.core.native import native
 from tests.native_twins import Refused, needs_native
 from tests.unit.client.conftest import MakeProducer
@@ -33,9 +34,17 @@ class Open:
         self.chunks: dict[str, Any] = {"t": (2, {0: self.keyed, 1: self.keyed})}
         self.buffer = Buffer(1000)
 
-    def sender(self, twin: Any = None, accepted: Any = Pending, chunk_bytes_max: int = 500) -> Any:
+    def sender(
+        self,
+        twin: Any = None,
+        accepted: Any = Pending,
+        chunk_bytes_max: int = 500,
+        partitioner: str = "crc32c",
+    ) -> Any:
         assert native is not None
-        return native.sender(twin or refuse, accepted, self.filling, self.chunks, self.buffer, chunk_bytes_max)
+        return native.sender(
+            twin or refuse, accepted, self.filling, self.chunks, self.buffer, chunk_bytes_max, partitioner
+        )
 
 
 def refuse(*_: Any, **__: Any) -> None:
@@ -59,6 +68,31 @@ def test_a_key_decides_the_chunk() -> None:
     pending = there.sender()("t", VALUE, keys=KEY)
     assert (there.keyed.values, there.keyed.keys, pending._index) == ([VALUE], [(KEY,)], 0)
     assert (there.keyed.size, there.buffer.left_bytes) == (51, 1000 - 51)
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
+def test_the_core_places_keys_as_each_partitioner_does(partitioner: Partitioner) -> None:
+    there = Open()
+    open_chunks = {streamlet: Accumulator("t", streamlet, 0.0) for streamlet in range(7)}
+    for chunk in open_chunks.values():
+        chunk.keys = []
+    there.chunks["t"] = 7, open_chunks
+    sender = there.sender(chunk_bytes_max=1 << 20, partitioner=partitioner.name)
+    there.buffer.left_bytes = 1 << 20
+    for number in range(100):
+        key = b"%d" % number * (number % 9 + 1)
+        chunk = sender("t", VALUE, keys=key)._accumulator
+        assert chunk is open_chunks[streamlet_of(key, 7, partitioner)]
+    if partitioner.takes_empty:
+        assert sender("t", VALUE, keys=b"")._accumulator is open_chunks[streamlet_of(b"", 7, partitioner)]
+    else:
+        with pytest.raises(Refused):
+            sender("t", VALUE, keys=b"")
+
+
+def test_an_unknown_partitioner_is_refused() -> None:
+    with pytest.raises(LookupError, match="no partitioner murmur3"):
+        Open().sender(partitioner="murmur3")
 
 
 def test_a_record_of_a_later_epoch_is_the_twin_s() -> None:

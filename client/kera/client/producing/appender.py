@@ -33,7 +33,7 @@ from kera.client.cluster.retry import RetryTime, jittered
 from kera.client.producing.conforming import Conformer
 from kera.client.producing.encoding import Payload, check_rows, payloads
 from kera.client.producing.epoch_cuts import rows_of_first_epoch
-from kera.client.producing.partitioner import partition_by_key, primary_keys
+from kera.client.producing.partitioner import CRC32C, PARTITIONERS, partition_by_key, primary_keys
 from kera.client.types import StreamDescription
 from kera.core.chunk import PAYLOAD_BYTES_MAX, EncodedChunk, encode_chunk
 from kera.core.errors import (
@@ -74,11 +74,13 @@ class Appender:
         chunk_bytes_max: int,
         lean: bool = False,
         cut_at_epochs: bool = True,
+        partitioner: str = CRC32C.name,
     ) -> None:
         """`lean`: of version 2 of the format, as far as there is one for the schema. `cut_at_epochs`: a chunk ends
-        before the first row of a later epoch, if the stream has epochs.
+        before the first row of a later epoch, if the stream has epochs. `partitioner`: how `split` places keys.
 
-        Raises `InvalidArgument` for ids that are the coordinator's to give, and epochs of more than 32 bits.
+        Raises `InvalidArgument` for ids that are the coordinator's to give, epochs of more than 32 bits, and an unknown
+        partitioner.
         """
         producer_id = arguments.whole("producer_id", producer_id, 0, arguments.UINT64_MAX)
         arguments.whole("producer_epoch", producer_epoch, 0, arguments.UINT64_MAX)
@@ -93,6 +95,9 @@ class Appender:
         limit = stream.segment_bytes_min
         self.chunk_bytes_max = min(chunk_bytes_max, limit) if limit else chunk_bytes_max
         """No chunk of several records is larger."""
+        if partitioner not in PARTITIONERS:
+            raise arguments.wrong("partitioner", partitioner, f"one of {', '.join(PARTITIONERS)}")
+        self._partitioner = PARTITIONERS[partitioner]
         self._lean = lean
         self._cuts = cut_at_epochs
         self._conformer = Conformer()
@@ -128,10 +133,10 @@ class Appender:
             keys = rows.column("keys")
             if keys.null_count == rows.num_rows:
                 return [(keyless, rows)]
-            return partition_by_key(rows, primary_keys(keys), count, keyless).parts()
+            return partition_by_key(rows, primary_keys(keys), count, keyless, self._partitioner).parts()
         if stream.key_column is None:
             return [(keyless, rows)]
-        return partition_by_key(rows, rows.column(stream.key_column), count, keyless).parts()
+        return partition_by_key(rows, rows.column(stream.key_column), count, keyless, self._partitioner).parts()
 
     async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
         """Append the first of `rows` (that conform), as many as one chunk takes, as chunk number `sequence`.

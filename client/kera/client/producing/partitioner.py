@@ -1,13 +1,15 @@
 """Which streamlet a record goes to: by its primary key, or spread evenly. Pure functions.
 
-The hash is part of the contract between all producers of a stream: CRC-32C of the key's bytes, modulo M. A key of a
-typed column is first brought to bytes: text as UTF-8, binary as it is, anything else as the text of its value.
+The partitioner is part of the contract between all producers of a stream: by default CRC-32C of the key's bytes, modulo
+M. Two others place keys as Kafka's clients do (`PARTITIONERS`). A key of a typed column is first brought to bytes: text
+as UTF-8, binary as it is, anything else as the text of its value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +19,46 @@ import pyarrow.compute as pc
 from kera.client.producing.lane_columns import Numbers
 from kera.core.checksum import crc32c, crc32c_each
 from kera.core.errors import SchemaMismatch
+from kera.core.key_hashes import crc32, crc32_each, murmur2, murmur2_each
 
 
-def streamlet_of(key: bytes, streamlets: int) -> int:
-    """The streamlet of a key."""
-    return crc32c(key) % streamlets
+class Partitioner(NamedTuple):
+    """How keys decide streamlets. The sender in C (``core/native/key_hash.c``) knows the same ones by their names."""
+
+    name: str
+    hash_of: Callable[[bytes], int]
+    hash_each: Callable[[Any, Any], bytes]
+    """Of each piece of some bytes: see `crc32c_each`."""
+    mask: int = (1 << 32) - 1
+    """The bits of the hash that count."""
+    takes_empty: bool = True
+    """Whether an empty key decides; if not, a record with an empty key goes where one without a key goes."""
+
+    def decides(self, key: bytes) -> bool:
+        """Whether the streamlet depends on `key`."""
+        return self.takes_empty or len(key) > 0
+
+
+CRC32C = Partitioner("crc32c", crc32c, crc32c_each)
+PARTITIONERS = {
+    partitioner.name: partitioner
+    for partitioner in (
+        CRC32C,
+        Partitioner("murmur2_random", murmur2, murmur2_each, mask=(1 << 31) - 1),
+        Partitioner("consistent_random", crc32, crc32_each, takes_empty=False),
+    )
+}
+"""By name. ``murmur2_random`` is the default of Kafka's client in Java, ``consistent_random`` that of librdkafka."""
+
+
+def streamlet_of(key: bytes, streamlets: int, partitioner: Partitioner = CRC32C) -> int:
+    """The streamlet of a key that decides."""
+    return (partitioner.hash_of(key) & partitioner.mask) % streamlets
+
+
+def streamlet_of_keys(keys: Sequence[bytes], streamlets: int, partitioner: Partitioner) -> int | None:
+    """The streamlet of a record with these keys; None: they do not decide."""
+    return streamlet_of(keys[0], streamlets, partitioner) if keys and partitioner.decides(keys[0]) else None
 
 
 class Partition(NamedTuple):
@@ -67,7 +104,9 @@ class Partition(NamedTuple):
         ]
 
 
-def partition_by_key(batch: pa.RecordBatch, keys: pa.Array, streamlets: int, keyless: int) -> Partition:
+def partition_by_key(
+    batch: pa.RecordBatch, keys: pa.Array, streamlets: int, keyless: int, partitioner: Partitioner = CRC32C
+) -> Partition:
     """The rows of `batch` by streamlet, those of each in their order; rows without a key go to streamlet `keyless`.
 
     Has work for the interpreter only with keys that are neither text nor binary: for each distinct one.
@@ -79,8 +118,11 @@ def partition_by_key(batch: pa.RecordBatch, keys: pa.Array, streamlets: int, key
     if not batch.num_rows:
         return Partition(batch, _numbers(), _numbers())
     small = np.uint16 if streamlets <= 1 << 16 else np.int64  # numpy sorts small numbers in linear time
-    places = (_hashes(keys) % streamlets).astype(small)
-    if keys.null_count:
+    hashes = _hashes(keys, partitioner) & np.uint32(partitioner.mask)
+    places = (hashes % streamlets).astype(small)
+    if not partitioner.takes_empty and _has_length(keys.type):
+        places[pc.fill_null(pc.binary_length(keys), 0).to_numpy(zero_copy_only=False) == 0] = keyless
+    elif keys.null_count:
         places[pc.is_null(keys).to_numpy(zero_copy_only=False)] = keyless
     order = np.argsort(places, kind="stable")
     places = places[order]
@@ -113,19 +155,31 @@ def primary_keys(keys: pa.Array) -> pa.Array:
     return first.take(places)
 
 
-def _hashes(keys: pa.Array) -> npt.NDArray[np.uint32]:
+def _hashes(keys: pa.Array, partitioner: Partitioner) -> npt.NDArray[np.uint32]:
     """Of each key; of none, anything."""
     if pa.types.is_string(keys.type) or pa.types.is_binary(keys.type):
         _, offsets, data = keys.buffers()
-        if not len(keys) or data is None:
-            return np.zeros(len(keys), np.uint32)  # the checksum of nothing is 0
+        if not len(keys) or data is None:  # all are empty or null
+            return np.full(len(keys), partitioner.hash_of(b""), np.uint32)
         bounds = np.frombuffer(offsets, np.int32, len(keys) + 1, 4 * keys.offset)
-        return np.frombuffer(crc32c_each(memoryview(data), bounds), np.uint32)
+        return np.frombuffer(partitioner.hash_each(memoryview(data), bounds), np.uint32)
     encoded = pc.dictionary_encode(keys)
-    distinct = [0 if key is None else crc32c(key) for key in _as_bytes(encoded.dictionary)]
+    distinct = [0 if key is None else partitioner.hash_of(key) for key in _as_bytes(encoded.dictionary)]
     table = np.array([*distinct, 0], np.uint32)
     indices: npt.NDArray[np.int32] = pc.fill_null(encoded.indices, len(distinct)).to_numpy(zero_copy_only=False)
     return table[indices]
+
+
+def _has_length(kind: pa.DataType) -> bool:
+    """Whether values of a type can be empty."""
+    is_text_or_bytes = (
+        pa.types.is_string,
+        pa.types.is_binary,
+        pa.types.is_large_string,
+        pa.types.is_large_binary,
+        pa.types.is_fixed_size_binary,
+    )
+    return any(is_it(kind) for is_it in is_text_or_bytes)
 
 
 def _as_bytes(values: pa.Array) -> list[bytes | None]:

@@ -31,7 +31,7 @@ from kera.client.producing.lane import LAST_EPOCH
 from kera.client.producing.limits import LIMITS, ProducerLimits
 from kera.client.producing.outcome import BatchDelivery, BundleOutcome, Outcome
 from kera.client.producing.partition_payloads import Payloads, partition_payloads
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.partitioner import streamlet_of_keys
 from kera.client.producing.punctuating import Punctuates
 from kera.client.producing.record_arguments import (
     RECORD_OVERHEAD_BYTES,
@@ -118,7 +118,13 @@ class Producer(SendsRows, Punctuates, Delays):
         """By stream: how many streamlets it has, and the open chunks of its writer."""
         if native is not None and clock is None:
             self.__dict__["send"] = native.sender(
-                self.send, Pending, self._filling, self._open_chunks, self._buffer, self._chunk_bytes_max
+                self.send,
+                Pending,
+                self._filling,
+                self._open_chunks,
+                self._buffer,
+                self._chunk_bytes_max,
+                settings.partitioner,
             )
         if traces is not None:
             self.__dict__["send"] = traces.sending(self.send)
@@ -170,7 +176,8 @@ class Producer(SendsRows, Punctuates, Delays):
         The value is bytes or None, and `keys` are bytes or a list of them; with a serializer, they are what that takes,
         None is no value, and only a list is several keys.
 
-        The first key decides the streamlet (records of one key stay in order); without keys, chunks are spread evenly.
+        The first key decides the streamlet, as the setting ``partitioner`` says (records of one key stay in order);
+        without keys, chunks are spread evenly.
         `timestamp_us` is microseconds since the Unix epoch, now by default. The stream must have been prepared
         (`prepare`, or any `send_batch`).
 
@@ -228,11 +235,11 @@ class Producer(SendsRows, Punctuates, Delays):
             if headers:
                 headers = own_headers(headers)
                 size += sum(header_bytes(name, content) for name, content in headers.items())
-        spread = streamlet is None and not accepted_keys
+        spread = False
         if streamlet is None:
-            streamlet = (
-                streamlet_of(accepted_keys[0], writer.streamlet_count) if accepted_keys else writer.sticky_streamlet
-            )
+            decided = streamlet_of_keys(accepted_keys or (), writer.streamlet_count, writer.partitioner)
+            spread = decided is None
+            streamlet = writer.sticky_streamlet if decided is None else decided
         elif streamlet.__class__ is not int:
             streamlet = writer.checked_streamlet(streamlet)
         if self._buffer.is_full(size):

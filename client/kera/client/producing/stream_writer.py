@@ -25,7 +25,7 @@ from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import BundleOutcome, Outcome
 from kera.client.producing.pace import NOTHING_DUE, Due, Pace, all_of, earlier
 from kera.client.producing.partition_payloads import Payloads, one_by_one, partition_payloads, spread
-from kera.client.producing.partitioner import Partition, partition_by_key, primary_keys, whole
+from kera.client.producing.partitioner import PARTITIONERS, Partition, partition_by_key, primary_keys, whole
 from kera.client.producing.routes import Routes
 from kera.client.producing.row_sizes import OVERHEAD_BYTES
 from kera.client.producing.stream_lanes import ProducerIdentity, StreamLanes
@@ -71,6 +71,7 @@ class StreamWriter:
         )
         """Batches that will be partitioned are gathered up to this size."""
         self._lean = settings.lean
+        self.partitioner = PARTITIONERS[settings.partitioner]
         self._delivery_timeout_s = settings.delivery_timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer
@@ -246,7 +247,7 @@ class StreamWriter:
         keys = _keys_of(batch, stream)
         if keys is not None:
             self._move_on(1)
-            return partition_by_key(batch, keys, self.streamlet_count, first)
+            return partition_by_key(batch, keys, self.streamlet_count, first, self.partitioner)
         if chunk_bytes <= bytes_max:
             partition = whole(batch, first)
         else:  # a chunk for each streamlet, as of records

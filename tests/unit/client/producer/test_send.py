@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.partitioner import PARTITIONERS, Partitioner, streamlet_of
 from kera.core.errors import (
     CorruptChunk,
     InvalidArgument,
@@ -139,12 +139,13 @@ class TestSend:
             assert all(streamlet_of(key, 4) == streamlet for key in keyed)
             assert len(stored) - len(keyed) > 100
 
+    @pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
     async def test_send_and_send_batch_agree_on_the_streamlet_of_a_key(
-        self, make_cluster: MakeCluster, make_producer: MakeProducer
+        self, make_cluster: MakeCluster, make_producer: MakeProducer, partitioner: Partitioner
     ) -> None:
         cluster = make_cluster(stream_info(streamlets=5))
-        producer = make_producer(cluster)
-        keys = [b"", b"a", b"\xff\0", *(b"%d" % number for number in range(30))]
+        producer = make_producer(cluster, partitioner=partitioner.name)
+        keys = [b"a", b"\xff\0", *(b"%d" % number for number in range(60))]
         lists = pa.array([[key, b"second"] for key in keys], KEYS)
         deliveries = await give(await producer.send_batch("s", batch(*keys, keys=lists)))
         assert sum(each.record_count for each in deliveries) == len(keys)
@@ -153,8 +154,27 @@ class TestSend:
         await give(producer.flush())
         for streamlet in range(5):
             stored = cluster.values("s", streamlet)
-            expected = [key for key in keys if streamlet_of(key, 5) == streamlet]
+            expected = [key for key in keys if streamlet_of(key, 5, partitioner) == streamlet]
             assert stored == expected + expected
+
+    @pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
+    async def test_an_empty_key_spreads_where_it_counts_as_none(
+        self, make_cluster: MakeCluster, make_producer: MakeProducer, partitioner: Partitioner
+    ) -> None:
+        cluster = make_cluster(stream_info(streamlets=4))
+        producer = make_producer(cluster, chunk_bytes_max=4096, partitioner=partitioner.name)
+        await producer.prepare("s")
+        for _ in range(1000):
+            producer.send("s", b"x" * 30, keys=b"")
+        await give(producer.flush())
+        lists = pa.array([[b"", b"second"]] * 1000, KEYS)
+        for _ in range(4):
+            await give(await producer.send_batch("s", batch(*[b"y" * 30] * 1000, keys=lists)))
+        found = {streamlet for streamlet in range(4) if cluster.values("s", streamlet)}
+        if partitioner.takes_empty:
+            assert found == {streamlet_of(b"", 4, partitioner)}
+        else:
+            assert found == set(range(4))
 
     async def test_records_of_all_kinds_share_a_chunk(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
         producer = make_producer(cluster)
