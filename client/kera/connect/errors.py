@@ -27,3 +27,11 @@ class Refused(KeraError):
 
 class Unreachable(KeraError):
     """The other system does not answer."""
+
+
+class Untranslatable(KeraError):
+    """An offset of Kafka has no known place in the stream; the message says why, and the way out."""
+
+
+class NotCopied(KeraError):
+    """The copy has not come as far as an offset yet."""

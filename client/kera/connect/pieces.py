@@ -30,6 +30,8 @@ class Piece(NamedTuple):
     """See `Span`."""
     everywhere: bool = False
     """Each streamlet of a stream gets all rows: they concern every key."""
+    row_places: Sequence[int] | None = None
+    """The place of each row, where places are numbers with gaps, such as offsets of Kafka; None: they are not known."""
 
 
 class Span(NamedTuple):

@@ -25,6 +25,15 @@ def test_a_round_is_what_it_was_when_it_is_read_again() -> None:
     assert (second.number, second.records) == (2, 17)
 
 
+def test_a_journal_says_with_which_place_each_chunk_begins() -> None:
+    gaps = next_round(BEGUN, "run", [Planned(Span("0", 0, 9, 4), None, {0: 2}, (1, 6))])
+
+    assert Round.decode(gaps.encode()) == gaps
+    assert b'"starts":{"0":[1,6]}' in gaps.encode()
+    old = gaps.encode().replace(b',"starts":{"0":[1,6]}', b"")
+    assert Round.decode(old).pieces[0].starts == ()
+
+
 def test_a_piece_that_does_not_follow_the_one_before_is_a_defect() -> None:
     first = next_round(BEGUN, "run", [Planned(Span("0", 0, 5, 5), 0, {0: 1})])
 

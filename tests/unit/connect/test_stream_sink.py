@@ -93,6 +93,25 @@ async def test_a_copy_that_has_ended_well_has_nothing_to_write_again() -> None:
     assert [each.number for each in journal.rounds] == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("start", "offsets", "starts"), [(4, [4, 5, 6], ()), (4, [4, 5, 8], (4, 5, 8)), (3, [4, 5, 6], (4, 5, 6))]
+)
+async def test_the_journal_says_with_which_offset_each_chunk_begins(
+    start: int, offsets: list[int], starts: tuple[int, ...]
+) -> None:
+    """Unless offsets have no gaps."""
+    chunks, journal = Chunks(), Journal()
+    chunks.chunk_bytes_max = 2  # a row for each chunk
+    made = writer(chunks, journal)
+    await made.begin()
+
+    await made.put([Piece("0", start, offsets[-1] + 1, rows(b"a", b"b", b"c"), 0, row_places=offsets)])
+
+    ((written,),) = (each.pieces for each in journal.rounds if each.pieces)
+    assert written.starts == starts
+    assert written.chunks[0].number == 3
+
+
 async def test_another_source_or_another_stream_is_another_copy() -> None:
     chunks, journal = Chunks(), Journal()
     await begun(chunks, journal)

@@ -1,4 +1,4 @@
-"""``kera group``: consumer groups: their members, cursors and lag, and resets."""
+"""``kera group``: consumer groups: their members, cursors and lag; resets, and offsets from Kafka."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -211,6 +212,56 @@ def reset(
         output=output,
     )
     run_async(carry_out(options))
+
+
+@app.command("import")
+def import_(
+    name: str = NAME_ARGUMENT,
+    stream: str = typer.Argument(
+        ..., metavar="STREAM", help="Stream that kera connect copy has filled from the topic."
+    ),
+    source: str = typer.Option(..., "--from", metavar="kafka://HOST:PORT/TOPIC", help="The topic, as it was copied."),
+    kafka_group: str | None = typer.Option(
+        None, "--kafka-group", metavar="NAME", help="Consumer group of Kafka. Default: the same name as GROUP."
+    ),
+    kafka_config: Path | None = typer.Option(
+        None, "--kafka-config", metavar="FILE", help="Settings of librdkafka, name=value: how to log in, TLS."
+    ),
+    copy: str | None = typer.Option(
+        None, "--copy", metavar="NAME", help="Which copy, if several have copied the topic into the stream."
+    ),
+    wait: str | None = typer.Option(
+        None, "--wait", metavar="TIME", help="Wait this long for the copy to come as far as the group: 30s, 10min."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show the cursors."),
+    force: bool = typer.Option(False, "--force", help="Also while consumers are active; they lose their leases."),
+    yes: bool = YES_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """Take over the committed offsets of a consumer group of Kafka.
+
+    The stream is a copy of the topic, with as many streamlets as the topic has partitions. Each streamlet's cursor
+    becomes the start of the chunk that has the first record that the group has not read: no record is skipped, and at
+    most one chunk per streamlet is read again. Stop the group's consumers in Kafka first.
+    """
+    from kera.cli.group._importing import ImportOptions, import_offsets
+
+    options = ImportOptions(
+        group=name,
+        stream=stream,
+        source=source,
+        kafka_group=kafka_group or name,
+        kafka_config=kafka_config,
+        copy=copy,
+        wait=wait,
+        dry_run=dry_run,
+        force=force,
+        yes=yes,
+        bootstrap=bootstrap,
+        output=output,
+    )
+    run_async(import_offsets(options))
 
 
 @app.command()

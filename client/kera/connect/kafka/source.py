@@ -144,8 +144,9 @@ class TopicSource:
             if not messages:
                 yield None
             for some in _in_pieces(messages, piece_bytes):
-                part, end = str(number), some[-1].offset() + 1
-                yield Piece(part, places.get(part, starts[number]), end, rows_of(some), number)
+                part, offsets = str(number), [message.offset() for message in some]
+                end = offsets[-1] + 1
+                yield Piece(part, places.get(part, starts[number]), end, rows_of(some), number, row_places=offsets)
                 places[part] = end
 
     def _messages(self, starts: Mapping[int, int], ends: Mapping[int, int | None]) -> Iterator[tuple[int, list[Any]]]:
@@ -202,6 +203,20 @@ class TopicSource:
 
     async def kept(self, places: Mapping[str, Place]) -> None:
         """See `Source`: the topic decides what it keeps."""
+
+    async def has_records(self, partition: int, start: int, end: int) -> bool:
+        """Whether a partition has a record, now, from one offset up to before another. Raises `SourceChanged`."""
+        return await self._worker.call(self._has_records, partition, start, end)
+
+    def _has_records(self, partition: int, start: int, end: int) -> bool:
+        first, behind = self._bounds()[partition]
+        if end > behind:
+            raise SourceChanged(
+                f"topic {self._topic!r} ends at offset {behind} of partition {partition}, before {end}: it was deleted"
+                " and created again, or has lost records"
+            )
+        start = max(first, start)
+        return start < end and any(messages for _, messages in self._messages({partition: start}, {partition: end}))
 
     async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         """See `Source`."""

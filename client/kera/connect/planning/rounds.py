@@ -53,6 +53,9 @@ class Written(NamedTuple):
     """The streamlet of rows without a key; None: each streamlet of `chunks` has all rows, whatever their keys."""
     chunks: Mapping[int, Chunks]
     """By streamlet."""
+    starts: tuple[int, ...] = ()
+    """The place of the first row of each chunk, where all rows are in one streamlet. Empty: not known, or places of
+    rows are consecutive numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +93,11 @@ class Round:
                 "places": dict(self.places),
                 "sequences": {str(streamlet): sequence for streamlet, sequence in self.sequences.items()},
                 "pieces": [
-                    [*span, keyless, [[streamlet, *chunks] for streamlet, chunks in written.items()]]
-                    for span, keyless, written in self.pieces
+                    [*each.span, each.keyless, [[streamlet, *chunks] for streamlet, chunks in each.chunks.items()]]
+                    for each in self.pieces
                 ],
+                # Beside the pieces, so that programs without it read them.
+                "starts": {str(at): each.starts for at, each in enumerate(self.pieces) if each.starts},
             },
             separators=(",", ":"),
         ).encode()
@@ -118,7 +123,9 @@ class Round:
                 epoch=_whole(found.get("epoch", FIRST_EPOCH)),
                 places=dict(found["places"]),
                 sequences={int(streamlet): _whole(sequence) for streamlet, sequence in found["sequences"].items()},
-                pieces=tuple(_written(each) for each in found["pieces"]),
+                pieces=tuple(
+                    _written(each, found.get("starts", {}).get(str(at), ())) for at, each in enumerate(found["pieces"])
+                ),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CopyMismatch(
@@ -138,12 +145,13 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _written(found: Any) -> Written:
+def _written(found: Any, starts: Any) -> Written:
     part, start, end, rows, *digest, keyless, chunks = found
     return Written(
         Span(str(part), start, end, _whole(rows), *map(str, digest)),
         None if keyless is None else _whole(keyless),
         {_whole(streamlet): Chunks(_whole(first), _whole(count)) for streamlet, first, count in chunks},
+        tuple(map(_whole, starts)),
     )
 
 
@@ -155,12 +163,14 @@ class Planned(NamedTuple):
     """See `Written`."""
     counts: Mapping[int, int]
     """Per streamlet: of how many chunks."""
+    starts: tuple[int, ...] = ()
+    """See `Written`."""
 
 
 def next_round(last: Round, run: str, pieces: Sequence[Planned]) -> Round:
     """The round after `last`: its chunks have the numbers behind those of all rounds so far."""
     sequences, places, written = dict(last.sequences), dict(last.places), []
-    for span, keyless, counts in pieces:
+    for span, keyless, counts, starts in pieces:
         if span.part in places:
             invariant(places[span.part] == span.start, "a piece begins where the one before it ended", part=span.part)
         places[span.part] = span.end
@@ -169,7 +179,7 @@ def next_round(last: Round, run: str, pieces: Sequence[Planned]) -> Round:
             first = sequences.get(streamlet, 0)
             chunks[streamlet] = Chunks(first, count)
             sequences[streamlet] = first + count
-        written.append(Written(span, keyless, chunks))
+        written.append(Written(span, keyless, chunks, starts))
     return replace(
         last,
         number=last.number + 1,

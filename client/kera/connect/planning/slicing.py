@@ -7,10 +7,14 @@ from itertools import pairwise
 import pyarrow as pa
 
 
+def ends_of_slices(rows: int, count: int) -> list[int]:
+    """Where `count` slices of `rows` rows begin and end: `count` + 1 numbers, the first one is 0."""
+    return [rows * number // count for number in range(count + 1)]
+
+
 def slices(rows: pa.RecordBatch, count: int) -> list[pa.RecordBatch]:
     """`rows` in `count` slices of about as many rows; none has any if there are fewer rows than slices."""
-    ends = [rows.num_rows * number // count for number in range(count + 1)]
-    return [rows.slice(start, end - start) for start, end in pairwise(ends)]
+    return [rows.slice(start, end - start) for start, end in pairwise(ends_of_slices(rows.num_rows, count))]
 
 
 def slices_needed(rows: pa.RecordBatch, bytes_max: int) -> int:

@@ -1,7 +1,8 @@
 """The journal of a copy into a stream: a stream of its own, with a record for each round (`kera.connect.planning`).
 
 It is called ``_connect.`` and the name of the copy, so that it can be seen, protected by rules, and deleted. It has a
-record for each round, of which the last one counts; retention takes the others. Each round is appended under its own
+record for each round. A copy goes on from the last one; the others tell where records of the source are in the stream,
+for offsets of consumer groups, until retention takes them. Each round is appended under its own
 number, and the broker takes each number once: that is what decides between two processes that run the same copy.
 
 It is always persisted, whatever the level of the stream it is about: should a broker lose acknowledged chunks of that,
@@ -12,17 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 import pyarrow as pa
 
 from kera.client import EARLIEST, PRODUCER_IDS, Appender, ChunkQuery, Client, StreamDescription
-from kera.connect.errors import CopyElsewhere
+from kera.connect.errors import CopyElsewhere, CopyMismatch
 from kera.connect.planning.rounds import Round
 from kera.core.errors import OutOfSequence, StreamExists, UnknownStream
 
 PREFIX = "_connect."
-RETENTION_BYTES = 1 << 20
+RETENTION_BYTES = 64 << 20
+"""Of rounds: they say where records of at least hundred times as many bytes are."""
 CHUNK_BYTES_MAX = 8 << 20
 EPOCH = 1
 
@@ -100,6 +103,28 @@ async def last_round(client: Client, stream: str) -> Round | None:
     async for chunk in client.read_range(stream, 0, 0, start, bounds.end):
         last = chunk.batch.column("value")[-1].as_py()
     return None if last is None else Round.decode(last)
+
+
+async def all_rounds(client: Client, stream: str) -> AsyncIterator[Round]:
+    """The rounds that a journal still has, in their order. Raises `UnknownStream`, `CopyMismatch`."""
+    async for chunk in client.read_range(stream, 0, 0, EARLIEST, None):
+        for value in chunk.batch.column("value"):
+            yield Round.decode(value.as_py())
+
+
+async def journals_of(client: Client, stream_id: int) -> dict[str, Round]:
+    """The copies into a stream: the last round of each, by the name of the copy.
+
+    A journal that cannot be read is left out: nobody can tell which stream it is about.
+    """
+    found: dict[str, Round] = {}
+    for journal in await client.admin.list_streams():
+        if journal.name.startswith(PREFIX):
+            with contextlib.suppress(CopyMismatch, UnknownStream):
+                last = await last_round(client, journal.name)
+                if last is not None and last.stream_id == stream_id:
+                    found[journal.name.removeprefix(PREFIX)] = last
+    return found
 
 
 async def open_journal(client: Client, name: str, target: StreamDescription) -> StreamJournal:

@@ -16,7 +16,7 @@ from kera.client import AppendResult, Client, StreamDescription
 from kera.connect.errors import CopyElsewhere, CopyMismatch, SourceChanged
 from kera.connect.pieces import Piece, Place, Progress, Source, Span
 from kera.connect.planning.rounds import FIRST_EPOCH, Planned, Round, Written, abandoned, next_round
-from kera.connect.planning.slicing import slices, slices_needed
+from kera.connect.planning.slicing import ends_of_slices, slices, slices_needed
 from kera.connect.streams.journal import Journal, open_journal, producer_id
 from kera.core.chunk import PAYLOAD_BYTES_MAX
 from kera.core.errors import (
@@ -161,11 +161,9 @@ class RoundWriter:
                 (streamlet, slices(rows, slices_needed(rows, self._slice_bytes)))
                 for streamlet, rows in self._split(piece.rows, keyless, wanted)
             ]
-            planned.append(
-                Planned(
-                    span, keyless if wanted is None else None, {streamlet: len(chunks) for streamlet, chunks in parts}
-                )
-            )
+            counts = {streamlet: len(chunks) for streamlet, chunks in parts}
+            starts = () if wanted is None else _starts(piece, counts)
+            planned.append(Planned(span, keyless if wanted is None else None, counts, starts))
             cut.append(parts)
         added = next_round(self._last, self._run, planned)
         await self._journal.add(added)
@@ -227,6 +225,15 @@ class RoundWriter:
                 rows=rows.num_rows,
                 chunk=result.record_count,
             )
+
+
+def _starts(piece: Piece, counts: Mapping[int, int]) -> tuple[int, ...]:
+    """See `Written.starts`: `counts` are of the chunks that the piece becomes."""
+    places, rows = piece.row_places, piece.rows.num_rows
+    if places is None or not rows or places[-1] - piece.start + 1 == rows:
+        return ()
+    (count,) = counts.values()
+    return tuple(places[row] for row in ends_of_slices(rows, count)[:-1])
 
 
 def _changed(span: Span, rows: int) -> SourceChanged:

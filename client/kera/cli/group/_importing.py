@@ -1,0 +1,160 @@
+"""``kera group import``: the committed offsets of a consumer group of Kafka become cursors of one of KerA."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kera.cli._client import connected
+from kera.cli._confirming import check_can_ask, confirm
+from kera.cli._durations import parse_duration_ms
+from kera.cli._output import Output, show_document
+from kera.cli._run import UsageError, extra
+from kera.cli._table import plural, table
+from kera.connect.endpoints import TopicEnd, parse_end
+from kera.connect.errors import NotCopied
+
+if TYPE_CHECKING:
+    from kera.client import Client, ResetPlan, StreamDescription
+    from kera.connect.importing import ImportedCursor
+    from kera.connect.kafka.source import TopicSource
+
+HEADING = ("PARTITION", "KAFKA OFFSET", "STREAMLET", "ENTRY", "NEW OFFSET", "CURSOR", "READ AGAIN (AT MOST)")
+RETRY_S = 0.5
+"""Between looks at how far the copy is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """What ``kera group import`` was given."""
+
+    group: str
+    stream: str
+    source: str
+    kafka_group: str
+    kafka_config: Path | None
+    copy: str | None
+    wait: str | None
+    dry_run: bool
+    force: bool
+    yes: bool
+    bootstrap: str
+    output: Output
+
+
+async def import_offsets(options: ImportOptions) -> None:
+    """Translate, show, ask, and set the cursors."""
+    end = parse_end(options.source)
+    if not isinstance(end, TopicEnd):
+        raise UsageError(f"--from: {options.source} is not a topic of Kafka; write kafka://host:9092/topic")
+    wait_ms = 0 if options.wait is None else parse_duration_ms(options.wait, name="--wait")
+    doing = f"importing offsets into group {options.group}"
+    if not options.dry_run:
+        check_can_ask(doing, yes=options.yes)
+    with extra("kafka"):
+        import confluent_kafka  # noqa: F401 - see whether it is there
+    async with connected(options.bootstrap, patient=False) as client:
+        stream = await client.describe(options.stream)
+        cursors, members = await _translated(client, stream, end, options, wait_ms)
+        plan = await _plan(client, stream, options.group, cursors)
+        _show(plan, cursors, options.output)
+        if members and not options.output.is_document:
+            active = plural(members, "active consumer")
+            print(f"group {options.kafka_group} has {active} in Kafka: what they commit from now on is not imported")
+        if options.dry_run:
+            return
+        confirm(doing, f"Set the cursors of group {options.group} in stream {options.stream}?", yes=options.yes)
+        await client.admin.reset_consumer_group(options.group, options.stream, plan, force=options.force)
+    if not options.output.is_document:
+        print(f"imported {plural(len(cursors), 'offset')} into group {options.group}, stream {options.stream}")
+
+
+async def _translated(
+    client: Client, stream: StreamDescription, end: TopicEnd, options: ImportOptions, wait_ms: int
+) -> tuple[list[ImportedCursor], int]:
+    """The cursors, and how many consumers the group has in Kafka."""
+    from kera.connect.importing import find_copy
+    from kera.connect.kafka.committed import committed_offsets
+    from kera.connect.kafka.connection import read_settings
+    from kera.connect.kafka.source import TopicSource
+
+    settings = read_settings(options.kafka_config)
+    source = TopicSource(end.bootstrap, end.topic, f"import.{options.group}", settings, follow=False)
+    try:
+        await source.open()
+        copy = await find_copy(client, stream, source.identity, options.copy)
+        committed = await asyncio.to_thread(
+            committed_offsets, end.bootstrap, end.topic, source.streamlets, options.kafka_group, settings
+        )
+        return await _when_copied(client, stream, copy, source, committed.offsets, wait_ms), committed.members
+    finally:
+        await source.close()
+
+
+async def _when_copied(
+    client: Client,
+    stream: StreamDescription,
+    copy: str,
+    source: TopicSource,
+    committed: Mapping[int, int | None],
+    wait_ms: int,
+) -> list[ImportedCursor]:
+    from kera.connect.importing import imported_cursors
+
+    deadline = time.monotonic() + wait_ms / 1000
+    while True:
+        try:
+            return await imported_cursors(client, stream, copy, source, committed)
+        except NotCopied:
+            if time.monotonic() >= deadline:
+                raise
+        await asyncio.sleep(RETRY_S)
+
+
+async def _plan(client: Client, stream: StreamDescription, group: str, cursors: Sequence[ImportedCursor]) -> ResetPlan:
+    from kera.connect.importing import positions_of
+
+    return await client.admin.plan_reset(group, stream.name, positions_of(stream, cursors))
+
+
+def _show(plan: ResetPlan, cursors: Sequence[ImportedCursor], output: Output) -> None:
+    offsets = {(change.streamlet, change.entry): change.new_offset for change in plan.changes}
+    if output.is_document:
+        show_document([_document(each, offsets[each.partition, each.entry]) for each in cursors], output)
+        return
+    rows = [
+        (
+            each.partition,
+            each.committed,
+            each.partition,
+            each.entry,
+            offsets[each.partition, each.entry],
+            "/".join(map(str, each.position)) if each.position.group_id else "start",
+            each.records_again_max,
+        )
+        for each in cursors
+    ]
+    print(table(HEADING, rows))
+    print()
+    for each in cursors:
+        if each.note:
+            print(f"partition {each.partition}: {each.note}")
+    again = sum(each.records_again_max for each in cursors)
+    print(f"at most {plural(again, 'record')} will be read again, none skipped")
+
+
+def _document(cursor: ImportedCursor, new_offset: int) -> dict[str, Any]:
+    return {
+        "partition": cursor.partition,
+        "kafka_offset": cursor.committed,
+        "streamlet": cursor.partition,
+        "entry": cursor.entry,
+        "new_offset": new_offset,
+        "new_cursor": list(cursor.position),
+        "records_again_max": cursor.records_again_max,
+        "note": cursor.note,
+    }

@@ -1,0 +1,52 @@
+"""What a consumer group of Kafka has committed for a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kera.connect.errors import Refused
+from kera.connect.kafka.connection import ANSWER_S, OURS, settings_of, translated
+
+
+class CommittedOffsets(NamedTuple):
+    """Of one consumer group and topic."""
+
+    offsets: Mapping[int, int | None]
+    """Per partition, of the next record to read; None: the group has committed nothing."""
+    members: int
+    """Consumers of the group that are active now."""
+
+
+def committed_offsets(
+    bootstrap: str, topic: str, partitions: int, group: str, settings: Mapping[str, str]
+) -> CommittedOffsets:
+    """Ask Kafka; blocks. Raises `Refused` if the group has committed nothing for the topic, `Unreachable`."""
+    import confluent_kafka as kafka
+
+    consumer: Any = None
+    with translated(f"consumer group {group}"):
+        consumer = kafka.Consumer(settings_of(bootstrap, settings, group_id=group, enable_auto_commit=False))
+    try:
+        with translated(f"consumer group {group}"):
+            asked = [kafka.TopicPartition(topic, number) for number in range(partitions)]
+            found = consumer.committed(asked, timeout=ANSWER_S)
+            for each in found:
+                if each.error is not None:
+                    raise kafka.KafkaException(each.error)
+            members = _members(bootstrap, group, settings)
+    finally:
+        consumer.close()
+    offsets = {each.partition: each.offset if each.offset >= 0 else None for each in found}
+    if all(offset is None for offset in offsets.values()):
+        raise Refused(f"consumer group {group!r} of Kafka has committed no offset for topic {topic!r}")
+    return CommittedOffsets(offsets, members)
+
+
+def _members(bootstrap: str, group: str, settings: Mapping[str, str]) -> int:
+    import confluent_kafka.admin
+
+    kept = {name: value for name, value in settings.items() if name not in OURS}
+    admin = confluent_kafka.admin.AdminClient({**kept, "bootstrap.servers": bootstrap})
+    described = admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group].result()
+    return len(described.members)

@@ -1,0 +1,75 @@
+"""Finds a chunk of a copy in its stream by the sequence that the copy gave it.
+
+Sequences of a copy ascend in an entry, so this is a binary search by the numbers of records, which reads one chunk a
+step. Others may write to the stream, too: their chunks are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import NamedTuple, cast
+
+from kera.client import ChunkBatch, ChunkQuery, Client, ConsumerSettings, EntryBounds, Position, StreamDescription
+
+
+class CopyEntry(NamedTuple):
+    """An entry that a copy writes to."""
+
+    stream: StreamDescription
+    streamlet: int
+    producer_id: int
+    """Of the copy."""
+
+    @property
+    def entry(self) -> int:
+        """The one of the streamlet's entries that all its chunks go to."""
+        return self.producer_id % self.stream.config.entries
+
+
+class Sought(NamedTuple):
+    """What is known of a chunk after a search."""
+
+    chunk: ChunkBatch | None
+    """The first chunk of the copy with this sequence or a later one; None: there is none yet."""
+    is_it: bool
+    """It is the chunk itself: those with earlier sequences have been removed otherwise."""
+
+
+async def find_chunk(client: Client, where: CopyEntry, sequence: int) -> Sought:
+    """Find the chunk of a copy that has `sequence`."""
+    bounds = (await client.bounds(where.stream.name))[where.streamlet][where.entry]
+    low, high = bounds.first_record, bounds.next_record
+    best: ChunkBatch | None = None
+    while low < high:
+        middle = (low + high) // 2
+        chunk = await _own_chunk(client, where, bounds, middle)
+        if chunk is not None and chunk.header.sequence < sequence:
+            low = chunk.header.first_record + chunk.header.record_count
+            continue
+        best, high = chunk or best, middle
+        if chunk is not None and chunk.header.sequence == sequence:
+            break
+    return Sought(best, best is not None and best.header.sequence == sequence)
+
+
+async def _own_chunk(client: Client, where: CopyEntry, bounds: EntryBounds, record: int) -> ChunkBatch | None:
+    """The first chunk of the copy that ends behind a record; None: there is none."""
+    start = await _boundary(client, where, bounds, record)
+    settings = ConsumerSettings.load(shared_memory="never", joined_bytes_max=0, corrupt_chunks="skip")
+    chunks = client.read_range(
+        where.stream.name, where.streamlet, where.entry, start, bounds.end, bytes_max=1, settings=settings
+    )
+    async with aclosing(cast(AsyncGenerator[ChunkBatch, None], chunks)):
+        async for chunk in chunks:
+            if chunk.header.producer_id == where.producer_id:
+                return chunk
+    return None
+
+
+async def _boundary(client: Client, where: CopyEntry, bounds: EntryBounds, record: int) -> Position:
+    """The start of the chunk that has a record."""
+    before = record - bounds.first_record
+    query = ChunkQuery(where.streamlet, where.entry, bounds.start, bounds.end, records_max=before)
+    (place,) = await client.locate(where.stream.name, [query])
+    return place.position if place.record <= record else bounds.start  # the first chunk is always passed
