@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from kera.cli._run import UsageError
+from kera.core.sizes import size_bytes
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def parse_size(text: str, *, name: str = "size") -> int:
-    """Bytes in `text`: a number, with a binary (KiB, MiB, …) or decimal (kB, MB, …) unit if any.
-
-    Raises `UsageError` that mentions `name`.
-    """
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(text.replace("_", "")))
-    except ValidationError:
-        raise UsageError(f"{name}: {text!r} is no size; write 8388608, 8MiB or 1GB", name=name) from None
+    """Bytes in `text`, see `kera.core.sizes`. Raises `UsageError` that mentions `name`."""
+    found = size_bytes(text)
+    if found is None:
+        raise UsageError(f"{name}: {text!r} is no size; write 8388608, 8MiB or 1GB", name=name)
+    return found
 
 
 def format_size(size_bytes: int) -> str:

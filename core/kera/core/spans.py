@@ -16,3 +16,11 @@ def span_ms(text: str) -> float | None:
     if found is None or found[2] not in _UNITS_MS:
         return None
     return float(found[1]) * _UNITS_MS[found[2]]
+
+
+def exact_span(milliseconds: int) -> str:
+    """`milliseconds` with the largest unit that divides them, so that `span_ms` gives the same number again."""
+    for unit in ("d", "h", "min", "s"):
+        if milliseconds and not milliseconds % _UNITS_MS[unit]:
+            return f"{milliseconds // _UNITS_MS[unit]} {unit}"
+    return f"{milliseconds} ms"
