@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,9 +51,9 @@ async def produce(client: Client, stream: str, *values: bytes) -> None:
             producer.send(stream, value)
 
 
-async def submit(look: Look, form: str) -> None:
-    """Open what a form is in, and send it."""
-    button = look.page.locator(f'form[action="{form}"] button')
+async def submit(look: Look, form: str, name: str = "") -> None:
+    """Send a form, by its only button or by the one of this name."""
+    button = look.page.locator(f'form[action="{form}"] button', has_text=name or None)
     async with look.page.expect_navigation():
         await button.click()
 
@@ -66,9 +67,13 @@ async def test_a_stream_is_made_filled_browsed_and_moved_in_a_browser(cluster: R
     async with a_console("--admin", bootstrap=cluster.bootstrap) as console, a_browser() as look:
         page = look.page
         assert await look.go(console.url + "/streams") == 200
-        await unfold(look, "Create a stream")
-        await look.fill(name="seen", streamlets="2")
-        await submit(look, "/streams/create")
+        await page.get_by_role("link", name="Create stream").click()
+        await look.fill(name="seen", streamlets="2", retention="soon")
+        await submit(look, "/streams/create", "Create stream")
+        await expect(page.locator("#retention-error")).to_contain_text("is no span of time")
+        await expect(page.locator("#name")).to_have_value("seen")
+        await look.fill(retention="7d")
+        await submit(look, "/streams/create", "Create stream")
         await expect(page.locator("[role=status]")).to_have_text("The stream was created.")
         await expect(page.locator("h1")).to_contain_text("seen")
 
@@ -91,19 +96,23 @@ async def test_a_stream_is_made_filled_browsed_and_moved_in_a_browser(cluster: R
         assert json.loads(Path(await (await downloading.value).path()).read_text()) == {"text": HOSTILE}
 
         await look.go(console.url + "/streams/seen")
-        owner = await page.locator("tbody tr td:nth-child(3)").first.inner_text()
-        await unfold(look, "Move a streamlet")
+        await expect(page.locator("dl.fields")).to_contain_text("7 d")
+        owner = (
+            await page.locator("section", has_text="Next offset").locator("tbody tr td:nth-child(3)").first.inner_text()
+        )
+        await page.get_by_role("link", name="Settings").click()
+        await expect(page.locator("#retention")).to_have_value("7 d")
         await page.select_option("#broker", next(each for each in ("1", "2") if each != owner))
         await submit(look, "/streams/seen/move")
-        await expect(page.locator("[role=status]")).to_have_text("The streamlet has another owner.")
+        await expect(page.locator("[role=status]")).to_have_text("The streamlet was moved.")
 
-        await unfold(look, "Delete the stream")
+        await look.go(console.url + "/streams/seen/settings")
         await page.fill("#confirm", "seen")
         await submit(look, "/streams/seen/delete")
         await expect(page.locator("[role=status]")).to_have_text("The stream was deleted.")
         assert await look.go(console.url + "/streams/seen") == 404
 
-        assert [each for each in look.complaints if "404" not in each] == []
+        assert [each for each in look.complaints if "status of 40" not in each] == []
         assert all(each.startswith(console.url + "/") for each in look.asked), "nothing is fetched from elsewhere"
         assert "owned" not in await page.title()
 
@@ -118,23 +127,23 @@ async def test_epochs_are_set_from_a_page_that_shows_which_entry_the_next_one_wa
         connected(cluster) as client,
     ):
         page, address = look.page, console.url + "/streams/epochs"
-        await look.go(console.url + "/streams")
-        await unfold(look, "Create a stream")
-        await look.fill(name="epochs", streamlets="2", epoch_ms="2000", epoch_grace_ms="250")
-        await submit(look, "/streams/create")
+        await look.go(console.url + "/stream/create")
+        await unfold(look, "More settings")
+        await look.fill(name="epochs", streamlets="2", epoch="2s", epoch_grace="250ms")
+        await submit(look, "/streams/create", "Create stream")
         await expect(page.locator("[role=status]")).to_have_text("The stream was created.")
         config = (await client.admin.describe_stream("epochs")).config
         assert (config.epoch_ms, config.punctuation, config.epoch_grace_ms) == (2000, "clock", 250)
-        await expect(page.locator("dl.fields")).to_contain_text("of 2 s, ended by the clock, with a grace of 250 ms")
+        await expect(page.locator("dl.fields")).to_contain_text("2 s, punctuation by the clock, grace 250 ms")
         await expect(page.get_by_text("its broker's clock")).to_have_count(2)
         await expect(page.get_by_text("should be further")).to_have_count(0)
 
-        await unfold(look, "Change settings")
+        await page.get_by_role("link", name="Settings").click()
         await page.select_option("#punctuation", "producers")
-        await look.fill(timestamp_ahead_max_ms="0")
+        await look.fill(timestamp_ahead_max="0")
         await submit(look, "/streams/epochs/alter")
-        await expect(page.locator("dl.fields")).to_contain_text("of 2 s, ended by what producers write")
-        await expect(page.locator("section", has_text="Next epoch")).to_contain_text("nothing was written yet")
+        await expect(page.locator("dl.fields")).to_contain_text("2 s, punctuation by producers")
+        await expect(page.locator("section", has_text="Next epoch")).to_contain_text("Nothing was written yet.")
         async with client.producer() as producer:
             await producer.prepare("epochs")
             for streamlet, time_us in ((0, 9_000_000), (1, 5_000_000)):
@@ -145,16 +154,16 @@ async def test_epochs_are_set_from_a_page_that_shows_which_entry_the_next_one_wa
             ["1", "1970-01-01 00:00:05.000"],
             ["0", "1970-01-01 00:00:09.000"],
         ]
-        await look.go(console.url + "/streams")
-        await unfold(look, "Create a stream")
-        await look.fill(name="epochs-long", epoch_ms=str(400 * 86_400_000))
-        await submit(look, "/streams/create")
+        await look.go(console.url + "/stream/create")
+        await unfold(look, "More settings")
+        await look.fill(name="epochs-long", epoch="400d")
+        await submit(look, "/streams/create", "Create stream")
         assert "epoch_ms" in await look.text()
         assert [each for each in look.complaints if "400" not in each] == []
 
 
 @needs_chromium
-async def test_lag_is_shown_as_it_changes_and_a_group_is_put_elsewhere(cluster: RunningCluster) -> None:
+async def test_lag_is_shown_as_it_changes_and_a_group_is_reset_after_a_preview(cluster: RunningCluster) -> None:
     async with connected(cluster) as client:
         await client.admin.create_stream("lagging")
         await produce(client, "lagging", *(b"%d" % at for at in range(30)))
@@ -167,10 +176,15 @@ async def test_lag_is_shown_as_it_changes_and_a_group_is_put_elsewhere(cluster: 
             await expect(lag).to_contain_text("0 records")
             await produce(client, "lagging", *(b"%d" % at for at in range(7)))
             await expect(lag).to_contain_text("7 records", timeout=30_000)  # without that anybody loads it again
-            await unfold(look, "Put the group elsewhere")
+            await page.get_by_role("link", name="Reset group").click()
             await page.select_option("#to", "earliest")
-            await submit(look, "/group/reset")
-            await expect(page.locator("[role=status]")).to_have_text("The consumer group was put there.")
+            await page.get_by_role("button", name="Preview").click()
+            changes = page.locator("section", has_text="What changes in lagging")
+            await expect(changes.locator("tbody tr")).to_have_text(re.compile(r"^\s*0\s*0\s*30\s*0\s*30\s*0\s"))
+            await expect(changes.locator(".tiles")).to_contain_text("30 records")
+            async with page.expect_navigation():
+                await page.get_by_role("button", name="Reset group").click()
+            await expect(page.locator("[role=status]")).to_have_text("The consumer group was reset.")
             await expect(lag).to_contain_text("37 records")
             assert look.complaints == []
         described = await client.admin.describe_consumer_group("late")
@@ -320,14 +334,13 @@ async def expect_only_what_ada_may(look: Look, url: str) -> None:
     assert await look.go(url + "/streams/open/messages") == 403
     assert "Missing right: read on stream:open" in await look.text()
     assert await look.go(url + "/") == 200
-    await expect(page.locator("main")).to_contain_text("It takes the right to describe the cluster")
+    await expect(page.locator("main")).to_contain_text("You need the right to describe the cluster")
     assert await look.go(url + "/access") == 200
     await expect(page.locator("main")).to_contain_text("Missing right: administer on cluster")
     assert "admin" not in await page.inner_text("main table")
-    await look.go(url + "/streams")
-    await unfold(look, "Create a stream")
+    await look.go(url + "/stream/create")
     await look.fill(name="mine")
-    await submit(look, "/streams/create")
+    await submit(look, "/streams/create", "Create stream")
     await expect(page.locator("main")).to_contain_text("Missing right: create on stream:mine")
 
 

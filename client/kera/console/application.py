@@ -18,6 +18,7 @@ from kera.console.house import House
 from kera.console.pages import (
     access,
     actions,
+    group_reset,
     groups,
     latency,
     members,
@@ -26,6 +27,7 @@ from kera.console.pages import (
     overview,
     schemas,
     signing,
+    stream_forms,
     streams,
 )
 from kera.console.rendering import HERE
@@ -46,12 +48,15 @@ BY_ITSELF = "x-kera-by-itself"
 PAGES: tuple[tuple[str, Page], ...] = (
     ("/", overview.overview),
     ("/streams", streams.list_streams),
+    ("/stream/create", stream_forms.ask_create),
     ("/streams/{name}", streams.describe),
+    ("/streams/{name}/settings", stream_forms.ask_alter),
     ("/streams/{name}/messages", messages.browse_messages),
     ("/streams/{name}/record", messages.show_record),
     ("/streams/{name}/value", messages.download),
     ("/groups", groups.list_groups),
     ("/group", groups.describe),
+    ("/group/reset", group_reset.ask),
     ("/latency", latency.list_constraints),
     ("/latency/constraint", latency.describe),
     ("/members", members.list_members),
@@ -61,12 +66,14 @@ PAGES: tuple[tuple[str, Page], ...] = (
     ("/access", access.show),
 )
 CHANGES: tuple[tuple[str, Page], ...] = (
-    ("/streams/create", actions.create_stream),
-    ("/streams/{name}/alter", actions.alter_stream),
+    ("/streams/create", stream_forms.create_stream),
+    ("/streams/{name}/alter", stream_forms.alter_stream),
     ("/streams/{name}/delete", actions.delete_stream),
+    ("/streams/{name}/truncate", actions.truncate_stream),
     ("/streams/{name}/produce", actions.produce),
     ("/streams/{name}/move", actions.move),
-    ("/group/reset", actions.reset_group),
+    ("/group/reset", group_reset.reset),
+    ("/group/delete", actions.delete_group),
     ("/members/drain", actions.drain),
 )
 _OF_STATUS = {

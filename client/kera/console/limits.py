@@ -15,7 +15,9 @@ ANSWER_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5
 
 FORM_BYTES_MAX = 1 << 20
-FORM_FIELDS_MAX = 64
+FORM_FIELDS_MAX = 192
+FORM_COLUMNS_MAX = 32
+"""Columns of a stream that a form can have."""
 PARAMETERS_MAX = 32
 TEXT_MAX = 256
 """Characters of a parameter that is no record."""
@@ -30,6 +32,16 @@ SIGN_INS_MAX = 4
 ROWS_PER_PAGE = 50
 ROWS_MAX = 500
 """Of a table that has no pages; what is left out is said."""
+
+SIZES_MAX = 20_000
+"""Streams whose sizes are remembered, and by whose sizes a list is sorted."""
+SIZES_ASKED_AT_ONCE = 16
+SIZES_FRESH_S = 2.0
+"""For how long a size is shown without asking again; with many streams, longer."""
+SIZES_PATIENCE_S = 0.1
+"""How long a list waits for the sizes of its rows."""
+SORT_PATIENCE_S = 0.5
+"""The same of a list that is sorted by size."""
 
 BROWSINGS_MAX = 4
 """Pages of records that are read at a time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from kera.console import limits
 from kera.console.browsing.decoding import brief, plain
 from kera.console.web import words
+from kera.core.internal_names import is_internal
 from kera.core.monitoring.build import describe
 
 HERE = Path(__file__).parent
@@ -29,6 +30,11 @@ def stream_path(name: str, page: str = "") -> str:
     return f"{path}/{page}" if page else path
 
 
+def unbroken(words_of: Callable[[float], str]) -> Callable[[float], str]:
+    """The same words in one line: a number and its unit stay together."""
+    return lambda value: words_of(value).replace(" ", "\u00a0")
+
+
 class Templates:
     """All of them."""
 
@@ -41,11 +47,11 @@ class Templates:
             lstrip_blocks=True,
         )
         self._environment.filters |= {
-            "size": words.size,
+            "size": unbroken(words.size),
             "number": words.number,
-            "span": words.span,
-            "ms": words.milliseconds,
-            "us": words.microseconds,
+            "span": unbroken(words.span),
+            "ms": unbroken(words.milliseconds),
+            "us": unbroken(words.microseconds),
             "moment": words.moment,
             "second": words.second,
             "iso": words.iso,
@@ -54,6 +60,7 @@ class Templates:
         }
         self._environment.globals |= {
             "address": address,
+            "is_internal": is_internal,
             "stream_path": stream_path,
             "plural": words.plural,
             "limits": limits,

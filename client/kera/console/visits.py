@@ -21,15 +21,20 @@ if TYPE_CHECKING:
 _FORM = "application/x-www-form-urlencoded"
 DONE = "done"
 """Parameter of the page to which a change leads: which one it was."""
+INTERNAL = "internal"
+"""Parameter of all lists: they show internal streams as well."""
 _DONE = {
     "created": "The stream was created.",
-    "altered": "The stream was changed.",
+    "altered": "The settings were changed.",
+    "unchanged": "Nothing was changed: no field was edited.",
+    "truncated": "The records were deleted.",
     "deleted": "The stream was deleted.",
     "produced": "The record is stored.",
-    "reset": "The consumer group was put there.",
-    "moved": "The streamlet has another owner.",
-    "drain": "The drain has begun.",
-    "undrain": "The drain was taken back.",
+    "reset": "The consumer group was reset.",
+    "group-deleted": "The consumer group was deleted.",
+    "moved": "The streamlet was moved.",
+    "drain": "The drain has started.",
+    "undrain": "The drain was cancelled.",
 }
 """Texts are ours: an address may say which, and not what."""
 
@@ -44,6 +49,16 @@ class Visit:
         self.parameters = Parameters.parse(request.scope["query_string"])
         self._cookie = cookie
         self._view = view
+
+    @property
+    def internal(self) -> bool:
+        """Whether lists show internal streams. Raises `InvalidArgument`."""
+        return self.parameters.flag(INTERNAL)
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """Parameters that links to other lists take along."""
+        return {INTERNAL: "1"} if self.internal else {}
 
     @property
     def view(self) -> View:
@@ -64,6 +79,7 @@ class Visit:
             "csrf": self.house.tokens.token(self._cookie),
             "csrf_field": FIELD,
             "done": _DONE.get(done, ""),
+            "kept": self.kept if status == 200 else {},
             "path": self.request.url.path,
             "secured": self.house.secured,
             "user": self.user,

@@ -22,7 +22,8 @@ class Answer:
 
     @property
     def text(self) -> str:
-        return self.body.decode()
+        """With plain spaces in place of those that keep a number and its unit on one line."""
+        return self.body.decode().replace("\u00a0", " ")
 
     def header(self, name: str) -> str:
         return next((value for each, value in self.headers if each == name), "")

@@ -44,6 +44,16 @@ class StreamSummary(NamedTuple):
     """Brokers that have any of its records."""
     spread: int = 0
     """Streamlets of which others than the owner have records, as they have moved."""
+    entries: int = 1
+    """Of each streamlet."""
+    created_us: int = 0
+    """Microseconds since the Unix epoch."""
+    typed: bool = False
+    """Its values are rows with columns."""
+    retention_ms: int = 0
+    """See `StreamConfig`, as of the two that follow."""
+    retention_bytes: int = 0
+    retention_consumed: bool = False
 
     @classmethod
     def from_message(cls, info: common_pb2.StreamInfo) -> Self:
@@ -61,6 +71,12 @@ class StreamSummary(NamedTuple):
                 for broker_id in (each.broker_id, *(interval.broker_id for interval in each.intervals))
             ),
             sum(any(interval.broker_id != each.broker_id for interval in each.intervals) for each in info.assignments),
+            info.config.entries,
+            info.created_us,
+            any(each.typed for each in info.schemas),
+            info.config.retention_ms,
+            info.config.retention_bytes,
+            info.config.retention_consumed,
         )
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from starlette.responses import Response
 
-from kera.client.admin.consumer_groups import ResetTo
 from kera.console import limits
 from kera.console.rendering import address, stream_path
 from kera.console.visits import DONE, Visit
@@ -15,36 +13,7 @@ from kera.console.web.parameters import Parameters
 from kera.console.web.problems import Refused
 from kera.core.errors import InvalidArgument
 
-_DURABILITIES = ("", "leader", "replicated", "persisted")
-_PUNCTUATIONS = ("", "clock", "producers")
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _UINT32_MAX = (1 << 32) - 1
-
-
-async def create_stream(visit: Visit) -> Response:
-    """Make a stream."""
-    form = await visit.change()
-    name = form.text("name", None)
-    await visit.view.client.admin.create_stream(
-        name,
-        streamlets=form.whole("streamlets", 1, 1, _UINT32_MAX),
-        entries=form.whole("entries", 1, 1, _UINT32_MAX),
-        replication=form.optional("replication", 0, _UINT32_MAX),
-        **_settings(form),
-    )
-    visit.view.changed()
-    return visit.go(address(stream_path(name), **{DONE: "created"}))
-
-
-async def alter_stream(visit: Visit) -> Response:
-    """Change settings of a stream: those that the form has."""
-    form, name = await visit.change(), visit.name()
-    settings = _settings(form)
-    if not settings:
-        raise InvalidArgument("the form says nothing that would change")
-    await visit.view.client.admin.alter_stream(name, **settings)
-    visit.view.changed()
-    return visit.go(address(stream_path(name), **{DONE: "altered"}))
 
 
 async def delete_stream(visit: Visit) -> Response:
@@ -54,6 +23,15 @@ async def delete_stream(visit: Visit) -> Response:
     await visit.view.client.admin.delete_stream(name)
     visit.view.changed()
     return visit.go(address("/streams", **{DONE: "deleted"}))
+
+
+async def truncate_stream(visit: Visit) -> Response:
+    """Delete the records that a stream has now; its name has to be typed."""
+    form, name = await visit.change(), visit.name()
+    _confirm(form, name)
+    await visit.view.client.admin.truncate_stream(name, "latest")
+    visit.view.changed()
+    return visit.go(address(stream_path(name), **{DONE: "truncated"}))
 
 
 async def produce(visit: Visit) -> Response:
@@ -82,13 +60,14 @@ async def move(visit: Visit) -> Response:
     return visit.go(address(stream_path(name), **{DONE: "moved"}))
 
 
-async def reset_group(visit: Visit) -> Response:
-    """Put a consumer group elsewhere in a stream."""
+async def delete_group(visit: Visit) -> Response:
+    """Delete a consumer group and its cursors; its name has to be typed."""
     form = await visit.change()
-    name, stream = form.text("name", None, length_max=1024), form.text("stream", None)
-    await visit.view.client.admin.reset_consumer_group(name, stream, _place(form), force=form.flag("force"))
+    name = form.text("name", None, length_max=1024)
+    _confirm(form, name)
+    await visit.view.client.admin.delete_consumer_group(name)
     visit.view.changed()
-    return visit.go(address("/group", name=name, **{DONE: "reset"}))
+    return visit.go(address("/groups", **{DONE: "group-deleted"}))
 
 
 async def drain(visit: Visit) -> Response:
@@ -105,25 +84,8 @@ async def drain(visit: Visit) -> Response:
 
 
 def _confirm(form: Parameters, name: str) -> None:
-    if form.text("confirm") != name:
-        raise Refused(
-            400, "Nothing was done", f"To do this, type {name} into the field beside the button.", "Go back to do so."
-        )
-
-
-def _settings(form: Parameters) -> dict[str, Any]:
-    """Settings that a form has; what is empty there is left out."""
-    settings: dict[str, Any] = {}
-    durability = form.choice("durability", _DURABILITIES, "")
-    if durability:
-        settings["durability"] = durability
-    punctuation = form.choice("punctuation", _PUNCTUATIONS, "")
-    if punctuation:
-        settings["punctuation"] = punctuation
-    for name in ("retention_ms", "retention_bytes", "epoch_ms", "epoch_grace_ms", "timestamp_ahead_max_ms"):
-        if form.has(name):
-            settings[name] = form.whole(name, 0)
-    return settings
+    if form.text("confirm", length_max=1024) != name:
+        raise Refused(400, "Nothing was done", f"To confirm, type {name} into the field beside the button.", "Go back.")
 
 
 def _headers(text: str) -> dict[str, bytes]:
@@ -137,10 +99,3 @@ def _headers(text: str) -> dict[str, bytes]:
             raise InvalidArgument(f"header {name.strip()[:80]!r} is given twice", parameter="headers")
         headers[name.strip()] = value.strip().encode()
     return headers
-
-
-def _place(form: Parameters) -> ResetTo:
-    to = form.choice("to", ("earliest", "latest", "time"))
-    if to != "time":
-        return to  # type: ignore[return-value]  # one of the two
-    return _EPOCH + datetime.timedelta(microseconds=form.moment("time"))

@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from starlette.responses import Response
 
+from kera.client import ConsumerGroupSummary
 from kera.console import limits
-from kera.console.pages.paging import paged
+from kera.console.pages.paging import Order, ordered, paged, parse_order
 from kera.console.visits import Visit
 from kera.console.watching.view import lag_of
 from kera.console.web.charts import chart
+from kera.core.internal_names import is_internal
+
+ORDERS: Mapping[str, Callable[[ConsumerGroupSummary], Any]] = {
+    "name": lambda group: group.consumer_group,
+    "consumers": lambda group: group.members,
+    "idle": lambda group: None if group.members else group.idle_ms,
+}
+"""By which columns the list of groups is sorted, besides its lag."""
 
 
 async def list_groups(visit: Visit) -> Response:
-    """Consumer groups with a text in their name, some at a time."""
+    """Consumer groups with a text in their name, sorted by a column, some at a time."""
     wanted = visit.parameters.text("q").strip()
     number = visit.parameters.whole("page", 1, 1, 1_000_000)
+    order = parse_order(visit.parameters.text("sort"), [*ORDERS, "lag"], "name")
     groups = await visit.view.groups.get()
-    found = [each for each in groups if wanted.casefold() in each.consumer_group.casefold()] if wanted else groups
+    shown = groups if visit.internal else [each for each in groups if not is_internal(each.consumer_group)]
+    found = [each for each in shown if wanted.casefold() in each.consumer_group.casefold()] if wanted else shown
+    lags = {name: points[-1][1] for name in visit.view.lags.watched if (points := visit.view.lags.of(name))}
+    found = ordered(found, order, ORDERS.get(order.column, lambda each: lags.get(each.consumer_group)))
     page = paged(found, number)
-    lags = {each.consumer_group: visit.view.lags.of(each.consumer_group) for each in page.rows}
     return visit.page(
         "groups.html",
         {
             "page": page,
             "q": wanted,
-            "all": len(groups),
-            "lags": {name: points[-1][1] for name, points in lags.items() if points},
-            "charts": {name: chart(points) for name, points in lags.items()},
+            "order": order,
+            "query": {"q": wanted, "sort": "" if order == Order("name") else str(order), **visit.kept},
+            "all": len(shown),
+            "internal_groups": sum(is_internal(each.consumer_group) for each in groups),
+            "lags": lags,
+            "charts": {each.consumer_group: chart(visit.view.lags.of(each.consumer_group)) for each in page.rows},
         },
     )
 

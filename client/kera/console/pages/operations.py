@@ -14,6 +14,7 @@ from kera.console.pages.overview import allowed
 from kera.console.visits import Visit
 from kera.console.watching.view import View
 from kera.core.errors import KeraError
+from kera.core.internal_names import is_internal
 
 STREAMS_DESCRIBED_MAX = 20
 """Streams whose streamlets are looked at for one page."""
@@ -43,7 +44,7 @@ async def show(visit: Visit) -> Response:
     recoveries, cluster, streams, balance = await asyncio.gather(
         allowed(view.recoveries.get()), view.cluster.get(), view.streams.get(), allowed(_balance(view))
     )
-    moving = [each.name for each in streams if each.spread]
+    moving = [each.name for each in streams if each.spread and (visit.internal or not is_internal(each.name))]
     described = await asyncio.gather(*(_described(view, name) for name in moving[:STREAMS_DESCRIBED_MAX]))
     spread = [each for stream in described if stream is not None for each in moved(stream)]
     return visit.page(
@@ -54,7 +55,10 @@ async def show(visit: Visit) -> Response:
             "spread": spread[: limits.ROWS_PER_PAGE],
             "spread_left_out": max(0, len(spread) - limits.ROWS_PER_PAGE),
             "streams_left_out": max(0, len(moving) - STREAMS_DESCRIBED_MAX),
-            "moves": balance if balance is None or balance == "unknown" else balance[: limits.ROWS_PER_PAGE],
+            "moves": balance
+            if balance is None or balance == "unknown"
+            else [each for each in balance if visit.internal or not is_internal(each.stream)][: limits.ROWS_PER_PAGE],
+            "internal_streams": sum(is_internal(each.name) for each in streams),
         },
     )
 

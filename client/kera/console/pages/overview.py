@@ -16,6 +16,7 @@ from kera.console.visits import Visit
 from kera.console.watching.view import READ, WRITTEN, Health, View
 from kera.console.web.charts import chart
 from kera.core.errors import NotAllowed
+from kera.core.internal_names import is_internal
 
 T = TypeVar("T")
 UNKNOWN = 3
@@ -38,7 +39,7 @@ async def overview(visit: Visit) -> Response:
         "overview.html",
         {
             "cluster": cluster,
-            "streams": len(streams),
+            "streams": sum(not is_internal(each.name) for each in streams),
             "streamlets": sum(each.streamlets for each in streams),
             "owned": owned(streams),
             "groups": len(groups),

@@ -1,12 +1,13 @@
-"""A long list, a page at a time. Pure."""
+"""A long list in an order, a page at a time. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kera.console import limits
+from kera.core.errors import InvalidArgument
 
 T = TypeVar("T")
 
@@ -32,3 +33,36 @@ def paged(rows: Sequence[T], number: int, per_page: int = limits.ROWS_PER_PAGE) 
     at = (number - 1) * per_page
     shown = rows[at : at + per_page]
     return Paged(shown, number, pages, len(rows), at + 1 if shown else 0)
+
+
+class Order(NamedTuple):
+    """By which column a list is sorted."""
+
+    column: str
+    descending: bool = False
+
+    def __str__(self) -> str:
+        """As in an address: ``records``, or ``-records`` for the largest first."""
+        return f"-{self.column}" if self.descending else self.column
+
+
+def parse_order(text: str, columns: Collection[str], default: str) -> Order:
+    """What ``sort=text`` asks for; empty: by `default`. Raises `InvalidArgument`."""
+    column = text.removeprefix("-") or default
+    if column not in columns:
+        raise InvalidArgument(f"sort is {text!r}, and takes one of {', '.join(columns)}", parameter="sort")
+    return Order(column, text.startswith("-"))
+
+
+def ordered(rows: Iterable[T], order: Order, value: Callable[[T], Any | None]) -> list[T]:
+    """`rows` by their values, in the order that they have where values are equal; those without one come last."""
+    known: list[tuple[Any, T]] = []
+    unknown: list[T] = []
+    for row in rows:
+        found = value(row)
+        if found is None:
+            unknown.append(row)
+        else:
+            known.append((found, row))
+    known.sort(key=lambda each: each[0], reverse=order.descending)
+    return [row for _, row in known] + unknown

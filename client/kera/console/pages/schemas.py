@@ -11,6 +11,7 @@ from kera.console.browsing.decoding import plain
 from kera.console.browsing.registered import readable
 from kera.console.pages.paging import paged
 from kera.console.visits import Visit
+from kera.core.internal_names import is_internal
 from kera.core.schemas.limits import stream_of
 
 SUBJECT_MAX = 256
@@ -22,8 +23,18 @@ async def list_subjects(visit: Visit) -> Response:
     wanted = visit.parameters.text("q").strip()
     number = visit.parameters.whole("page", 1, 1, 1_000_000)
     subjects = await visit.view.subjects.get()
-    found = [each for each in subjects if wanted.casefold() in each.casefold()] if wanted else subjects
-    return visit.page("schemas.html", {"page": paged(found, number), "q": wanted, "all": len(subjects)})
+    shown = subjects if visit.internal else [each for each in subjects if not is_internal(each)]
+    found = [each for each in shown if wanted.casefold() in each.casefold()] if wanted else shown
+    return visit.page(
+        "schemas.html",
+        {
+            "page": paged(found, number),
+            "q": wanted,
+            "query": {"q": wanted, **visit.kept},
+            "all": len(shown),
+            "internal_subjects": sum(map(is_internal, subjects)),
+        },
+    )
 
 
 async def describe(visit: Visit) -> Response:

@@ -4,48 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
 from kera.client import ClusterDescription, ConsumerGroupSummary, EntryBounds, StreamConfig, StreamDescription
+from kera.client.admin.watching import StreamSummary
 from kera.client.epochs.settled import Settled, settled_entries
 from kera.console import limits
-from kera.console.pages.paging import paged
+from kera.console.pages.paging import Order, ordered, paged, parse_order
 from kera.console.visits import Visit
+from kera.console.watching.sizes import Size, size_of
 from kera.console.watching.view import View
 from kera.console.web.problems import within
 from kera.console.web.words import milliseconds, second
 from kera.core.errors import KeraError, NotAllowed, UnknownStream
-from kera.core.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
+from kera.core.internal_names import is_internal
 
-ASKED_AT_ONCE = 16
-DETAILS_TIMEOUT_S = 0.1
-"""How long a list waits for what brokers say: what has not come by then is as it was seen last, or left out."""
-SEEN_MAX = 1_000
-"""Streams of which that is remembered."""
-
-
-DEFAULTS = {"epoch_grace_ms": EPOCH_GRACE_MS, "timestamp_ahead_max_ms": TIMESTAMP_AHEAD_MAX_MS}
-"""Of settings, for whoever leaves them out."""
 WAITED_FOR_SHOWN = 5
 LATE_MS = 2_000
 """So much more than its grace a stream's entries may be behind the clock, before somebody should look at it."""
-
-
-class Size(NamedTuple):
-    """What a stream has now."""
-
-    records: int
-    bytes: int
-
-
-class Detail(NamedTuple):
-    """What a list shows of a stream besides what the coordinator tells of all."""
-
-    stream: StreamDescription
-    size: Size
 
 
 class Epochs(NamedTuple):
@@ -73,25 +52,68 @@ class Epochs(NamedTuple):
         return second(found.settled_us)
 
 
+ORDERS: Mapping[str, Callable[[StreamSummary], Any]] = {
+    "name": lambda stream: stream.name,
+    "streamlets": lambda stream: stream.streamlets,
+    "entries": lambda stream: stream.entries,
+    "replicas": lambda stream: stream.replication,
+    "durability": lambda stream: stream.durability,
+    "retention": lambda stream: (stream.retention_ms or float("inf"), stream.retention_bytes or float("inf")),
+    "values": lambda stream: stream.typed,
+    "created": lambda stream: stream.created_us,
+}
+"""By which columns the list of streams is sorted, besides those of `SIZE_ORDERS`."""
+SIZE_ORDERS: Mapping[str, Callable[[Size], int]] = {
+    "records": lambda size: size.records,
+    "size": lambda size: size.bytes,
+}
+
+
 async def list_streams(visit: Visit) -> Response:
-    """Streams with a text in their name, some at a time."""
+    """Streams with a text in their name, sorted by a column, some at a time."""
     wanted = visit.parameters.text("q").strip()
     number = visit.parameters.whole("page", 1, 1, 1_000_000)
+    order = parse_order(visit.parameters.text("sort"), [*ORDERS, *SIZE_ORDERS], "name")
     streams = await visit.view.streams.get()
-    found = [each for each in streams if wanted.casefold() in each.name.casefold()] if wanted else streams
+    shown = streams if visit.internal else [each for each in streams if not is_internal(each.name)]
+    found = [each for each in shown if wanted.casefold() in each.name.casefold()] if wanted else shown
+    found, sizes = await _sorted(visit.view, found, order)
     page = paged(found, number)
-    details = await _details(visit.view, [each.name for each in page.rows])
-    shown = {"page": page, "q": wanted, "all": len(streams), "details": details, "defaults": DEFAULTS}
-    return visit.page("streams.html", shown)
+    return visit.page(
+        "streams.html",
+        {
+            "page": page,
+            "q": wanted,
+            "order": order,
+            "query": {"q": wanted, "sort": "" if order == Order("name") else str(order), **visit.kept},
+            "all": len(shown),
+            "internal_streams": sum(is_internal(each.name) for each in streams),
+            "sizes": await visit.view.sizes.of([each.name for each in page.rows], limits.SIZES_PATIENCE_S)
+            if sizes is None
+            else sizes,
+            "unknown": 0 if sizes is None else len(found) - len(sizes),
+        },
+    )
+
+
+async def _sorted(
+    view: View, streams: list[StreamSummary], order: Order
+) -> tuple[list[StreamSummary], Mapping[str, Size] | None]:
+    """`streams` in an order; and the sizes that are known, if it goes by them."""
+    if order.column in ORDERS:
+        return (streams if order == Order("name") else ordered(streams, order, ORDERS[order.column])), None
+    sizes, value = (
+        await view.sizes.of([each.name for each in streams], limits.SORT_PATIENCE_S),
+        SIZE_ORDERS[order.column],
+    )
+    return ordered(streams, order, lambda each: value(sizes[each.name]) if each.name in sizes else None), sizes
 
 
 async def describe(visit: Visit) -> Response:
     """Settings of a stream, where its streamlets are and what is in them, and who reads it."""
     view, name = visit.view, visit.name()
     stream = await view.client.admin.describe_stream(name)
-    cluster, groups, subjects, bounds = await asyncio.gather(
-        view.cluster.get(), view.groups.get(), _subjects(view), _bounds(view, name)
-    )
+    groups, subjects, bounds = await asyncio.gather(view.groups.get(), _subjects(view), _bounds(view, name))
     page = paged(sorted(stream.assignments), visit.parameters.whole("page", 1, 1, 1_000_000))
     return visit.page(
         "stream.html",
@@ -103,7 +125,7 @@ async def describe(visit: Visit) -> Response:
             "epochs": None if isinstance(bounds, str) else epochs_of(stream, bounds, time.time_ns() // 1000),
             "page": page,
             "readers": readers(groups, name),
-            "targets": targets(cluster),
+            "lags": {each: points[-1][1] for each in view.lags.watched if (points := view.lags.of(each))},
             "subjects": [each for each in (f"{name}-key", f"{name}-value") if each in subjects],
             "fields": list(stream.schema)[: limits.COLUMNS_SHOWN_MAX] if stream.typed else [],
         },
@@ -118,12 +140,6 @@ def readers(groups: list[ConsumerGroupSummary], stream: str) -> list[ConsumerGro
 def targets(cluster: ClusterDescription) -> list[int]:
     """Brokers to which a streamlet can move."""
     return [each.broker_id for each in cluster.brokers if each.alive and not each.draining]
-
-
-def size_of(bounds: dict[int, list[EntryBounds]]) -> Size:
-    """What is in all entries."""
-    entries = [entry for each in bounds.values() for entry in each]
-    return Size(sum(e.next_record - e.first_record for e in entries), sum(e.length_bytes for e in entries))
 
 
 def epochs_of(stream: StreamDescription, bounds: dict[int, list[EntryBounds]], now_us: int) -> Epochs | None:
@@ -159,30 +175,3 @@ async def _subjects(view: View) -> list[str]:
         return await view.subjects.get()
     except KeraError:
         return []
-
-
-async def _details(view: View, names: Sequence[str]) -> dict[str, Detail]:
-    """Of the streams of a page, as far as brokers say so quickly, or have said so before."""
-    room, seen = asyncio.Semaphore(ASKED_AT_ONCE), view.last_seen
-
-    async def ask(name: str) -> None:
-        async with room:
-            try:
-                bounds = await view.client.bounds(name)
-                seen[name] = Detail(await view.client.describe(name), size_of(bounds))
-                seen.move_to_end(name)
-            except (NotAllowed, UnknownStream):
-                seen.pop(name, None)
-            except KeraError:
-                return
-
-    tasks = [asyncio.ensure_future(ask(each)) for each in names]
-    if tasks:
-        _, late = await asyncio.wait(tasks, timeout=DETAILS_TIMEOUT_S)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
-    shown = {name: seen[name] for name in names if name in seen}
-    while len(seen) > SEEN_MAX:
-        seen.popitem(last=False)
-    return shown

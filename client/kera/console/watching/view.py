@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from kera.client import (
     Client,
@@ -27,6 +26,7 @@ from kera.console.browsing.registered import Registered
 from kera.console.watching.activity import Activities, Activity
 from kera.console.watching.cached import Cached
 from kera.console.watching.samples import Histories
+from kera.console.watching.sizes import Sizes
 from kera.console.web.problems import Refused
 from kera.core.errors import InvalidArgument, KeraError, NotAllowed
 from kera.core.telemetry import get_logger
@@ -85,8 +85,7 @@ class View:
         self.client, self.user = client, user
         self._settings, self._examine = settings, examine
         self._watch = Watch(client.admin)
-        self.last_seen: OrderedDict[str, Any] = OrderedDict()
-        """What a list has shown of streams, for when brokers do not say it again in time. Bounded by who fills it."""
+        self.sizes = Sizes(client.bounds)
         self.cluster: Cached[ClusterDescription] = Cached(self._watch.cluster)
         self.streams: Cached[list[StreamSummary]] = Cached(self._watch.streams, fresh_s=limits.STREAMS_CACHE_S)
         self.recoveries: Cached[list[RecoveryDescription]] = Cached(self._watch.recoveries, fresh_s=1.0)
@@ -136,6 +135,7 @@ class View:
         for each in self._caches:
             await each.close()
         await self._activities.close()
+        await self.sizes.close()
         with contextlib.suppress(KeraError):
             await self.client.close(flush=False)
 
@@ -143,6 +143,7 @@ class View:
         """Something was changed: what is known may not be so any more."""
         for each in self._caches:
             each.forget()
+        self.sizes.forget()
 
     async def activities(self) -> dict[int, Activity]:
         """What brokers do, by their ids; empty: we may not know."""

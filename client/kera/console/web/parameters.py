@@ -12,6 +12,8 @@ from urllib.parse import parse_qsl
 from kera.console import limits
 from kera.console.web.words import parse_moment
 from kera.core.errors import InvalidArgument
+from kera.core.sizes import size_bytes
+from kera.core.spans import exact_span, span_ms
 
 NUMBER_MAX: Final = (1 << 63) - 1
 _DIGITS_MAX = 19
@@ -43,11 +45,11 @@ class Parameters:
 
     def has(self, name: str) -> bool:
         """Whether it is there and not empty."""
-        return bool(self._raw(name))
+        return bool(self.raw(name))
 
     def text(self, name: str, default: str | None = "", *, length_max: int = limits.TEXT_MAX) -> str:
         """Of a parameter; `default` None: it has to be there. Raises `InvalidArgument`."""
-        value = self._raw(name)
+        value = self.raw(name)
         if not value:
             if default is None:
                 raise InvalidArgument(f"{name} is missing", parameter=name)
@@ -58,7 +60,7 @@ class Parameters:
 
     def whole(self, name: str, default: int | None, low: int = 0, high: int = NUMBER_MAX) -> int:
         """A whole number from `low` to `high`; `default` None: it has to be there. Raises `InvalidArgument`."""
-        value = self._raw(name)
+        value = self.raw(name)
         if not value:
             if default is None:
                 raise InvalidArgument(f"{name} is missing", parameter=name)
@@ -83,6 +85,36 @@ class Parameters:
         """Whether a box was ticked. Raises `InvalidArgument`."""
         return self.has(name) and self.choice(name, ("1", "on")) != ""
 
+    def span_ms(self, name: str, default: int, high: int = NUMBER_MAX) -> int:
+        """A span of time such as ``7d``, in milliseconds. Raises `InvalidArgument`."""
+        value = self.text(name).strip()
+        if not value:
+            return default
+        found = 0.0 if value == "0" else span_ms(value)
+        if found is None:
+            raise InvalidArgument(f"{value!r} is no span of time; write 7d, 12h, 30min, 90s or 250ms", parameter=name)
+        if 0 < found < 1:
+            raise InvalidArgument(f"{value!r} is less than a millisecond, which is the shortest", parameter=name)
+        if found > high:
+            raise InvalidArgument(f"{value!r} is too long; {exact_span(high)} is the longest", parameter=name)
+        return round(found)
+
+    def size_bytes(self, name: str, default: int, high: int = NUMBER_MAX) -> int:
+        """A size such as ``128 MiB``, in bytes. Raises `InvalidArgument`."""
+        value = self.text(name).strip()
+        if not value:
+            return default
+        found = size_bytes(value)
+        if found is None:
+            raise InvalidArgument(f"{value!r} is no size; write 512 MiB, 10 GiB or 8388608", parameter=name)
+        if found > high:
+            raise InvalidArgument(f"{value!r} is too large; {high} bytes are the most", parameter=name)
+        return found
+
+    def names(self, name: str) -> list[str]:
+        """Names with commas between them. Raises `InvalidArgument`."""
+        return [each.strip() for each in self.text(name, length_max=8192).split(",") if each.strip()]
+
     def moment(self, name: str) -> int:
         """A time, as microseconds since the epoch. Raises `InvalidArgument`."""
         value = self.text(name, None)
@@ -93,7 +125,8 @@ class Parameters:
                 f"{name} is {value!r}, and takes a time like 2026-01-31T12:00, of UTC", parameter=name
             ) from None
 
-    def _raw(self, name: str) -> str:
+    def raw(self, name: str) -> str:
+        """What was sent, as it is; empty if it is absent. Raises `InvalidArgument` if it is there twice."""
         if name in self._twice:
             raise InvalidArgument(f"{name} is given twice", parameter=name)
         return self._values.get(name, "")
