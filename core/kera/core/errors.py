@@ -71,6 +71,7 @@ __all__ = [
     "UnknownSubject",
     "UnknownUser",
     "UserExists",
+    "WokenUp",
     "error_from_wire",
     "error_to_attributes",
     "invariant",
@@ -374,6 +375,12 @@ class ClosedError(NotAccepted):
     """The producer, consumer or channel has been closed."""
 
     code = "closed"
+
+
+class WokenUp(NotAccepted):
+    """`wakeup` of a consumer has ended a wait for records. Nothing is lost: the next call goes on from there."""
+
+    code = "woken_up"
 
 
 class Unavailable(NotAccepted):

@@ -77,6 +77,51 @@ async def take_batches(consumer: Consumer, count: int = CHUNKS) -> list[bytes | 
 
 
 @together
+@pytest.mark.parametrize("records_max", [1, 3, ROWS, None])
+async def test_polls_give_each_record_once_and_never_more_than_asked_for(
+    filled: FakeCluster, make_consumer: MakeConsumer, records_max: int | None, joined_bytes_max: int
+) -> None:
+    consumer, taken = make_consumer(filled, joined_bytes_max=joined_bytes_max), []
+    while records := await consumer.poll(WAIT_S, records_max=records_max):
+        assert records_max is None or len(records) <= records_max
+        taken += [record.value for record in records]
+    assert taken == EXPECTED
+
+
+@together
+async def test_positions_after_a_poll_are_behind_all_that_it_gave(
+    filled: FakeCluster, make_consumer: MakeConsumer, joined_bytes_max: int
+) -> None:
+    consumer = make_consumer(filled, joined_bytes_max=joined_bytes_max)
+    taken = [record.value for record in await consumer.poll(WAIT_S)]
+    assert 0 < len(taken) <= len(EXPECTED)
+    rest = make_consumer(filled, start=consumer.positions())
+    assert taken + await take_records(rest) == EXPECTED
+
+
+async def test_a_poll_without_records_returns_none_of_them_when_its_time_is_over(
+    cluster: FakeCluster, make_consumer: MakeConsumer, make_producer: MakeProducer
+) -> None:
+    consumer = make_consumer(cluster, end=None)
+    assert await consumer.poll(0.01) == []
+    await fill(cluster, make_producer)
+    taken: list[bytes | None] = []
+    async with asyncio.timeout(WAIT_S):
+        while len(taken) < len(EXPECTED):
+            taken += [record.value for record in await consumer.poll(0)]
+            await asyncio.sleep(0)  # sleep: the consumer fetches meanwhile
+    assert taken == EXPECTED
+
+
+@pytest.mark.parametrize("wrong", [{"timeout_s": -1}, {"records_max": 0}, {"records_max": 1.5}])
+async def test_a_poll_refuses_what_means_nothing(
+    filled: FakeCluster, make_consumer: MakeConsumer, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+        await make_consumer(filled).poll(**wrong)
+
+
+@together
 @pytest.mark.parametrize("count", [1, ROWS, ROWS + 1, 7, len(EXPECTED)])
 async def test_a_new_loop_goes_on_where_the_last_one_stopped(
     filled: FakeCluster, make_consumer: MakeConsumer, count: int, joined_bytes_max: int

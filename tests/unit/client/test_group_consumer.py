@@ -94,6 +94,34 @@ async def test_whoever_comes_next_goes_on_behind_the_last_commit(make_member: Ma
     assert sorted(taken + rest) == list(range(ROWS))
 
 
+@pytest.mark.parametrize("records_max", [1, 500])
+async def test_whoever_comes_next_goes_on_behind_the_last_poll_that_was_committed(
+    make_member: MakeMember, fill_groups: Any, records_max: int
+) -> None:
+    await fill_groups()
+    first = make_member(commit_interval_ms=0)
+    taken: list[int] = []
+    while len(taken) < 50:
+        records = await first.poll(WAIT_S, records_max=records_max)
+        assert 0 < len(records) <= records_max
+        taken += [int(record.value[:6]) for record in records]
+        await first.commit()
+    await first.close()
+    rest = await take(make_member(), ROWS - len(taken))
+    assert sorted(taken + rest) == list(range(ROWS))
+
+
+async def test_records_of_a_poll_are_processed_when_the_next_one_comes(
+    make_member: MakeMember, fill_groups: Any
+) -> None:
+    await fill_groups(30)
+    first = make_member()
+    polled = [[int(record.value[:6]) for record in await first.poll(WAIT_S)] for _ in range(3)]
+    await first.close()
+    rest = await take(make_member(), 30 - len(polled[0] + polled[1]))
+    assert set(rest) == set(range(30)) - {*polled[0], *polled[1]}
+
+
 async def test_without_commits_nothing_is_left_out(make_member: MakeMember, fill_groups: Any) -> None:
     await fill_groups()
     first = make_member(commit_interval_ms=0)

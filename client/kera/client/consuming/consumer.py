@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Self, get_args
 
 import pyarrow as pa
@@ -250,9 +251,13 @@ class Consumer(DecodedRecords):
     def _each_record(self) -> AsyncIterator[Record]:
         return self._records
 
-    async def _next_records(self) -> list[Record]:
+    async def _next_records(self, records_max: int | None) -> list[Record]:
         first = await anext(self._records, None)
-        return [] if first is None else [first, *self._open.at_hand]
+        rest_max = None if records_max is None else records_max - 1
+        return [] if first is None else [first, *islice(self._open.at_hand, rest_max)]
+
+    def _has_at_hand(self) -> bool:
+        return self._open.chunk is not None
 
     async def _next_record(self) -> Record:
         """When none is at hand: the last one of a chunk, with which that is delivered, or the next chunk's first."""

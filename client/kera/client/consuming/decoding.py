@@ -10,6 +10,7 @@ Batches are not touched by any of this.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kera.client import arguments
 from kera.client.serializers.choosing import deserializer_of
 from kera.client.serializers.protocols import Context, Deserializer, FramedDeserializer, Part, Registry, RowDeserializer
 from kera.client.serializers.refusing import words
@@ -37,6 +39,8 @@ UNKNOWN_MAX = 4_096
 """Ids that are remembered as those of no schema."""
 UNKNOWN_FOR_S = 10.0
 WARN_EVERY_S = 1.0
+POLL_RECORDS_LIMIT = 1_000_000_000
+"""What `records_max` of `poll` is at most."""
 
 
 class _Reading:
@@ -199,6 +203,15 @@ class Decoding:
         behind, self._behind = self._behind, []
         return self.decoded_list(behind)
 
+    @property
+    def has_left_over(self) -> bool:
+        """Whether `left_over` gives or raises something."""
+        return self._bad is not None or bool(self._behind)
+
+    def raise_later(self, error: CannotDecode) -> None:
+        """The next `left_over` raises this error, which one has just raised."""
+        self._bad = error
+
     def forget(self) -> None:
         """What was left over comes in another way."""
         self._bad, self._behind = None, []
@@ -230,12 +243,20 @@ class DecodedRecords(ABC):
     _decoding: Decoding | None
 
     @abstractmethod
+    async def start(self) -> None:
+        """Look up the streams, and begin to fetch."""
+
+    @abstractmethod
     def _each_record(self) -> AsyncIterator[Record]:
         """As they are stored."""
 
     @abstractmethod
-    async def _next_records(self) -> list[Record]:
+    async def _next_records(self, records_max: int | None) -> list[Record]:
         """The next ones, as they are stored, up to before one with which more counts as delivered; none at the end."""
+
+    @abstractmethod
+    def _has_at_hand(self) -> bool:
+        """Whether `_next_records` need not wait, since a chunk was begun."""
 
     def records(self) -> AsyncIterator[Record]:
         """Each record as Python values; see `batches` for what is raised.
@@ -249,14 +270,54 @@ class DecodedRecords(ABC):
     def __aiter__(self) -> AsyncIterator[Record]:
         return self.records()
 
-    async def next_records(self) -> list[Record]:
+    async def poll(self, timeout_s: float | None = None, *, records_max: int | None = None) -> list[Record]:
+        """The next records: those of one batch that came, and at most `records_max`, if that is given.
+
+        Waits for the first one for up to `timeout_s` seconds, with None for ever; looking up the streams, the first
+        time, is not part of it. Returns an empty list when the time is over, and at the end of a consumer that has one.
+        All that it returns counts as delivered, so `commit` after it stores that these records were processed. A
+        consumer of a group also commits them by itself, after the next `poll`.
+
+        Raises `InvalidArgument` for a negative `timeout_s` or a `records_max` below 1, and what `records` raises.
+        """
+        if timeout_s is not None and not timeout_s >= 0:
+            raise arguments.wrong("timeout_s", timeout_s, "seconds from 0 on, or None to wait for ever")
+        if records_max is not None:
+            arguments.whole("records_max", records_max, 1, POLL_RECORDS_LIMIT)
+        await self.start()
+        waiting = asyncio.timeout(timeout_s)
+        try:
+            async with waiting:
+                found = await self.next_records(records_max)
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+            return []
+        rest_max = records_max
+        while found and self._has_at_hand():
+            if records_max is not None and not (rest_max := records_max - len(found)):
+                break
+            if self._decoding is not None and self._decoding.has_left_over:
+                break
+            try:
+                async with asyncio.timeout(0):  # it returns at once, except for chunks without records
+                    found += await self.next_records(rest_max)
+            except TimeoutError:
+                break
+            except CannotDecode as error:
+                if self._decoding is not None:
+                    self._decoding.raise_later(error)
+                break
+        return found
+
+    async def next_records(self, records_max: int | None = None) -> list[Record]:
         """The next records, up to before one with which more counts as delivered; none at the end. See `records`."""
         if self._decoding is None:
-            return await self._next_records()
+            return await self._next_records(records_max)
         while True:
             found = self._decoding.left_over()
             if found is None:
-                records = await self._next_records()
+                records = await self._next_records(records_max)
                 if not records:
                     return []
                 found = self._decoding.decoded_list(records)

@@ -213,7 +213,7 @@ class GroupConsumer(DecodedRecords):
             self._leases.take_in_hand(lease)
             self._open_records = records_of(self._open, self._chunks.streams[self._open.entry.stream_id])
 
-    async def _next_records(self) -> list[Record]:
+    async def _next_records(self, records_max: int | None) -> list[Record]:
         coming = self._coming or self._each_record()
         self._coming = None  # it has ended if it raises something
         records, self._come = self._come, []
@@ -223,6 +223,8 @@ class GroupConsumer(DecodedRecords):
             end = offset + 1
             if chunk is not None and lease is not None:
                 end = next((last for last, _ in chunk.ends() if last > offset), end)
+            if records_max is not None:
+                end = min(end, offset + records_max)
             try:
                 while (offset := offset + 1) < end and lease is not None and not lease.lost:
                     records.append(await anext(coming))
@@ -231,6 +233,10 @@ class GroupConsumer(DecodedRecords):
                 raise
         self._coming = coming
         return records
+
+    def _has_at_hand(self) -> bool:
+        lease = self._leases.in_hand
+        return self._open is not None and lease is not None and not (lease.lost or self._liveness.in_doubt)
 
     async def commit(self) -> None:
         """Commit all that was delivered. When it returns, it is stored, and nobody reads it again.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -195,9 +196,13 @@ class OrderedConsumer(DecodedRecords):
     def _each_record(self) -> AsyncIterator[Record]:
         return self._records
 
-    async def _next_records(self) -> list[Record]:
+    async def _next_records(self, records_max: int | None) -> list[Record]:
         first = await anext(self._records, None)
-        return [] if first is None else [first, *self._at_hand]
+        rest_max = None if records_max is None else records_max - 1
+        return [] if first is None else [first, *islice(self._at_hand, rest_max)]
+
+    def _has_at_hand(self) -> bool:
+        return self._rows is not None
 
     async def _next_record(self) -> Record:
         """When none is at hand: the last of an epoch, with which that is delivered, or the first of the next one."""

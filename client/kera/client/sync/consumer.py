@@ -7,19 +7,25 @@ delivered when it is given out.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import pyarrow as pa
 
+from kera.client import arguments
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.consumer import Consumer as AsyncConsumer
+from kera.client.consuming.decoding import POLL_RECORDS_LIMIT
 from kera.client.consuming.group_consumer import GroupConsumer as AsyncGroupConsumer
 from kera.client.epochs.ordered_consumer import OrderedConsumer as AsyncOrderedConsumer
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.types import Record
+from kera.core.errors import WokenUp
 from kera.core.ids import Position
 
 if TYPE_CHECKING:
@@ -30,8 +36,57 @@ T = TypeVar("T")
 ConsumerT = TypeVar("ConsumerT", AsyncConsumer, AsyncGroupConsumer, AsyncOrderedConsumer)
 
 
+WOKEN_UP = "wakeup() has ended the wait for records; the next call goes on from there"
 AHEAD_MAX = 16
 """Batches that come together. Who has them in hand asks the other thread once for all, which costs some 50 µs."""
+
+
+class Wakeups:
+    """Ends waits for records from any thread, or from a signal handler.
+
+    A wake-up ends all waits of its moment; when nobody waits, it ends the next one. What a wait was for is cancelled
+    where that loses nothing, and what has come is given out.
+    """
+
+    def __init__(self, thread: LoopThread) -> None:
+        self._thread = thread
+        self._waits: set[asyncio.Timeout] = set()
+        """Belongs to the client's thread, as `wait` does."""
+        self.asked = False
+        """Whether a wake-up has ended nothing yet."""
+
+    def wake(self) -> None:
+        """See the class."""
+        self.asked = True
+        self._thread.call_soon(self._end_waits)
+
+    def take(self) -> bool:
+        """Whether there was a wake-up; it has ended something now."""
+        asked, self.asked = self.asked, False
+        return asked
+
+    async def wait(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work`. Raises `WokenUp`."""
+        if self.take():
+            raise WokenUp(WOKEN_UP)
+        waiting = asyncio.timeout(None)
+        try:
+            async with waiting:
+                self._waits.add(waiting)
+                try:
+                    return await work()
+                finally:
+                    self._waits.discard(waiting)
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+            self.take()
+            raise WokenUp(WOKEN_UP) from None
+
+    def _end_waits(self) -> None:
+        if self.asked:
+            while self._waits:
+                self._waits.pop().reschedule(0)
 
 
 class RecordsOf(Generic[ConsumerT]):
@@ -42,6 +97,7 @@ class RecordsOf(Generic[ConsumerT]):
         self._consumer: ConsumerT = consumer
         self._at_hand: Iterator[Record] = iter(())
         """Records that have come, for whoever goes on, also in another loop, and after an interruption."""
+        self._wakeups = Wakeups(thread)
 
     def __enter__(self) -> Self:
         self.start()
@@ -55,17 +111,64 @@ class RecordsOf(Generic[ConsumerT]):
         self._thread.run(self._consumer.start())
 
     def records(self) -> Iterator[Record]:
-        """Each record as Python values. Who leaves such a loop may begin another one, which goes on there."""
+        """Each record as Python values; `wakeup` ends it.
+
+        Whoever leaves such a loop may begin another one, which goes on there.
+        """
         while True:
-            yield from self._at_hand
-            if not self._thread.run(self._fetch_records()):
+            for record in self._at_hand:
+                yield record
+                if self._wakeups.asked and self._wakeups.take():
+                    return
+            try:
+                if not self._thread.run(self._fetch_records()):
+                    return
+            except WokenUp:
                 return
+
+    def poll(self, timeout_s: float | None = None, *, records_max: int | None = None) -> list[Record]:
+        """The next records: those of one batch that came, and at most `records_max`, if that is given.
+
+        Waits for the first one for up to `timeout_s` seconds, with None for ever; looking up the streams, the first
+        time, is not part of it. Returns an empty list when the time is over, and at the end of a consumer that has one.
+        All that it returns counts as delivered, so `commit` after it stores that these records were processed. A
+        consumer of a group also commits them by itself, after the next `poll`.
+
+        Raises `WokenUp` after `wakeup`, `InvalidArgument` for a negative `timeout_s` or a `records_max` below 1, and
+        what `records` raises.
+        """
+        if records_max is not None:
+            arguments.whole("records_max", records_max, 1, POLL_RECORDS_LIMIT)
+        if self._wakeups.take():
+            raise WokenUp(WOKEN_UP)
+        if not (found := list(islice(self._at_hand, records_max))):
+            self._thread.run(self._fetch_polled(timeout_s, records_max))
+            found = list(self._at_hand)
+        return found
+
+    def wakeup(self) -> None:
+        """End the wait for records: `poll` raises `WokenUp`, loops over `records` and `batches` end.
+
+        Any thread may call it, and so may a signal handler. If nobody waits, the next `poll` raises, or a loop ends
+        when it comes for its next record. Nothing is lost: what has come is there for the next `poll` or loop, and
+        `commit` and `close` work as ever.
+        """
+        self._wakeups.wake()
 
     async def _fetch_records(self) -> bool:
         # Here, and not where it is waited for: who is interrupted there just then loses none.
-        records = await self._consumer.next_records()
+        self._prepare_for_records()
+        records = await self._wakeups.wait(self._consumer.next_records)
         self._at_hand = iter(records)
         return bool(records)
+
+    async def _fetch_polled(self, timeout_s: float | None, records_max: int | None) -> None:
+        self._prepare_for_records()
+        poll = partial(self._consumer.poll, timeout_s, records_max=records_max)
+        self._at_hand = iter(await self._wakeups.wait(poll))
+
+    def _prepare_for_records(self) -> None:
+        """What was fetched in another form comes as records; called on the client's thread."""
 
     def __iter__(self) -> Iterator[Record]:
         return self.records()
@@ -106,7 +209,12 @@ class Consumer(RecordsOf[AsyncConsumer]):
             while (batch := self._next_ahead()) is not None:
                 yield batch
                 del batch  # and with it the place in the broker's memory, though the next one may be long in coming
-            if not self._thread.run(self._fetch_batches()):
+                if self._wakeups.take():
+                    return
+            try:
+                if not self._thread.run(self._fetch_batches()):
+                    return
+            except WokenUp:
                 return
 
     def to_arrow(self) -> pa.Table:
@@ -134,14 +242,13 @@ class Consumer(RecordsOf[AsyncConsumer]):
         if self._ahead and self._ahead[0].intact:
             return True  # another thread has been here
         self._give_back()
-        batches = await self._consumer.next_batches(AHEAD_MAX)
+        batches = await self._wakeups.wait(partial(self._consumer.next_batches, AHEAD_MAX))
         with self._handing_out:
             self._ahead.extend(batches)
         return bool(batches)
 
-    async def _fetch_records(self) -> bool:
+    def _prepare_for_records(self) -> None:
         self._give_back()
-        return await super()._fetch_records()
 
     async def _whole(self, read: Callable[[], Awaitable[T]]) -> T:
         self._at_hand = iter(())
@@ -173,14 +280,17 @@ class GroupConsumer(RecordsOf[AsyncGroupConsumer]):
         """
         self._at_hand = iter(())  # their chunk comes whole: its last record was not given out
         coming = self._consumer.batches()
-        while self._batch is not None or self._thread.run(self._fetch_batch(coming)):
-            batch, self._batch = self._batch, None
-            if batch is not None:
-                yield batch
-            del batch  # and with it the place in the broker's memory, though the next one may be long in coming
+        try:
+            while self._batch is not None or self._thread.run(self._fetch_batch(coming)):
+                batch, self._batch = self._batch, None
+                if batch is not None:
+                    yield batch
+                del batch  # and with it the place in the broker's memory, though the next one may be long in coming
+        except WokenUp:
+            return
 
     async def _fetch_batch(self, coming: AsyncIterator[ChunkBatch]) -> bool:
-        self._batch = await anext(coming, None)
+        self._batch = await self._wakeups.wait(partial(anext, coming, None))
         return self._batch is not None
 
     def positions(self, stream: str | None = None) -> dict[tuple[int, int], Position]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from kera.client.epochs.reader import Epochs as AsyncEpochs
 from kera.client.epochs.sorting import OrderedBatch
 from kera.client.sync.consumer import RecordsOf
 from kera.client.sync.loop_thread import LoopThread
+from kera.core.errors import WokenUp
 from kera.core.ids import EntryId, Position
 
 if TYPE_CHECKING:
@@ -108,13 +110,16 @@ class OrderedConsumer(RecordsOf[AsyncOrderedConsumer]):
         """The rows as Arrow batches; see the asynchronous one."""
         self._at_hand = iter(())  # their epoch comes whole: its last record was not given out
         coming = self._consumer.batches()
-        while self._batch is not None or self._thread.run(self._fetch_batch(coming)):
-            batch, self._batch = self._batch, None
-            if batch is not None:
-                yield batch
+        try:
+            while self._batch is not None or self._thread.run(self._fetch_batch(coming)):
+                batch, self._batch = self._batch, None
+                if batch is not None:
+                    yield batch
+        except WokenUp:
+            return
 
     async def _fetch_batch(self, coming: AsyncIterator[OrderedBatch]) -> bool:
-        self._batch = await anext(coming, None)
+        self._batch = await self._wakeups.wait(partial(anext, coming, None))
         return self._batch is not None
 
     def to_arrow(self) -> pa.Table:
