@@ -116,6 +116,9 @@ class Kafka:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
         format_it = (*self._command, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings))
         subprocess.run(format_it, check=True, capture_output=True)
+        return self._launched(settings)
+
+    def _launched(self, settings: Path) -> bool:
         self._parent.submit(self._launch, settings).result()
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -141,6 +144,11 @@ class Kafka:
             )
 
     # -- what tests do with it -------------------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """End it at once, and start it again where it was, with what it had."""
+        self._stop()
+        assert self._launched(self._directory / "server.properties"), self._log.read_text()[-4000:]
 
     def make_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})

@@ -22,7 +22,7 @@ from tests.integration.zookeeper import _die_with_parent
 
 START_TIMEOUT_S = 60.0
 USER = "kera"
-SETTINGS = ("listen_addresses=", "fsync=off", "max_connections=50", "shared_buffers=32MB")
+SETTINGS = ("listen_addresses=", "fsync=off", "max_connections=50", "shared_buffers=32MB", "wal_level=logical")
 
 
 def programs() -> Path | None:
@@ -63,18 +63,9 @@ class Postgres:
             os.chown(self._directory, owner.pw_uid, owner.pw_gid)
         init = ("initdb", "-D", str(data), "-A", "trust", "-U", USER, "-E", "UTF8", "--no-sync", "--locale=C")
         subprocess.run(self._command(*init), check=True, capture_output=True)
-        self._parent.submit(self._launch, data).result()
-        assert self._process is not None
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            try:
-                self.run("SELECT 1")
-            except adbc_driver_manager.Error:
-                time.sleep(0.02)
-            else:
-                return self
-        self._stop()
-        raise AssertionError(f"PostgreSQL did not start:\n{(self._directory / 'log').read_text()[-4000:]}")
+        if not self._start():
+            raise AssertionError(f"PostgreSQL did not start:\n{(self._directory / 'log').read_text()[-4000:]}")
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -89,6 +80,37 @@ class Postgres:
             return (path, *arguments)
         owner = pwd.getpwnam("nobody")
         return ("setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups", path, *arguments)
+
+    def _start(self) -> bool:
+        self._parent.submit(self._launch, self._directory / "data").result()
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                self.run("SELECT 1")
+            except adbc_driver_manager.Error:
+                time.sleep(0.02)
+            else:
+                return True
+        self._stop()
+        return False
+
+    def stop(self) -> None:
+        """As after a loss of power: all its processes end at once, and the next start recovers."""
+        self._stop()
+
+    def start(self) -> None:
+        """Again, after `stop` or `kill`: as soon as the processes of before are gone."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._start():
+            assert time.monotonic() < deadline, (self._directory / "log").read_text()[-4000:]
+
+    def kill(self) -> None:
+        """Its first process only, with SIGKILL: the others notice that."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
 
     def _launch(self, data: Path) -> None:
         settings = [part for each in SETTINGS for part in ("-c", each)]
@@ -122,3 +144,10 @@ class Postgres:
         with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute(query)
             return list(cursor.fetchall())
+
+    def waits_for(self, query: str, value: Any) -> None:
+        """Until a query gives it."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while (found := self.rows(query)) != [(value,)]:
+            assert time.monotonic() < deadline, f"{query}: {found}, not {value}"
+            time.sleep(0.02)

@@ -1,13 +1,19 @@
-"""Runs a copy: reads ahead, within bounds, while the target writes; stops where the target's state is whole."""
+"""Runs a copy: reads ahead, within bounds, while the target writes; stops where the target's state is whole.
+
+`copy` is one attempt, which ends with the first error. `outliving` makes attempts until one ends well: since the target
+knows how far the copy is, each attempt goes on where the one before it was, as another process would.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from kera.connect.pieces import Piece, Progress, Sink, Source
+from kera.connect.planning.outages import STABLE_S, Outages, Resumed
 from kera.connect.planning.rates import Rates
 
 T = TypeVar("T")
@@ -38,15 +44,16 @@ class Ahead:
         self._changed = asyncio.Condition()
         self._ended = False
 
-    async def fill(self, pieces: AsyncIterator[Piece]) -> None:
-        """Keep what comes, as far as there is room."""
+    async def fill(self, pieces: AsyncGenerator[Piece, None]) -> None:
+        """Keep what comes, as far as there is room; `pieces` is closed in the end."""
         try:
-            async for piece in pieces:
-                async with self._changed:
-                    await self._changed.wait_for(lambda: self._bytes < AHEAD_BYTES_MAX)
-                    self._pieces.append(piece)
-                    self._bytes += piece.rows.nbytes
-                    self._changed.notify_all()
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    async with self._changed:
+                        await self._changed.wait_for(lambda: self._bytes < AHEAD_BYTES_MAX)
+                        self._pieces.append(piece)
+                        self._bytes += piece.rows.nbytes
+                        self._changed.notify_all()
         finally:
             async with self._changed:
                 self._ended = True
@@ -67,18 +74,26 @@ class Ahead:
             return taken
 
 
-async def copy(source: Source, sink: Sink, tell: Callable[[Rates], None], began: Callable[[Progress], None]) -> Copied:
+async def copy(
+    source: Source,
+    sink: Sink,
+    tell: Callable[[Rates], None],
+    began: Callable[[Progress], None],
+    rates: Rates | None = None,
+) -> Copied:
     """Copy all that `source` gives; returns when that has an end, and it is written.
 
     `tell` is called after each write, `began` once it is known how far the copy was. Whoever cancels this has it finish
-    the write that is under way first. `source` and `sink` are closed.
+    the write that is under way first. `source` and `sink` are closed. `rates`: of an earlier attempt, which go on.
     """
     try:
         await source.open()
         begun = await sink.open(source)
         if begun.unsure:
             begun = await sink.settle(await source.again(begun.unsure))
-        rates = Rates(time.monotonic(), await source.left(begun.places))
+        left = await source.left(begun.places)
+        rates = rates or Rates(time.monotonic(), left)
+        rates.expect(left)
         began(begun)
         await _copy_from(source, sink, begun, lambda pieces: _add(rates, pieces, tell))
         return Copied(begun, rates)
@@ -87,6 +102,44 @@ async def copy(source: Source, sink: Sink, tell: Callable[[Rates], None], began:
             await sink.close()
         finally:
             await source.close()
+
+
+async def outliving(
+    attempt: Callable[[Callable[[], None], Callable[[], None]], Awaitable[T]],
+    failing: Callable[[Exception], None],
+    resumed: Callable[[Resumed], None],
+) -> T:
+    """What `attempt` returns, which copies, and is called again after errors that may pass; see `planning.outages`.
+
+    `attempt` is given two functions, to call once the copy has begun, and whenever something was written. `failing` is
+    called when an outage begins, and for each new kind of error, `resumed` when it is over.
+    """
+    outages = Outages()
+    loop = asyncio.get_running_loop()
+    stable: asyncio.TimerHandle | None = None
+
+    def wrote() -> None:
+        if (outage := outages.succeeded(time.monotonic())) is not None:
+            resumed(outage)
+
+    def began() -> None:
+        nonlocal stable
+        outages.began()
+        stable = loop.call_later(STABLE_S, wrote)
+
+    while True:
+        try:
+            return await attempt(began, wrote)
+        except Exception as error:
+            failed = outages.failed(error, time.monotonic())
+            if failed is None:
+                raise
+            if failed.report:
+                failing(error)
+        finally:
+            if stable is not None:
+                stable.cancel()
+        await asyncio.sleep(failed.pause_s)
 
 
 def _add(rates: Rates, pieces: Sequence[Piece], tell: Callable[[Rates], None]) -> None:

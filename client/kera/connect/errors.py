@@ -28,6 +28,8 @@ class Refused(KeraError):
 class Unreachable(KeraError):
     """The other system does not answer."""
 
+    retriable = True
+
 
 class Untranslatable(KeraError):
     """An offset of Kafka has no known place in the stream; the message says why, and the way out."""

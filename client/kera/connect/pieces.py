@@ -6,7 +6,7 @@ place says where in a part one is; only the source knows what it means, and othe
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -80,7 +80,7 @@ class Source(Protocol):
         """About how many records come after these places, up to the end as it is now; None: nobody knows."""
         ...
 
-    def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncIterator[Piece]:
+    def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
         """What comes after `places`, in pieces of some `piece_bytes`: to the end, or for ever if it is followed."""
         ...
 

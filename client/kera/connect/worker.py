@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
@@ -26,11 +26,17 @@ class Worker:
             await asyncio.gather(work, return_exceptions=True)
             raise
 
-    async def each(self, iterator: Iterator[T | None]) -> AsyncIterator[T]:
-        """What `iterator` gives, which runs on the thread. It gives None now and then while it waits for something."""
-        while found := await self.call(lambda: list(islice(iterator, 1))):
-            if found[0] is not None:
-                yield found[0]
+    async def each(self, generator: Generator[T | None, None, None]) -> AsyncGenerator[T, None]:
+        """What `generator` gives, which runs on the thread. It gives None now and then while it waits for something.
+
+        It is closed on the thread, too, when this one is closed or cancelled.
+        """
+        try:
+            while found := await self.call(lambda: list(islice(generator, 1))):
+                if found[0] is not None:
+                    yield found[0]
+        finally:
+            await self.call(generator.close)
 
     def close(self) -> None:
         """Let the thread end when it has done what it does."""

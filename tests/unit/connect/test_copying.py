@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -39,7 +39,7 @@ class Numbers:
     async def left(self, places: Mapping[str, Place]) -> int | None:
         return self._count - int(places.get("", 0))
 
-    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncIterator[Piece]:
+    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
         del piece_bytes
         for number in range(places.get("", 0), self._count):
             if number == self._fails_at:
@@ -184,7 +184,7 @@ async def test_an_error_of_the_source_comes_after_what_it_has_given() -> None:
 
 async def test_a_worker_gives_one_after_the_other_and_is_left_only_when_it_is_idle() -> None:
     worker = Worker("test")
-    assert [each async for each in worker.each(iter([1, None, 2]))] == [1, 2]
+    assert [each async for each in worker.each(each for each in (1, None, 2))] == [1, 2]
     began, may = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

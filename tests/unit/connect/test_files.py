@@ -95,7 +95,7 @@ async def read(
             spans = [Span(piece.part, piece.start, piece.end, piece.rows.num_rows) for piece in pieces]
             again = await source.again(spans)
             if source.schema is not DEFAULT_SCHEMA or kind == "parquet":  # lines without a time have that of now
-                assert [each.to_pylist() for each in again] == [piece.rows.to_pylist() for piece in pieces]
+                assert [each and each.to_pylist() for each in again] == [piece.rows.to_pylist() for piece in pieces]
     finally:
         await source.close()
     return source.schema, pieces

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kera.cli._client import connected
 from kera.cli._run import UsageError, extra
 from kera.cli.connect._telling import teller
-from kera.connect.copying import copy
+from kera.connect.copying import copy, outliving
 from kera.connect.endpoints import (
     End,
     FilesEnd,
@@ -22,42 +22,84 @@ from kera.connect.endpoints import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from kera.cli.connect._options import CopyOptions
+    from kera.cli.connect._telling import Teller
     from kera.client import Client
     from kera.connect.pieces import Progress, Sink, Source
     from kera.connect.planning.rates import Rates
 
 
 async def run(options: CopyOptions) -> None:
-    """Copy, and tell how it goes."""
+    """Copy, and tell how it goes. A copy that follows outlives restarts of its source and its target."""
     source_end, target_end = ends(options)
     name = check_copy_name(options.name) if options.name is not None else copy_name(source_end, target_end)
-    last: Rates | None = None
-    async with contextlib.AsyncExitStack() as stack:
-        clients = {
-            bootstrap: await stack.enter_async_context(connected(bootstrap))
-            for bootstrap in {_cluster(end, options) for end in (source_end, target_end) if isinstance(end, StreamEnd)}
-        }
-        source = await _source(source_end, target_end, name, options, clients)
-        sink = await _sink(target_end, name, options, clients)
-        telling = stack.enter_context(teller(as_json=options.as_json))
-
-        def tell(rates: Rates) -> None:
-            nonlocal last
-            last = rates
-            telling.going(rates)
-
-        def began(progress: Progress) -> None:
-            telling.began(name, progress, [*source.notes, *sink.notes])
-
+    with teller(as_json=options.as_json) as telling:
+        attempts = _Attempts(source_end, target_end, name, options, telling)
         try:
-            copied = await copy(source, sink, tell, began)
+            if options.follow:
+                await outliving(attempts.copy, telling.failing, telling.resumed)
+            else:
+                await attempts.copy(_nothing, _nothing)
         except asyncio.CancelledError:
-            telling.ended(last, "stopped")
+            telling.ended(attempts.rates, "stopped")
             raise
-        telling.ended(copied.rates, "done")
+        telling.ended(attempts.rates, "done")
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class _Attempts:
+    """One copy, with all its attempts; what each has connected to is gone when it ends."""
+
+    def __init__(self, source: End, target: End, name: str, options: CopyOptions, telling: Teller) -> None:
+        self.rates: Rates | None = None
+        """Of all attempts; None: nothing was written yet."""
+        self._source, self._target = source, target
+        self._name = name
+        self._options = options
+        self._telling = telling
+        self._begun = False
+        self._told: set[str] = set()
+        """Notes that were shown."""
+
+    async def copy(self, began: Callable[[], None], wrote: Callable[[], None]) -> None:
+        """One attempt; see `kera.connect.copying.outliving`."""
+        options = self._options
+        async with contextlib.AsyncExitStack() as stack:
+            streams = {_cluster(end, options) for end in (self._source, self._target) if isinstance(end, StreamEnd)}
+            clients = {each: await stack.enter_async_context(connected(each)) for each in streams}
+            source = await _source(self._source, self._target, self._name, options, clients)
+            sink = await _sink(self._target, self._name, options, clients)
+
+            def going(rates: Rates) -> None:
+                self.rates = rates
+                wrote()
+                self._telling.going(rates)
+                self._show(source, sink)
+
+            def beginning(progress: Progress) -> None:
+                began()
+                if not self._begun:
+                    self._begun = True
+                    self._telling.began(self._name, progress, self._new_notes(source, sink))
+                self._show(source, sink)
+
+            self.rates = (await copy(source, sink, going, beginning, self.rates)).rates
+
+    def _new_notes(self, source: Source, sink: Sink) -> list[str]:
+        found = [note for note in dict.fromkeys([*source.notes, *sink.notes]) if note not in self._told]
+        self._told.update(found)
+        return found
+
+    def _show(self, source: Source, sink: Sink) -> None:
+        for note in self._new_notes(source, sink):
+            self._telling.noted(note)
 
 
 def ends(options: CopyOptions) -> tuple[End, End]:

@@ -9,6 +9,7 @@ import time
 from typing import Any, Protocol, Self
 
 from kera.connect.pieces import Progress
+from kera.connect.planning.outages import Resumed
 from kera.connect.planning.rates import Rates, Standing
 
 LINES_S = 10.0
@@ -28,6 +29,18 @@ class Teller(Protocol):
 
     def going(self, rates: Rates) -> None:
         """It has written something."""
+        ...
+
+    def noted(self, note: str) -> None:
+        """There is something that whoever copies should know."""
+        ...
+
+    def failing(self, error: Exception) -> None:
+        """It waits until what has failed works again."""
+        ...
+
+    def resumed(self, outage: Resumed) -> None:
+        """It goes on after that."""
         ...
 
     def ended(self, rates: Rates | None, how: str) -> None:
@@ -78,6 +91,18 @@ class JsonLines(_Quiet):
         if self._is_time(now_s):
             self._print("progress", **_fields(rates.standing(now_s)))
 
+    def noted(self, note: str) -> None:
+        """See `Teller`."""
+        self._print("note", note=note)
+
+    def failing(self, error: Exception) -> None:
+        """See `Teller`."""
+        self._print("failing", error=str(error))
+
+    def resumed(self, outage: Resumed) -> None:
+        """See `Teller`."""
+        self._print("resumed", down_s=round(outage.down_s, 1), attempts=outage.attempts)
+
     def ended(self, rates: Rates | None, how: str) -> None:
         """See `Teller`."""
         self._print(how, **({} if rates is None else _fields(rates.average(time.monotonic()))))
@@ -104,6 +129,19 @@ class Lines(_Quiet):
         now_s = time.monotonic()
         if self._is_time(now_s):
             self._print(_text(rates.standing(now_s)))
+
+    def noted(self, note: str) -> None:
+        """See `Teller`."""
+        self._print(f"note: {note}")
+
+    def failing(self, error: Exception) -> None:
+        """See `Teller`."""
+        self._print(f"failing, and trying again: {error}")
+
+    def resumed(self, outage: Resumed) -> None:
+        """See `Teller`."""
+        attempts = "1 attempt" if outage.attempts == 1 else f"{outage.attempts} attempts"
+        self._print(f"going on after {outage.down_s:.1f} s and {attempts}")
 
     def ended(self, rates: Rates | None, how: str) -> None:
         """See `Teller`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -67,12 +67,11 @@ class FilesSource:
         except (pa.ArrowInvalid, OSError) as error:
             raise Refused(f"{self.shown}: {error}") from error
 
-    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncIterator[Piece]:
+    def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
         """See `Source`. Raises `SchemaMismatch` that names the file, and the column if there is one to blame."""
-        async for piece in self._worker.each(self._pieces(places.get(PART), piece_bytes)):
-            yield piece
+        return self._worker.each(self._pieces(places.get(PART), piece_bytes))
 
-    def _pieces(self, place: Place, piece_bytes: int) -> Iterator[Piece]:
+    def _pieces(self, place: Place, piece_bytes: int) -> Generator[Piece | None, None, None]:
         number, at = 0, 0
         if place is None:
             place = Spot(0, self._files[0], 0, self._sizes[0]).place()

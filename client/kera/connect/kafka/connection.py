@@ -22,6 +22,14 @@ OURS = frozenset(
 """Settings on which it depends that each record is copied once."""
 
 
+AWAY = (
+    *("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_RESOLVE", "NETWORK_EXCEPTION"),
+    *("REQUEST_TIMED_OUT", "BROKER_NOT_AVAILABLE", "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION"),
+    *("COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "NOT_COORDINATOR", "CONCURRENT_TRANSACTIONS"),
+    *("NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND"),
+)
+"""Errors of brokers that are away, or have just started."""
+
 _SILENT = logging.getLogger("kera.connect.kafka.librdkafka")
 _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
@@ -76,8 +84,7 @@ def translate(what: str, error: Any) -> Exception:
     import confluent_kafka as kafka
 
     code = error.code()
-    away = {kafka.KafkaError._TRANSPORT, kafka.KafkaError._ALL_BROKERS_DOWN, kafka.KafkaError._TIMED_OUT}  # noqa: SLF001
-    if code in away:
+    if code in {getattr(kafka.KafkaError, name) for name in AWAY}:
         return Unreachable(f"{what}: Kafka does not answer ({error.str()}); are the brokers the right ones?")
     if code == kafka.KafkaError._INVALID_ARG:  # noqa: SLF001 - settings
         return InvalidArgument(f"{what}: {error.str()}; see --kafka-config")

@@ -7,7 +7,7 @@ that, and of what was compacted, are left out; so a place is the offset behind t
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -110,10 +110,9 @@ class TopicSource:
             left += max(0, behind - max(first, places.get(str(number), behind if self._from_latest else first)))
         return left
 
-    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncIterator[Piece]:
+    def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
         """See `Source`. Raises `RecordsGone` when the topic has removed what comes next."""
-        async for piece in self._worker.each(self._pieces(dict(places), piece_bytes)):
-            yield piece
+        return self._worker.each(self._pieces(dict(places), piece_bytes))
 
     def _starts(self, places: dict[str, Place], bounds: Sequence[tuple[int, int]]) -> list[int]:
         """Where each partition goes on."""
@@ -136,7 +135,7 @@ class TopicSource:
             starts.append(max(place, first))
         return starts
 
-    def _pieces(self, places: dict[str, Place], piece_bytes: int) -> Iterator[Piece | None]:
+    def _pieces(self, places: dict[str, Place], piece_bytes: int) -> Generator[Piece | None, None, None]:
         bounds = self._bounds()
         starts = dict(enumerate(self._starts(places, bounds)))
         ends = {number: None if self._follow else behind for number, (_, behind) in enumerate(bounds)}

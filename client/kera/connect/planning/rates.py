@@ -31,9 +31,15 @@ class Rates:
         """`left`: so many records are to come, if that is known."""
         self._begun_s = now_s
         self._left = left
+        self._expected_at = 0
+        """When there were so many records, `_left` was known."""
         self._records = self._bytes = 0
         self._steps: deque[tuple[float, int, int]] = deque([(now_s, 0, 0)])
         """When there were how many."""
+
+    def expect(self, left: int | None) -> None:
+        """From now on, so many are to come, if that is known."""
+        self._left, self._expected_at = left, self._records
 
     def add(self, records: int, size: int, now_s: float) -> None:
         """So much was copied."""
@@ -50,7 +56,7 @@ class Rates:
         since_s, records, size = self._steps[0]
         span_s = max(now_s - since_s, 1e-6)
         pace, flow = (self._records - records) / span_s, (self._bytes - size) / span_s
-        left = None if self._left is None else max(0, self._left - self._records)
+        left = None if self._left is None else max(0, self._left - self._records + self._expected_at)
         return Standing(self._records, self._bytes, pace, flow, left, None if left is None or not pace else left / pace)
 
     def average(self, now_s: float) -> Standing:

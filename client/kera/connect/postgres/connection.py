@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from kera.connect.errors import Refused, Unreachable
 from kera.core.errors import DiskFull, KeraError, SchemaMismatch
 
 APPLICATION = "kera connect"
-_AWAY = ("08", "57")
-"""Classes of errors: the connection, and somebody who has ended it."""
+_AWAY = ("08", "57P")
+"""Classes of errors: the connection, and somebody who has ended it, or starts or stops the server."""
+_DEFAULTS = {"connect_timeout": "15", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+"""Of libpq's parameters: a host that has gone without a word is noticed."""
 
 
 class Database:
@@ -23,7 +27,7 @@ class Database:
 
         self._what = what
         with self.translated():
-            self._connection = adbc.connect(uri)
+            self._connection = adbc.connect(_with_defaults(uri))
         with self.translated():
             self.execute("SET standard_conforming_strings = on")
             self.execute(f"SET application_name = '{APPLICATION}'")
@@ -86,6 +90,14 @@ class Database:
             raise Unreachable(f"{self._what}: {error}") from error
 
 
+def _with_defaults(uri: str) -> str:
+    """`uri`, with `_DEFAULTS` for what neither it nor the environment says."""
+    given = {name for name, _ in parse_qsl(urlsplit(uri).query, keep_blank_values=True)}
+    given |= {"connect_timeout"} if "PGCONNECT_TIMEOUT" in os.environ else set()
+    more = urlencode({name: value for name, value in _DEFAULTS.items() if name not in given})
+    return f"{uri}{'&' if '?' in uri else '?'}{more}" if more else uri
+
+
 def translate(what: str, error: Any) -> KeraError:
     """An error of PostgreSQL's as one of ours."""
     state = error.sqlstate or ""
@@ -102,4 +114,4 @@ def translate(what: str, error: Any) -> KeraError:
         return SchemaMismatch(f"{what}: {text}" + (f" ({where})" if where else ""))
     if not state or state.startswith(_AWAY):
         return Unreachable(f"{what}: PostgreSQL cannot be reached: {text}")
-    return Refused(f"{what}: {text}")
+    return Refused(f"{what}: {text}", sqlstate=state)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -120,12 +120,11 @@ class TableSource:
         found = json.loads(plan) if isinstance(plan, str) else plan
         return int(found[0]["Plan"]["Plan Rows"])
 
-    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncIterator[Piece]:
+    def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
         """See `Source`. Raises `SchemaMismatch` for a key that does not ascend."""
-        async for piece in self._worker.each(self._pieces(places.get(PART), piece_bytes)):
-            yield piece
+        return self._worker.each(self._pieces(places.get(PART), piece_bytes))
 
-    def _pieces(self, place: Place, piece_bytes: int) -> Iterator[Piece | None]:
+    def _pieces(self, place: Place, piece_bytes: int) -> Generator[Piece | None, None, None]:
         while True:
             end = None
             for found in self._settled_end(place):

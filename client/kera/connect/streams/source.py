@@ -5,7 +5,7 @@ A place is a position and the ordinal of the record there: ``[group, segment, of
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -59,7 +59,7 @@ class StreamSource:
                 left += max(0, bounds.next_record - (first if place is None else place[3]))
         return left
 
-    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncIterator[Piece]:
+    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
         """See `Source`. Raises `RecordsGone` when retention was faster."""
         del piece_bytes  # a chunk is a piece
         reached = dict(places)
