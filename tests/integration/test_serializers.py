@@ -32,7 +32,7 @@ JSON_SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}}}
 
 async def test_the_examples_of_the_page_run(cluster: RunningCluster) -> None:
     pages = [example for example in examples(PAGE, "python") if "spark" not in example.text]
-    assert len(pages) == 7
+    assert len(pages) == 8
     names: dict[str, Any] = {}
     async with await Client.connect(cluster.bootstrap) as client:
         try:
@@ -124,3 +124,31 @@ def test_it_is_the_same_without_asyncio(cluster: RunningCluster) -> None:
         ) as consumer:
             assert [record.value for record in consumer] == [{"id": 1}]
             assert consumer.skipped_records == 1
+
+
+@pytest.mark.parametrize("kind", ["to_pandas", "to_polars"])
+def test_data_frames_have_what_deserializers_make(cluster: RunningCluster, kind: str) -> None:
+    name, options = f"serialized-{kind}", {"start": "earliest", "end": "latest"}
+    values = [{"id": number, "note": "x"} if number % 2 else {"id": number} for number in range(10)]
+    with SyncClient(cluster.bootstrap) as client:
+        client.admin.create_stream(name)
+        with client.producer(serializer=JsonSerializer(), key_serializer=str) as producer:
+            for number, value in enumerate(values):
+                producer.send(name, value, keys=f"k{number}")
+        with client.consumer(name, **options) as consumer:  # type: ignore[arg-type]
+            frame = getattr(consumer, kind)(deserializer=JsonDeserializer(), key_deserializer=str)
+        assert list(frame.columns) == ["timestamp", "key", "keys", "value", "headers"]
+        assert list(frame["key"]) == [f"k{number}" for number in range(10)]
+        found = list(frame["value"])
+        assert found == [{"id": 0, "note": None, **value} for value in values] if kind == "to_polars" else values
+
+        with client.producer() as producer:
+            producer.send(name, b"no JSON").result()
+        with client.consumer(name, **options) as consumer:  # type: ignore[arg-type]
+            with pytest.raises(CannotDecode):
+                getattr(consumer, kind)(deserializer=JsonDeserializer())
+            assert consumer.positions()[0][0].offset == 0, "nothing was given out"
+        with client.consumer(name, undecodable_records="skip", **options) as consumer:  # type: ignore[arg-type]
+            assert len(getattr(consumer, kind)(deserializer=JsonDeserializer())) == 10
+        with client.consumer(name, **options) as consumer:  # type: ignore[arg-type]
+            assert getattr(consumer, kind)()["value"][10] == b"no JSON"

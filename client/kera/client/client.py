@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Self
 from weakref import WeakSet
 
@@ -167,7 +168,15 @@ class Client:
         """
         merged = _merged(ConsumerSettings, settings, overrides)
         decoding = self._decoding(deserializer, key_deserializer, merged)
-        consumer = Consumer(self._cluster, streams, merged, start=start, end=end, decoding=decoding)
+        consumer = Consumer(
+            self._cluster,
+            streams,
+            merged,
+            start=start,
+            end=end,
+            decoding=decoding,
+            make_decoding=partial(self._decoding, settings=merged),
+        )
         if self.tracing.is_on:
             trace(consumer, self.tracing, merged.consumer_group)
         self._consumers.add(consumer)
@@ -217,7 +226,12 @@ class Client:
         merged = _merged(ConsumerSettings, settings, overrides)
         decoding = self._decoding(deserializer, key_deserializer, merged)
         epochs = self._epochs(streams, merged, epoch_ms, start, end, epoch_bytes_max, copied=True)
-        consumer = OrderedConsumer(epochs, is_bounded=end is not None, decoding=decoding)
+        consumer = OrderedConsumer(
+            epochs,
+            is_bounded=end is not None,
+            decoding=decoding,
+            make_decoding=partial(self._decoding, settings=merged),
+        )
         self._consumers.add(consumer)
         return consumer
 

@@ -7,6 +7,7 @@ or records of them. Between entries there is no order, as between partitions.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from itertools import islice
@@ -21,13 +22,15 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.committed import report_cursors
-from kera.client.consuming.decoding import DecodedRecords, Decoding
+from kera.client.consuming.data_frames import DecodedTable
+from kera.client.consuming.decoding import DecodedRecords, Decoding, MakeDecoding
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.one_by_one import OneByOne
 from kera.client.consuming.open_chunk import OpenChunk
 from kera.client.consuming.records import records_of
 from kera.client.consuming.start_and_end import End, Start, first_records, ranges_to_read
 from kera.client.positions import Places, Positions, check_place
+from kera.client.serializers.choosing import DeserializerLike
 from kera.client.settings import ConsumerSettings
 from kera.client.types import Record, StreamDescription
 from kera.core.errors import ClosedError, InvalidArgument, KeraError
@@ -59,7 +62,9 @@ class Consumer(DecodedRecords):
         start: Start | Places = "latest",
         end: End | Positions | None = None,
         decoding: Decoding | None = None,
+        make_decoding: MakeDecoding | None = None,
     ) -> None:
+        """`make_decoding`: for data frames of deserialized values, see `to_pandas`."""
         if not streams:
             raise InvalidArgument("a consumer needs a stream")
         streams = arguments.names("streams", streams)
@@ -81,6 +86,7 @@ class Consumer(DecodedRecords):
         self._failure: BaseException | None = None
         """What ended the reading; told to everyone who asks for more."""
         self._decoding = decoding
+        self._make_decoding = make_decoding
         self._opening = asyncio.Lock()
         """Of a chunk, or of what was fetched: by one task at a time. What is at hand needs no turn."""
         self._records = OneByOne(self._next_record)
@@ -222,31 +228,76 @@ class Consumer(DecodedRecords):
 
         Raises `InvalidArgument` for a consumer of several streams, or without an `end`, and what `batches` does.
         """
+        chunks: list[ChunkBatch] = []
+        stream = await self._only_stream()
+        async with self._all_or_none():
+            while (chunk := await self._next_of_table()) is not None:
+                chunks.append(chunk)
+        parts = [pa.Table.from_batches([], stream.schema)]
+        parts += [pa.Table.from_batches([chunk.batch]) for chunk in chunks]
+        return pa.concat_tables(parts, promote_options="default")
+
+    async def to_pandas(
+        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
+    ) -> pandas.DataFrame:
+        """The same as a data frame of pandas, which has to be installed.
+
+        With deserializers, which are those of `Client.consumer`, the column `value` has what they make of the bytes,
+        and a column `key` the primary key. Raises `CannotDecode`, too (the setting ``undecodable_records``).
+        """
+        decoded = await self._decoded(deserializer, key_deserializer)
+        return (await self.to_arrow()).to_pandas() if decoded is None else decoded.to_pandas()
+
+    async def to_polars(
+        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
+    ) -> polars.DataFrame:
+        """The same as a data frame of polars, which has to be installed. Deserializers are as those of `to_pandas`."""
+        import polars  # noqa: PLC0415 - only who asks for it needs it
+
+        decoded = await self._decoded(deserializer, key_deserializer)
+        if decoded is not None:
+            return decoded.to_polars()
+        return polars.from_arrow(await self.to_arrow())  # type: ignore[return-value]  # a table is a frame
+
+    async def _decoded(self, deserializer: DeserializerLike, key_deserializer: DeserializerLike) -> DecodedTable | None:
+        """All that is left up to `end`; None without deserializers."""
+        decoding = None if self._make_decoding is None else self._make_decoding(deserializer, key_deserializer)
+        if decoding is None:
+            return None
+        decoded = DecodedTable(decoding)
+        await self._only_stream()
+        async with self._all_or_none():
+            while (chunk := await self._next_of_table()) is not None:
+                stream = self._chunks.streams[chunk.entry.stream_id]
+                await decoded.add(chunk.batch, records_of(chunk, stream), stream)
+        return decoded
+
+    @contextlib.asynccontextmanager
+    async def _all_or_none(self) -> AsyncIterator[None]:
+        """What does not come as a whole was not delivered."""
+        before = dict(self._positions)
+        try:
+            yield
+        except BaseException:
+            self._positions.update(before)
+            raise
+
+    async def _only_stream(self) -> StreamDescription:
+        """What a table is of. Raises `InvalidArgument` for a consumer of several streams, or without an `end`."""
         if len(self._names) > 1 or self._end is None:
             raise InvalidArgument("a table is of one stream, and of a consumer with an end: end='latest', or positions")
         await self.start()
         (stream,) = self._chunks.streams.values()
-        parts, before = [pa.Table.from_batches([], stream.schema)], dict(self._positions)
-        try:
-            if self._open.chunk is not None:
-                parts.append(pa.Table.from_batches([self._rest(self._open.chunk).batch]))
-            while (chunk := await self._chunk_in_turn(copied=True)) is not None:
-                self._positions[chunk.entry] = chunk.next
-                parts.append(pa.Table.from_batches([chunk.batch]))
-        except BaseException:
-            self._positions.update(before)  # nothing was given out
-            raise
-        return pa.concat_tables(parts, promote_options="default")
+        return stream
 
-    async def to_pandas(self) -> pandas.DataFrame:
-        """The same as a data frame of pandas, which has to be installed."""
-        return (await self.to_arrow()).to_pandas()
-
-    async def to_polars(self) -> polars.DataFrame:
-        """The same as a data frame of polars, which has to be installed."""
-        import polars  # noqa: PLC0415 - only who asks for it needs it
-
-        return polars.from_arrow(await self.to_arrow())  # type: ignore[return-value]  # a table is a frame
+    async def _next_of_table(self) -> ChunkBatch | None:
+        """The next chunk, copied: the rest of one that was begun as records comes first."""
+        if self._open.chunk is not None:
+            return self._rest(self._open.chunk)
+        chunk = await self._chunk_in_turn(copied=True)
+        if chunk is not None:
+            self._positions[chunk.entry] = chunk.next
+        return chunk
 
     def _each_record(self) -> AsyncIterator[Record]:
         return self._records

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client import arguments
-from kera.client.serializers.choosing import deserializer_of
+from kera.client.serializers.choosing import DeserializerLike, deserializer_of
 from kera.client.serializers.protocols import Context, Deserializer, FramedDeserializer, Part, Registry, RowDeserializer
 from kera.client.serializers.refusing import words
 from kera.client.types import Record, StreamDescription
@@ -123,6 +123,10 @@ class Decoding:
         self._behind: list[Record] = []
         """See `decoded_list`: what comes the next time."""
 
+    def reads(self, part: str) -> bool:
+        """Whether there is a deserializer for this part of a record, ``value`` or ``key``."""
+        return (self._value if part == "value" else self._key) is not None
+
     def check(self, stream: StreamDescription) -> None:
         """Raises `InvalidArgument` for a stream whose records the deserializers are not for."""
         if not stream.typed or self._value is None:
@@ -215,6 +219,10 @@ class Decoding:
     def forget(self) -> None:
         """What was left over comes in another way."""
         self._bad, self._behind = None, []
+
+
+MakeDecoding = Callable[[DeserializerLike, DeserializerLike], Decoding | None]
+"""Of a deserializer for values and one for keys; None where both are None."""
 
 
 class Decoded(AsyncIterator[Record]):

@@ -7,17 +7,20 @@ epochs: so whoever goes on from there has the same epochs again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from kera.client.consuming.decoding import DecodedRecords, Decoding
+from kera.client.consuming.data_frames import DecodedTable
+from kera.client.consuming.decoding import DecodedRecords, Decoding, MakeDecoding
 from kera.client.consuming.one_by_one import OneByOne
 from kera.client.epochs.epoch import require_times
 from kera.client.epochs.reader import Epochs
 from kera.client.epochs.sorting import OrderedBatch, OrderedRows
+from kera.client.serializers.choosing import DeserializerLike
 from kera.client.types import Record
 from kera.core.errors import ClosedError, InvalidArgument
 from kera.core.ids import EntryId, Position
@@ -41,11 +44,19 @@ class OrderedConsumer(DecodedRecords):
     An epoch is delivered with its last record: `positions` and `commit` go by whole ones.
     """
 
-    def __init__(self, epochs: Epochs, *, is_bounded: bool, decoding: Decoding | None = None) -> None:
-        """`epochs` are its own, and `copied`. `is_bounded`: they have an end."""
+    def __init__(
+        self,
+        epochs: Epochs,
+        *,
+        is_bounded: bool,
+        decoding: Decoding | None = None,
+        make_decoding: MakeDecoding | None = None,
+    ) -> None:
+        """`epochs` are its own, and `copied`. `is_bounded`: they have an end. `make_decoding`: see `to_pandas`."""
         self._epochs = epochs
         self._is_bounded = is_bounded
         self._decoding = decoding
+        self._make_decoding = make_decoding
         self._opening = asyncio.Lock()
         """Of an epoch, or of more of its records: by one task at a time."""
         self._rows: OrderedRows | None = None
@@ -168,30 +179,64 @@ class OrderedConsumer(DecodedRecords):
         Raises `InvalidArgument` for a consumer without an `end`, or of streams with different columns, and what
         `batches` does; then nothing was given out.
         """
-        if not self._is_bounded:
-            raise InvalidArgument("a table is of a consumer with an end: end='latest', or the number of an epoch")
-        await self.start()
+        await self._start_table()
         streams = list(self._epochs.streams().values())
         if any(stream.schema != streams[0].schema for stream in streams):
             raise InvalidArgument("the streams have different columns: their rows cannot be put into one table")
-        parts, before = [pa.Table.from_batches([], streams[0].schema)], self._delivered
-        try:
+        parts = [pa.Table.from_batches([], streams[0].schema)]
+        async with self._all_or_none():
             while (batch := await self._next_batch()) is not None:
                 parts.append(pa.Table.from_batches([batch.batch]))
-        except BaseException:
-            self._delivered = before  # nothing was given out
-            raise
         return pa.concat_tables(parts, promote_options="default")
 
-    async def to_pandas(self) -> pandas.DataFrame:
-        """The same as a data frame of pandas, which has to be installed."""
-        return (await self.to_arrow()).to_pandas()
+    async def to_pandas(
+        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
+    ) -> pandas.DataFrame:
+        """The same as a data frame of pandas, which has to be installed.
 
-    async def to_polars(self) -> polars.DataFrame:
-        """The same as a data frame of polars, which has to be installed."""
+        With deserializers, which are those of `Client.consumer`, the column `value` has what they make of the bytes,
+        and a column `key` the primary key. Raises `CannotDecode`, too (the setting ``undecodable_records``).
+        """
+        decoded = await self._decoded(deserializer, key_deserializer)
+        return (await self.to_arrow()).to_pandas() if decoded is None else decoded.to_pandas()
+
+    async def to_polars(
+        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
+    ) -> polars.DataFrame:
+        """The same as a data frame of polars, which has to be installed. Deserializers are as those of `to_pandas`."""
         import polars  # noqa: PLC0415 - only who asks for it needs it
 
+        decoded = await self._decoded(deserializer, key_deserializer)
+        if decoded is not None:
+            return decoded.to_polars()
         return polars.from_arrow(await self.to_arrow())  # type: ignore[return-value]  # a table is a frame
+
+    async def _decoded(self, deserializer: DeserializerLike, key_deserializer: DeserializerLike) -> DecodedTable | None:
+        """All that is left up to `end`; None without deserializers."""
+        decoding = None if self._make_decoding is None else self._make_decoding(deserializer, key_deserializer)
+        if decoding is None:
+            return None
+        decoded = DecodedTable(decoding)
+        await self._start_table()
+        async with self._all_or_none():
+            while (batch := await self._next_batch()) is not None:
+                await decoded.add(batch.batch, batch.records(), batch.stream)
+        return decoded
+
+    async def _start_table(self) -> None:
+        if not self._is_bounded:
+            raise InvalidArgument("a table is of a consumer with an end: end='latest', or the number of an epoch")
+        await self.start()
+
+    @contextlib.asynccontextmanager
+    async def _all_or_none(self) -> AsyncIterator[None]:
+        """What does not come as a whole was not delivered."""
+        before = self._delivered
+        try:
+            yield
+        except BaseException:
+            self._delivered = before
+            raise
 
     def _each_record(self) -> AsyncIterator[Record]:
         return self._records

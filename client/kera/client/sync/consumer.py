@@ -23,6 +23,7 @@ from kera.client.consuming.consumer import Consumer as AsyncConsumer
 from kera.client.consuming.decoding import POLL_RECORDS_LIMIT
 from kera.client.consuming.group_consumer import GroupConsumer as AsyncGroupConsumer
 from kera.client.epochs.ordered_consumer import OrderedConsumer as AsyncOrderedConsumer
+from kera.client.serializers.choosing import DeserializerLike
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.types import Record
 from kera.core.errors import WokenUp
@@ -221,13 +222,19 @@ class Consumer(RecordsOf[AsyncConsumer]):
         """All that is left up to `end`, as a table of the stream's columns."""
         return self._thread.run(self._whole(self._consumer.to_arrow))
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """The same as a data frame of pandas, which has to be installed."""
-        return self._thread.run(self._whole(self._consumer.to_pandas))
+    def to_pandas(
+        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
+    ) -> pandas.DataFrame:
+        """The same as a data frame of pandas, which has to be installed; deserializers as with asyncio."""
+        read = partial(self._consumer.to_pandas, deserializer=deserializer, key_deserializer=key_deserializer)
+        return self._thread.run(self._whole(read))
 
-    def to_polars(self) -> polars.DataFrame:
-        """The same as a data frame of polars, which has to be installed."""
-        return self._thread.run(self._whole(self._consumer.to_polars))
+    def to_polars(
+        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
+    ) -> polars.DataFrame:
+        """The same as a data frame of polars, which has to be installed; deserializers as with asyncio."""
+        read = partial(self._consumer.to_polars, deserializer=deserializer, key_deserializer=key_deserializer)
+        return self._thread.run(self._whole(read))
 
     def _next_ahead(self) -> ChunkBatch | None:
         with self._handing_out:

@@ -12,6 +12,7 @@ from kera.client.epochs.epoch import Epoch
 from kera.client.epochs.ordered_consumer import OrderedConsumer as AsyncOrderedConsumer
 from kera.client.epochs.reader import Epochs as AsyncEpochs
 from kera.client.epochs.sorting import OrderedBatch
+from kera.client.serializers.choosing import DeserializerLike
 from kera.client.sync.consumer import RecordsOf
 from kera.client.sync.loop_thread import LoopThread
 from kera.core.errors import WokenUp
@@ -127,15 +128,19 @@ class OrderedConsumer(RecordsOf[AsyncOrderedConsumer]):
         self._at_hand = iter(())
         return self._thread.run(self._consumer.to_arrow())
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """The same as a data frame of pandas, which has to be installed."""
+    def to_pandas(
+        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
+    ) -> pandas.DataFrame:
+        """The same as a data frame of pandas, which has to be installed; deserializers as with asyncio."""
         self._at_hand = iter(())
-        return self._thread.run(self._consumer.to_pandas())
+        return self._thread.run(self._consumer.to_pandas(deserializer=deserializer, key_deserializer=key_deserializer))
 
-    def to_polars(self) -> polars.DataFrame:
-        """The same as a data frame of polars, which has to be installed."""
+    def to_polars(
+        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
+    ) -> polars.DataFrame:
+        """The same as a data frame of polars, which has to be installed; deserializers as with asyncio."""
         self._at_hand = iter(())
-        return self._thread.run(self._consumer.to_polars())
+        return self._thread.run(self._consumer.to_polars(deserializer=deserializer, key_deserializer=key_deserializer))
 
     @property
     def epoch_ms(self) -> int:
