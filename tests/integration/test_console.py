@@ -77,20 +77,23 @@ async def test_a_stream_is_made_filled_browsed_and_moved_in_a_browser(cluster: R
         await expect(page.locator("[role=status]")).to_have_text("The stream was created.")
         await expect(page.locator("h1")).to_contain_text("seen")
 
-        await look.go(console.url + "/streams/seen/messages")
-        await unfold(look, "Produce a record")
-        await page.fill("#new-key", HOSTILE)
-        await page.fill("#new-value", json.dumps({"text": HOSTILE}))
-        await page.fill("#new-headers", f"note: {HOSTILE}")
-        await submit(look, "/streams/seen/produce")
+        await page.get_by_role("link", name="Produce").click()
+        await look.fill(key=HOSTILE, value=json.dumps({"text": HOSTILE}))
+        for at, value in enumerate((HOSTILE, "twice")):
+            await page.locator("[name=header_name]").nth(at).fill("note")
+            await page.locator("[name=header_value]").nth(at).fill(value)
+        await page.get_by_role("button", name="Produce", exact=True).click()
         await expect(page.locator("[role=status]")).to_have_text("The record is stored.")
+        await expect(page.locator("h2")).to_contain_text("offset 0")
+        await expect(page.locator(".pairs th")).to_have_text(["note", "note"])
+        await page.get_by_role("link", name="Messages").click()
         await expect(page.locator("table.messages tbody tr")).to_have_count(1)
         await expect(page.locator(".key")).to_contain_text("<script>")
         await expect(page.locator(".headers")).to_contain_text("onerror")
         await page.locator("table.messages summary").click()
         await expect(page.locator("pre.json")).to_contain_text('"text": "')
         await page.locator("table.messages a").first.click()
-        await expect(page.locator("h2")).to_contain_text("Record 0 of streamlet")
+        await expect(page.locator("h2")).to_contain_text("offset 0")
         async with page.expect_download() as downloading:
             await page.get_by_text("download").click()
         assert json.loads(Path(await (await downloading.value).path()).read_text()) == {"text": HOSTILE}
@@ -115,6 +118,44 @@ async def test_a_stream_is_made_filled_browsed_and_moved_in_a_browser(cluster: R
         assert [each for each in look.complaints if "status of 40" not in each] == []
         assert all(each.startswith(console.url + "/") for each in look.asked), "nothing is fetched from elsewhere"
         assert "owned" not in await page.title()
+
+
+@needs_chromium
+async def test_records_of_a_schema_are_produced_filtered_and_read_on_a_phone(cluster: RunningCluster) -> None:
+    schema = {"type": "record", "name": "Ride", "fields": [{"name": "km", "type": "long"}]}
+    async with (
+        connected(cluster) as client,
+        a_console("--admin", bootstrap=cluster.bootstrap) as console,
+        a_browser() as look,
+    ):
+        page, address = look.page, console.url + "/streams/phone"
+        await client.admin.create_stream("phone")
+        await client.schemas.register("phone-value", SchemaType.AVRO, json.dumps(schema))
+        await page.set_viewport_size({"width": 390, "height": 844})
+        for typed in ('{"km": "far"}', '{"km": 123456789012}', '{"km": 7}'):
+            await look.go(address + "/produce")
+            await look.fill(key="a key", value=typed)
+            await page.get_by_role("button", name="Produce", exact=True).click()
+            if "far" in typed:
+                await expect(page.locator("#value-error")).to_contain_text("km: ")
+                await expect(page.locator("#value")).to_have_value(typed)
+            else:
+                await expect(page.locator("[role=status]")).to_have_text("The record is stored.")
+        await look.go(address + "/messages")
+        await look.fill(filter='value.km > 7 and key == "a key"')
+        await page.get_by_role("button", name="Show").click()
+        await expect(page.locator("table.messages tbody tr")).to_have_count(1)
+        width = await page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, "nothing is beyond the edge"
+        for text in (".messages .key code", ".messages .wide summary code", ".messages .num a"):
+            box = await page.locator(text).first.bounding_box()
+            assert box is not None
+            assert 0 <= box["x"] < box["x"] + box["width"] <= 390
+        await look.fill(filter="value.km = 7")
+        await page.get_by_role("button", name="Show").click()
+        await expect(page.locator("#filter-error")).to_contain_text("column 10")
+        await expect(page.locator("#filter")).to_have_value("value.km = 7")
+        assert [each for each in look.complaints if "400" not in each] == []
 
 
 @needs_chromium

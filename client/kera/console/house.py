@@ -47,6 +47,7 @@ class House:
         self.tokens = FormTokens()
         self.templates = Templates()
         self.browsing = asyncio.Semaphore(limits.BROWSINGS_MAX)
+        self.downloads = asyncio.Semaphore(limits.DOWNLOADS_MAX)
         self.sessions: Sessions[View] = Sessions(now_s)
         self._cluster = cluster
         # Who started the console has rights of their own, and visitors have theirs: nobody gets those of another.

@@ -13,6 +13,8 @@ PAGE_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 120.0
 """How long an answer may take in all: to be made, and to be taken by who has asked."""
 STOP_TIMEOUT_S = 5
+ANSWER_PIECE_BYTES = 64 << 10
+"""An answer is handed to the network in pieces of this size, the next one when the browser has taken the last."""
 
 FORM_BYTES_MAX = 1 << 20
 FORM_FIELDS_MAX = 192
@@ -57,12 +59,20 @@ BROWSE_ENTRIES_MAX = 64
 """Entries that a page takes records from; of a stream with more, a streamlet is chosen."""
 RECORDS_PER_PAGE = 50
 RECORDS_PER_PAGE_MAX = 200
+DOWNLOADS_MAX = 8
+"""Values that are downloaded at a time: each is in memory until the browser has taken it."""
 VALUE_SHOWN_MAX = 2048
 """Characters of a value in a table of records."""
 RECORD_SHOWN_MAX = 256 << 10
 """Characters of a value on the page of its record."""
 HEADERS_SHOWN_MAX = 32
 COLUMNS_SHOWN_MAX = 40
+PRODUCED_HEADERS_MAX = 24
+"""Headers of a record that a page stores."""
+PRODUCE_TIMEOUT_S = 10.0
+"""How long a record may take to be stored."""
+SUBJECTS_OFFERED_MAX = 200
+"""Subjects that the page for storing a record offers."""
 
 CACHE_S = 2.0
 """For how long an answer of the cluster is shown again without asking."""

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from kera.client.testing import FakeCluster
 from kera.console import limits
@@ -23,6 +26,7 @@ async def port(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     """Of a console that is impatient."""
     monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", SOON_S)
     monkeypatch.setattr(limits, "IDLE_CONNECTION_S", 1)
+    monkeypatch.setattr(limits, "DOWNLOADS_MAX", 2)
     told: asyncio.Queue[str] = asyncio.Queue()
     settings = ConsoleSettings(port=0, admin=True)
     serving = asyncio.ensure_future(
@@ -124,6 +128,46 @@ async def test_who_does_not_take_the_answer_gives_up_the_place(
             await asyncio.sleep(0.05)
     for writer in writers:
         writer.transport.abort()
+
+
+async def test_downloads_that_nobody_takes_are_bounded_and_cost_no_copies(
+    port: int, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value is in memory once for each download, and of what goes to the network there is a piece."""
+    cluster.create_stream("s")
+    value = bytes(900_000)
+    async with cluster.client().producer() as producer:
+        await producer.prepare("s")
+        await producer.send("s", value)
+    handed: list[int] = []
+    original = RequestResponseCycle.send
+
+    async def send(self: RequestResponseCycle, message: Any) -> None:
+        handed.append(len(message.get("body", b"")))
+        await original(self, message)
+
+    monkeypatch.setattr(RequestResponseCycle, "send", send)
+    download = request("GET", "/streams/s/value?streamlet=0&entry=0&offset=0", "Connection: close")
+    whole = await exchange(port, download)
+    assert whole.partition(b"\r\n\r\n")[2] == value
+    assert max(handed) <= limits.ANSWER_PIECE_BYTES
+    writers = []
+    for _ in range(2):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(download)
+        writers.append(writer)
+    async with asyncio.timeout(LONG_S):
+        while b" 503 " not in (await exchange(port, download))[:20]:
+            await asyncio.sleep(0.01)
+    await is_well(port)
+    for writer in writers:
+        writer.transport.abort()
+    async with asyncio.timeout(LONG_S):
+        while b"200 OK" not in (await exchange(port, download))[:20]:
+            await asyncio.sleep(0.01)
 
 
 async def test_connections_are_bounded_and_places_come_back(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

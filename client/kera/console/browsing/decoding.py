@@ -1,4 +1,4 @@
-"""What a value looks like: JSON laid out, text as it is, anything else in hexadecimal. Pure.
+"""What a value looks like: documents laid out, text as it is, anything else in hexadecimal. Pure.
 
 Whatever somebody has put into a record, what comes out of here is text of bounded length, without characters that
 change how what is around them reads. It is no HTML: templates see to that.
@@ -29,12 +29,14 @@ class Shown(NamedTuple):
     """A value as people read it."""
 
     kind: str
-    """``null``, ``empty``, ``json``, ``text``, ``hex``; or the type of the schema that the value names."""
+    """``null``, ``empty``, ``text``, ``hex``, or the format of a document."""
     text: str
     size_bytes: int
     """Of the value itself."""
     cut: bool = False
     """There is more of it."""
+    problem: str = ""
+    """Why it is not shown in the format that was chosen."""
 
 
 def shown(value: bytes | None, length_max: int) -> Shown:
@@ -47,11 +49,23 @@ def shown(value: bytes | None, length_max: int) -> Shown:
         laid_out = _laid_out(value)
         if laid_out is not None:
             return _cut("json", laid_out, len(value), length_max)
-    # A character has up to four bytes; what is behind the last that is shown need not be looked at.
+    # A character has at most four bytes; bytes behind the last character that is shown need not be looked at.
     part = value[: 4 * length_max + 4]
     text = _text(part, whole=len(part) == len(value))
     if text is not None:
         return _cut("text", _plain(text), len(value), length_max, more=len(part) < len(value))
+    return shown_hex(value, length_max)
+
+
+def shown_text(value: bytes, length_max: int) -> Shown:
+    """Any value as text: each byte that is not UTF-8 becomes a replacement character."""
+    part = value[: 4 * length_max + 4]
+    text = part.decode(errors="replace")
+    return _cut("text", _plain(text), len(value), length_max, more=len(part) < len(value))
+
+
+def shown_hex(value: bytes, length_max: int) -> Shown:
+    """Any value in hexadecimal: rows of offset, bytes and letters."""
     rows = max(1, length_max // 80)
     dump = "\n".join(_hex_row(value, at) for at in range(0, min(len(value), rows * _HEX_ROW), _HEX_ROW))
     return Shown("hex", dump, len(value), cut=len(value) > rows * _HEX_ROW)
@@ -70,7 +84,7 @@ def shown_columns(columns: Mapping[str, Any], length_max: int) -> Shown:
 
 
 def shown_document(document: Any, kind: str, size_bytes: int, length_max: int) -> Shown:
-    """What a schema has made of a value of so many bytes. Raises `ValueError` and `RecursionError`."""
+    """The document that a value of `size_bytes` was decoded to. Raises `ValueError` and `RecursionError`."""
     text = json.dumps(jsonable(document, _room(length_max)), ensure_ascii=False, indent=2)
     text.encode()  # it may have halves of characters, which cannot be sent
     return _cut(kind, _plain(text), size_bytes, length_max)
@@ -111,7 +125,7 @@ def jsonable(value: Any, room: Iterator[None] | None = None) -> Any:
         case float():
             return value if math.isfinite(value) else str(value)
         case bytes():
-            return _text(value, whole=True) or base64.b64encode(value).decode()
+            return text_of(value) or base64.b64encode(value).decode()
         case dict():
             return {str(name): jsonable(each, room) for _, (name, each) in zip(room, value.items(), strict=False)}
         case list() | tuple():
@@ -152,8 +166,13 @@ def _depth(document: Any) -> int:
     return depth
 
 
+def text_of(value: bytes) -> str | None:
+    """A whole value as text; None if it is not UTF-8, or has characters that text does not have."""
+    return _text(value, whole=True)
+
+
 def _text(value: bytes, *, whole: bool) -> str | None:
-    """As UTF-8; None: it is none, or has characters that no text has. One that is cut off at the end is left out."""
+    """The same of a value, or of the beginning of one, whose last character may be cut off: that one is left out."""
     try:
         text = value.decode()
     except UnicodeDecodeError as error:

@@ -8,13 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from kera.client import ChunkQuery, Client, ConsumerSettings, EntryBounds, Position, StreamDescription
 from kera.console import limits
+from kera.console.browsing.decoding import TAKEN_APART_BYTES_MAX
+from kera.console.browsing.formats import Decoder
 from kera.console.browsing.matching import Match
-from kera.console.browsing.rows import Row, rows_in
+from kera.console.browsing.registered import ASKED_MAX
+from kera.console.browsing.rows import SLICE_ROWS, Row, rows_in
 from kera.console.browsing.windows import EntryKey, Marks, Newest, Stretch, pick
+from kera.console.web import words
 from kera.core.errors import DataLost, KeraError, NotAllowed
 
 Bounds = dict[EntryKey, EntryBounds]
@@ -22,6 +27,8 @@ READ_AT_ONCE = 2
 UNBOUNDED = 1 << 62
 """Who reads on from a place stops when enough has come."""
 _STEP_MIN, _STEP_MAX = 500, 16_384
+_DECODED_AT_ONCE = 32
+"""Records that a filter decodes before others get their turn."""
 _SETTINGS: dict[str, Any] = {
     "shared_memory": "never",  # a page that somebody looks at is no reason to hold a broker's memory
     "corrupt_chunks": "skip",
@@ -44,6 +51,8 @@ class Wanted:
     match: Match = field(default_factory=Match)
     turn: int = 0
     """With which entry to begin: not always the same gets what a page may read."""
+    decoder: Decoder = field(default_factory=Decoder)
+    """Decodes values for a filter."""
 
 
 @dataclass
@@ -97,6 +106,9 @@ class _Browsing:
         self._room = asyncio.Semaphore(READ_AT_ONCE)
         self._settings = ConsumerSettings.load(**_SETTINGS)
         self._looked_at = 0
+        self._schemas_left = ASKED_MAX
+        self._too_long = 0
+        """Records whose values a filter did not decode."""
         self._remarks: dict[str, None] = {}
         self._stretches = {key: self._empty(key) for key in wanted.keys}
 
@@ -123,6 +135,9 @@ class _Browsing:
         spent = self._budget.spent
         if spent and len(rows) < wanted.count and any(map(self._is_open, wanted.keys)):
             self._remarks[f"This page ends here, as {spent}."] = None
+        if self._too_long:
+            values, longest = words.plural(self._too_long, "value"), words.size(TAKEN_APART_BYTES_MAX)
+            self._remarks[f"The filter does not see the fields of {values} of more than {longest}."] = None
         return Found(rows, marks, self._has_more(marks), self._looked_at, list(self._remarks))
 
     def _is_open(self, key: EntryKey) -> bool:
@@ -189,7 +204,7 @@ class _Browsing:
             except TimeoutError:
                 if self._wanted.backward:
                     return  # what is behind the part that came is missing
-                reached = newest.rows[-1].offset + 1 if newest.rows else low
+                reached = max(low, newest.reached)
             except KeraError as error:
                 if isinstance(error, NotAllowed) or not error.retriable:
                     raise
@@ -215,11 +230,15 @@ class _Browsing:
                     self._remarks[
                         f"{header.record_count - count} records from {header.first_record} on are damaged."
                     ] = None
-                begin = max(low, newest.rows[-1].offset + 1) if newest.rows else low
-                for rows in rows_in(chunk, self._stream, begin, high):
+                slice_rows = _DECODED_AT_ONCE if match.decodes else SLICE_ROWS
+                for rows in rows_in(chunk, self._stream, max(low, newest.reached), high, slice_rows):
                     self._looked_at += len(rows)
                     budget.records_left -= len(rows)
-                    newest.add(filter(match.fits, rows), header.payload_bytes // count)
+                    if match.decodes:
+                        await self._look_up(rows)
+                    fitting = (row for row in rows if match.fits(row, key, self._wanted.decoder))
+                    newest.add(fitting, header.payload_bytes // count)
+                    newest.pass_by(rows[-1].offset + 1)
                     await asyncio.sleep(0)
                 behind: int = header.first_record + max(count, header.record_count)
                 if behind >= high:
@@ -229,6 +248,17 @@ class _Browsing:
         finally:
             await reading.aclose()  # type: ignore[attr-defined]  # a generator's
         return high
+
+    async def _look_up(self, rows: Sequence[Row]) -> None:
+        """Learn the schemas that these records name, as far as a page may ask for them."""
+        self._too_long += sum(1 for row in rows if len(row.value or b"") > TAKEN_APART_BYTES_MAX)
+        if self._schemas_left:
+            values = chain.from_iterable((row.value, *row.keys) for row in rows)
+            self._schemas_left -= await self._wanted.decoder.look_up(values, self._schemas_left)
+            if not self._schemas_left:
+                self._remarks[
+                    f"The filter decodes by {ASKED_MAX} new schemas a page at most; values of others have no fields."
+                ] = None
 
 
 def _behind(error: DataLost, start: Position) -> Position | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from google.protobuf import json_format, message_factory
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 
@@ -41,28 +42,45 @@ class Registered:
         self._known: OrderedDict[int, tuple[RegisteredSchema, Read] | None] = OrderedDict()
         """By id; None: there is none, or nothing can be read by it."""
 
-    async def look_up(self, values: Iterable[bytes | None]) -> None:
-        """Learn the schemas that these values name, of which there may be some, or none."""
-        wanted = {schema_id for value in values if (schema_id := _named(value))} - self._known.keys()
-        for schema_id in sorted(wanted)[:ASKED_MAX]:
+    async def look_up(self, values: Iterable[bytes | None], asked_max: int = ASKED_MAX) -> int:
+        """Learn the schemas that these values name, at most `asked_max` of them.
+
+        Returns how many the registry was asked for; if the registry fails, `asked_max`.
+        """
+        unknown = {schema_id for value in values if (schema_id := _named(value))} - self._known.keys()
+        wanted = sorted(unknown)[:asked_max]
+        for schema_id in wanted:
             try:
                 schema = await self._schemas.by_id(schema_id)
                 self._remember(schema_id, (schema, reader_of(schema)))
             except (UnknownSchema, InvalidArgument, CannotDecode):
                 self._remember(schema_id, None)
             except KeraError:
-                return  # the records are shown all the same
+                return asked_max  # the records are shown all the same
+        return len(wanted)
 
-    def shown(self, value: bytes | None, length_max: int) -> Shown | None:
-        """A value by its schema; None: it names none that is known, or does not fit it."""
-        schema_id = _named(value)
-        known = self._known.get(schema_id)
-        if value is None or known is None or not is_taken_apart(value, length_max):
+    def document(self, value: bytes | None) -> tuple[str, Any] | None:
+        """The type of a value's schema, and what that decodes the value to.
+
+        None: the value names no schema that is known, or does not fit it.
+        """
+        known = self._known.get(_named(value))
+        if value is None or known is None:
             return None
         schema, read = known
         try:
-            return shown_document(read(unframe(value)[1]), schema.schema_type, len(value), length_max)
+            return schema.schema_type, read(unframe(value)[1])
         except (KeraError, ValueError, RecursionError, TypeError, KeyError):
+            return None
+
+    def shown(self, value: bytes | None, length_max: int) -> Shown | None:
+        """A value as its schema decodes it; None: as of `document`, or the value is too long."""
+        found = self.document(value) if value is not None and is_taken_apart(value, length_max) else None
+        if value is None or found is None:
+            return None
+        try:
+            return shown_document(found[1], found[0], len(value), length_max)
+        except (ValueError, RecursionError, TypeError):
             return None
 
     def schema_of(self, value: bytes | None) -> RegisteredSchema | None:
@@ -99,15 +117,20 @@ def reader_of(schema: RegisteredSchema) -> Read:
     raise InvalidArgument(f"values are not written by a schema of type {schema.schema_type}")
 
 
-def _protobuf(schema: RegisteredSchema) -> Read:
+def messages_of(schema: RegisteredSchema) -> list[Descriptor]:
+    """The outermost messages of the last file of a schema of Protobuf. Raises `InvalidArgument`."""
     pool, last = DescriptorPool(), ""
     try:
         for file in FileDescriptorSet.FromString(base64.b64decode(schema.definition)).file:
             pool.AddSerializedFile(file.SerializeToString())
             last = file.name
-        outermost = list(pool.FindFileByName(last).message_types_by_name.values())
+        return list(pool.FindFileByName(last).message_types_by_name.values())
     except Exception as error:  # it raises whatever a definition makes it
-        raise InvalidArgument(f"schema {schema.schema_id} is none of Protobuf") from error
+        raise InvalidArgument(f"schema {schema.schema_id} is not a schema of Protobuf") from error
+
+
+def _protobuf(schema: RegisteredSchema) -> Read:
+    outermost = messages_of(schema)
 
     def read(payload: bytes) -> Any:
         path, data = split_message_path(payload)

@@ -27,13 +27,15 @@ class Row(NamedTuple):
     """All of them, of a stream with a schema of its own."""
 
 
-def rows_in(chunk: ChunkBatch, stream: StreamDescription, low: int, high: int) -> Iterator[list[Row]]:
-    """The records of a chunk with ordinals from `low` up to `high`, some at a time."""
+def rows_in(
+    chunk: ChunkBatch, stream: StreamDescription, low: int, high: int, slice_rows: int = SLICE_ROWS
+) -> Iterator[list[Row]]:
+    """The records of a chunk with ordinals from `low` up to `high`, at most `slice_rows` at a time."""
     first = chunk.header.first_record
     begin, end = max(low - first, 0), min(high - first, chunk.batch.num_rows)
     make = _typed if stream.typed else _plain
-    for at in range(begin, end, SLICE_ROWS):
-        yield make(chunk.batch.slice(at, min(SLICE_ROWS, end - at)), stream, first + at, chunk.header.min_timestamp_us)
+    for at in range(begin, end, slice_rows):
+        yield make(chunk.batch.slice(at, min(slice_rows, end - at)), stream, first + at, chunk.header.min_timestamp_us)
 
 
 def _plain(batch: pa.RecordBatch, _: StreamDescription, first: int, _earliest_us: int) -> list[Row]:

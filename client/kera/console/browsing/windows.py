@@ -79,12 +79,14 @@ def _mark(stretch: Stretch[R], taken: int, *, backward: bool) -> int:
 class Newest(Generic[R]):
     """Rows that come in order, of which only the newest are kept that have so many bytes; at least one.
 
-    `low` is the ordinal from which on nothing is missing; None: nothing was dropped.
+    `low` is the ordinal from which on nothing is missing; None: nothing was dropped. Before `reached` all rows were
+    looked at, whether they were added or not.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self.rows: deque[R] = deque()
         self.low: int | None = None
+        self.reached = 0
         self._weights: deque[int] = deque()
         self._left = bytes_max
 
@@ -98,6 +100,10 @@ class Newest(Generic[R]):
                 self.rows.popleft()
                 self._left += self._weights.popleft()
                 self.low = self.rows[0].offset
+
+    def pass_by(self, ordinal: int) -> None:
+        """All rows before this one were looked at."""
+        self.reached = max(self.reached, ordinal)
 
 
 Marks = Mapping[EntryKey, int]

@@ -6,12 +6,10 @@ from typing import Literal
 
 from starlette.responses import Response
 
-from kera.console import limits
 from kera.console.rendering import address, stream_path
 from kera.console.visits import DONE, Visit
 from kera.console.web.parameters import Parameters
 from kera.console.web.problems import Refused
-from kera.core.errors import InvalidArgument
 
 _UINT32_MAX = (1 << 32) - 1
 
@@ -32,23 +30,6 @@ async def truncate_stream(visit: Visit) -> Response:
     await visit.view.client.admin.truncate_stream(name, "latest")
     visit.view.changed()
     return visit.go(address(stream_path(name), **{DONE: "truncated"}))
-
-
-async def produce(visit: Visit) -> Response:
-    """Store a record in a stream that takes any."""
-    form, name = await visit.change(), visit.name()
-    stream = await visit.view.client.admin.describe_stream(name)
-    if stream.typed:
-        raise InvalidArgument("this stream has columns of its own; kera produce takes rows for it", stream=name)
-    key = form.text("key", length_max=limits.FORM_BYTES_MAX)
-    # Browsers end lines as the web does; what is typed here is text of this system.
-    value = form.text("value", length_max=limits.FORM_BYTES_MAX).replace("\r\n", "\n")
-    headers = _headers(form.text("headers", length_max=limits.FORM_BYTES_MAX))
-    async with visit.view.client.producer(delivery_timeout_ms=10_000) as producer:
-        await producer.prepare(name)
-        await producer.send(name, value.encode(), keys=key.encode() if key else (), headers=headers or None)
-        await producer.flush()
-    return visit.go(address(stream_path(name, "messages"), **{"from": "newest", DONE: "produced"}))
 
 
 async def move(visit: Visit) -> Response:
@@ -86,16 +67,3 @@ async def drain(visit: Visit) -> Response:
 def _confirm(form: Parameters, name: str) -> None:
     if form.text("confirm", length_max=1024) != name:
         raise Refused(400, "Nothing was done", f"To confirm, type {name} into the field beside the button.", "Go back.")
-
-
-def _headers(text: str) -> dict[str, bytes]:
-    """A header per line, ``name: value``. Raises `InvalidArgument`."""
-    headers: dict[str, bytes] = {}
-    for line in filter(str.strip, text.splitlines()):
-        name, colon, value = line.partition(":")
-        if not colon or not name.strip():
-            raise InvalidArgument(f"header {line[:80]!r} is not of the form name: value", parameter="headers")
-        if name.strip() in headers:
-            raise InvalidArgument(f"header {name.strip()[:80]!r} is given twice", parameter="headers")
-        headers[name.strip()] = value.strip().encode()
-    return headers

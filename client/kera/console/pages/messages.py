@@ -1,4 +1,8 @@
-"""The message browser: records of a stream, and one of them in full."""
+"""The message browser: records of a stream, and one of them in full.
+
+Both decode values by the parameter ``value``, and say where a record is by its streamlet, its entry if streamlets have
+several, and its offset: its number in the entry.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from kera.client import ChunkPlace, StreamDescription
 from kera.console import limits
 from kera.console.browsing.decoding import Shown, brief, shown, shown_cell, shown_columns
+from kera.console.browsing.filters.parsing import LENGTH_MAX, FilterError, parse
+from kera.console.browsing.formats import AUTO, FORMATS, Decoder
 from kera.console.browsing.matching import Match
 from kera.console.browsing.reading import Bounds, Found, Wanted, bounds_of, browse
 from kera.console.browsing.registered import Registered
@@ -24,12 +31,16 @@ from kera.console.visits import Visit
 from kera.console.web.parameters import NUMBER_MAX, Parameters
 from kera.console.web.problems import Refused, within
 
-FROM = {"newest": "Newest", "oldest": "Oldest", "time": "From a time", "position": "From a position"}
+FROM = {"newest": "Newest", "oldest": "Oldest", "time": "A time", "offset": "An offset"}
+_FROM_ALIASES = {"position": "offset"}
 BROWSE_WAIT_S = 5.0
 READ_TIMEOUT_S = limits.BOUNDS_TIMEOUT_S + limits.BROWSE_TIMEOUT_S + 1
 """How long somebody keeps a place among those who browse."""
 SCHEMAS_TIMEOUT_S = 1.0
 CELL_MAX = 200
+_BRIEF_MAX = 200
+_DECODED_KINDS = {"msgpack", "avro", "protobuf"}
+"""Kinds of values whose bytes are no text."""
 _NEXT = "marks"
 
 
@@ -42,55 +53,81 @@ class Line(NamedTuple):
     keys: list[str]
     cells: list[Shown]
     """Of a typed stream, a value of each column."""
+    brief: str
+    """The value in one line."""
 
 
 async def browse_messages(visit: Visit) -> Response:
     """A page of records."""
     stream = await visit.view.client.admin.describe_stream(visit.name())
     asked = _Asked(visit.parameters, stream)
+    decoder = Decoder(asked.format, visit.view.registered)
+    if asked.filter_error is not None:
+        return _messages_page(visit, stream, asked, Found([], {}, more=False, looked_at=0, remarks=[]), [], status=400)
     async with _room(visit), within(READ_TIMEOUT_S):
         bounds = await bounds_of(visit.view.client, stream, asked.keys)
         marks, turn = await _marks(visit, stream, asked, bounds)
-        wanted = Wanted(asked.keys, marks, asked.start == "newest", asked.count, asked.match, turn)
+        wanted = Wanted(asked.keys, marks, asked.start == "newest", asked.count, asked.match, turn, decoder)
         found = await browse(visit.view.client, stream, bounds, wanted)
     registered = await _look_up(visit, [row for _, row in found.rows])
-    columns = stream.schema.names[: limits.COLUMNS_SHOWN_MAX] if stream.typed else []
     lines = []
     for key, row in found.rows:
-        lines.append(_line(key, row, columns, registered))
+        lines.append(_line(key, row, asked.columns, registered, decoder))
         await asyncio.sleep(0)  # others are to get their pages, too
+    return _messages_page(visit, stream, asked, found, lines, _more(stream, asked, found, turn) if found.more else "")
+
+
+def _messages_page(
+    visit: Visit,
+    stream: StreamDescription,
+    asked: _Asked,
+    found: Found,
+    lines: list[Line],
+    more: str = "",
+    status: int = 200,
+) -> Response:
     return visit.page(
         "messages.html",
         {
             "stream": stream,
             "asked": asked,
             "starts": FROM,
+            "formats": FORMATS,
+            "filter_max": LENGTH_MAX,
             "found": found,
             "lines": lines,
-            "columns": columns,
-            "columns_left_out": len(stream.schema.names) - len(columns) if stream.typed else 0,
+            "columns": asked.columns,
+            "columns_left_out": len(stream.schema.names) - len(asked.columns) if stream.typed else 0,
             "entries_left_out": asked.left_out,
-            "more": _more(stream, asked, found, turn) if found.more else "",
+            "more": more,
         },
+        status=status,
     )
 
 
 async def show_record(visit: Visit) -> Response:
     """One record, with all of its value that can be shown."""
-    stream, key, row = await _one(visit)
+    chosen = visit.parameters.choice("value", FORMATS, AUTO)
+    one = await _one(visit)
+    row = one.row
     registered = await _look_up(visit, [row])
-    value = registered.shown(row.value, limits.RECORD_SHOWN_MAX)
-    schema = None if value is None else registered.schema_of(row.value)
-    if row.columns is not None:
+    if row.columns is None:
+        value = Decoder(chosen, registered).shown(row.value, limits.RECORD_SHOWN_MAX)
+    else:
         value = shown_columns(row.columns, limits.RECORD_SHOWN_MAX)
+    by_schema = chosen in {AUTO, "schema"} and registered.shown(row.value, limits.RECORD_SHOWN_MAX) is not None
     return visit.page(
         "record.html",
         {
-            "stream": stream,
-            "key": key,
+            "stream": one.stream,
+            "key": one.key,
             "row": row,
-            "value": value or shown(row.value, limits.RECORD_SHOWN_MAX),
-            "schema": schema,
+            "has_previous": row.offset > one.first_offset,
+            "has_next": row.offset + 1 < one.next_offset,
+            "value": value,
+            "chosen": chosen,
+            "formats": FORMATS,
+            "schema": registered.schema_of(row.value) if by_schema else None,
             "headers": [(name, shown(each, limits.VALUE_SHOWN_MAX)) for name, each in row.headers[: limits.ROWS_MAX]],
             "keys": [
                 registered.shown(each, limits.VALUE_SHOWN_MAX) or shown(each, limits.VALUE_SHOWN_MAX)
@@ -102,30 +139,70 @@ async def show_record(visit: Visit) -> Response:
 
 async def download(visit: Visit) -> Response:
     """The bytes of a value. A browser keeps them in a file: it never shows them as a page of ours."""
-    stream, key, row = await _one(visit)
-    if row.value is None:
-        raise Refused(404, "There is no value", f"Record {row.offset} has none, or is a row of columns.")
-    name = f"{stream.name}-{key.streamlet}-{key.entry}-{row.offset}.bin"
-    headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"}
-    return Response(row.value, media_type="application/octet-stream", headers=headers)
+    places = visit.house.downloads
+    if places.locked():
+        raise Refused(
+            503,
+            "Too many values are downloaded now",
+            f"{limits.DOWNLOADS_MAX} values are downloaded at a time.",
+            "Try again in a moment.",
+        )
+    await places.acquire()
+    try:
+        one = await _one(visit)
+        if one.row.value is None:
+            raise Refused(404, "There is no value", f"Record {one.row.offset} has no value, or is a row of columns.")
+        name = f"{one.stream.name}-{one.key.streamlet}-{one.key.entry}-{one.row.offset}.bin"
+        headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"}
+        return _Download(one.row.value, headers, places)
+    except BaseException:
+        places.release()
+        raise
+
+
+class _Download(Response):
+    """A value that keeps its place among the downloads until it was sent, or its connection has ended."""
+
+    media_type = "application/octet-stream"
+
+    def __init__(self, value: bytes, headers: dict[str, str], places: asyncio.Semaphore) -> None:
+        super().__init__(value, headers=headers)
+        self._places = places
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._places.release()
 
 
 class _Asked:
     """What the parameters of a page say."""
 
     def __init__(self, parameters: Parameters, stream: StreamDescription) -> None:
-        self.start = parameters.choice("from", FROM, "newest")
+        start = parameters.choice("from", (*FROM, *_FROM_ALIASES), "newest")
+        self.start = _FROM_ALIASES.get(start, start)
+        self.format = parameters.choice("value", FORMATS, AUTO)
         self.streamlet = parameters.optional("streamlet", 0, stream.config.streamlets - 1)
         self.entry = parameters.optional("entry", 0, stream.config.entries - 1)
         self.count = parameters.whole("count", limits.RECORDS_PER_PAGE, 1, limits.RECORDS_PER_PAGE_MAX)
         since_us = parameters.moment("time") if self.start == "time" else None
-        self.match = Match(parameters.text("key"), parameters.text("text"), since_us)
+        self.filter = parameters.text("filter", length_max=LENGTH_MAX)
+        self.filter_error: FilterError | None = None
+        condition = None
+        if self.filter.strip():
+            try:
+                condition = parse(self.filter)
+            except FilterError as error:
+                self.filter_error = error
+        self.match = Match(parameters.text("key"), parameters.text("text"), since_us, condition)
         self.time = parameters.text("time")
         self.offset = parameters.optional("offset")
         self.marks = parameters.text(_NEXT, length_max=MARKS_TEXT_MAX)
         self.keys, self.left_out = self._entries(stream)
-        if self.start == "position" and self.offset is None:
-            self.offset = parameters.whole("offset", 0)
+        if self.start == "offset" and self.offset is None:
+            self.offset = 0
+        self.columns = stream.schema.names[: limits.COLUMNS_SHOWN_MAX] if stream.typed else []
 
     def _entries(self, stream: StreamDescription) -> tuple[list[EntryKey], int]:
         """Those whose records are shown, and how many there are besides."""
@@ -148,8 +225,10 @@ class _Asked:
             "count": self.count if self.count != limits.RECORDS_PER_PAGE else None,
             "key": self.match.key,
             "text": self.match.text,
+            "filter": self.filter,
+            "value": self.format if self.format != AUTO else None,
             "time": self.time if self.start == "time" else None,
-            "offset": self.offset if self.start == "position" else None,
+            "offset": self.offset if self.start == "offset" else None,
             **others,
         }
 
@@ -181,7 +260,7 @@ async def _marks(
 ) -> tuple[dict[EntryKey, int], int]:
     if asked.marks:
         return marks_from_text(asked.marks, asked.keys)
-    if asked.start == "position":
+    if asked.start == "offset":
         return dict.fromkeys(asked.keys, asked.offset or 0), 0
     if asked.match.since_us is not None:
         places = await visit.view.client.positions_at(stream.name, asked.match.since_us)
@@ -209,10 +288,13 @@ async def _look_up(visit: Visit, rows: Sequence[Row]) -> Registered:
     return registered
 
 
-def _line(key: EntryKey, row: Row, columns: list[str], registered: Registered) -> Line:
+def _line(key: EntryKey, row: Row, columns: list[str], registered: Registered, decoder: Decoder) -> Line:
     cells = [shown_cell(row.columns[name], CELL_MAX) for name in columns] if row.columns is not None else []
-    value = registered.shown(row.value, limits.VALUE_SHOWN_MAX) or shown(row.value, limits.VALUE_SHOWN_MAX)
-    return Line(key, row, value, [_key(each, registered) for each in row.keys], cells)
+    value = decoder.shown(row.value, limits.VALUE_SHOWN_MAX)
+    names_schema = value.kind == "json" and (row.value or b"")[:1] == b"\x00"
+    decoded = names_schema or value.kind in _DECODED_KINDS
+    in_one_line = " ".join(value.text[:_BRIEF_MAX].split()) if decoded else brief(row.value)
+    return Line(key, row, value, [_key(each, registered) for each in row.keys], cells, in_one_line)
 
 
 def _key(key: bytes | None, registered: Registered) -> str:
@@ -221,12 +303,24 @@ def _key(key: bytes | None, registered: Registered) -> str:
     return brief(key) if named is None else " ".join(named.text.split())
 
 
-async def _one(visit: Visit) -> tuple[StreamDescription, EntryKey, Row]:
+class _One(NamedTuple):
+    """A record, and what there is around it."""
+
+    stream: StreamDescription
+    key: EntryKey
+    row: Row
+    first_offset: int
+    """Of the entry."""
+    next_offset: int
+    """Of the next record that the entry will get."""
+
+
+async def _one(visit: Visit) -> _One:
     """The record that an address names. Raises `Refused` if it is not there."""
     stream = await visit.view.client.admin.describe_stream(visit.name())
     key = EntryKey(
         visit.parameters.whole("streamlet", None, 0, stream.config.streamlets - 1),
-        visit.parameters.whole("entry", None, 0, stream.config.entries - 1),
+        visit.parameters.whole("entry", 0, 0, stream.config.entries - 1),
     )
     offset = visit.parameters.whole("offset", None, 0, NUMBER_MAX - 1)
     async with _room(visit), within(READ_TIMEOUT_S):
@@ -238,10 +332,12 @@ async def _one(visit: Visit) -> tuple[StreamDescription, EntryKey, Row]:
             )
             for _, row in found.rows:
                 if row.offset == offset:
-                    return stream, key, row
+                    return _One(stream, key, row, known.first_record, known.next_record)
+    entry = f", entry {key.entry}" if stream.config.entries > 1 else ""
+    has = f"offsets {known.first_record} to {known.next_record - 1}"
     raise Refused(
         404,
         "There is no such record",
-        f"Streamlet {key.streamlet}, entry {key.entry} of {stream.name} has the records from {known.first_record} up to"
-        f" {known.next_record}, and {offset} cannot be read.",
+        f"Streamlet {key.streamlet}{entry} of {stream.name} has"
+        f" {has if known.next_record > known.first_record else 'no records'}; offset {offset} cannot be read.",
     )

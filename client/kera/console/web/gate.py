@@ -121,7 +121,11 @@ class Gate:
 
 
 class _Answer:
-    """Sends an answer with what all answers have."""
+    """Sends an answer with what all answers have, in pieces.
+
+    A server buffers what it is handed as a whole. Handed in pieces, an answer that nobody takes costs the buffer of its
+    connection and no more, and keeps its place among the pages that are made until it is taken or times out.
+    """
 
     def __init__(self, send: Send, *, kept: bool) -> None:
         self._send = send
@@ -130,4 +134,10 @@ class _Answer:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", ()), *self._headers]
+        elif message["type"] == "http.response.body" and len(message.get("body", b"")) > limits.ANSWER_PIECE_BYTES:
+            body, step = memoryview(message["body"]), limits.ANSWER_PIECE_BYTES
+            last = (len(body) - 1) // step * step
+            for at in range(0, last, step):
+                await self._send({**message, "body": bytes(body[at : at + step]), "more_body": True})
+            message = {**message, "body": bytes(body[last:])}
         await self._send(message)

@@ -20,9 +20,10 @@ _DIGITS_MAX = 19
 
 
 class Parameters:
-    """The fields of a query or of a form, each of which is there once or not at all."""
+    """The fields of a query or of a form. All but those that `several` reads are there once or not at all."""
 
     def __init__(self, pairs: Collection[tuple[str, str]]) -> None:
+        self._pairs = tuple(pairs)
         self._values: dict[str, str] = {}
         self._twice: set[str] = set()
         for name, value in pairs:
@@ -57,6 +58,10 @@ class Parameters:
         if len(value) > length_max:
             raise InvalidArgument(f"{name} has {len(value)} characters; {length_max} are the most", parameter=name)
         return value
+
+    def several(self, name: str) -> list[str]:
+        """All values of a field that a form may have more than once, in their order."""
+        return [value for each, value in self._pairs if each == name]
 
     def whole(self, name: str, default: int | None, low: int = 0, high: int = NUMBER_MAX) -> int:
         """A whole number from `low` to `high`; `default` None: it has to be there. Raises `InvalidArgument`."""
