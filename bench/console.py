@@ -34,6 +34,8 @@ PAGES = {
     "streams, first page": "/streams",
     "streams, page 100": "/streams?page=100",
     "streams, search": "/streams?q=99",
+    "streams, largest first": "/streams?sort=-size",
+    "streams, newest first": "/streams?sort=-created",
     "stream": "/streams/stream-00007",
     "stream with 1,000 streamlets": "/streams/wide",
     "messages, newest": "/streams/stream-00000/messages",

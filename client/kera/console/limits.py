@@ -42,7 +42,7 @@ SIZES_FRESH_S = 2.0
 """For how long a size is shown without asking again; with many streams, longer."""
 SIZES_PATIENCE_S = 0.1
 """How long a list waits for the sizes of its rows."""
-SORT_PATIENCE_S = 0.5
+SORT_PATIENCE_S = 0.2
 """The same of a list that is sorted by size."""
 
 BROWSINGS_MAX = 4

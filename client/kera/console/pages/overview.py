@@ -40,7 +40,7 @@ async def overview(visit: Visit) -> Response:
         {
             "cluster": cluster,
             "streams": sum(not is_internal(each.name) for each in streams),
-            "streamlets": sum(each.streamlets for each in streams),
+            "streamlets": sum(each.streamlets for each in streams if not is_internal(each.name)),
             "owned": owned(streams),
             "groups": len(groups),
             "consumers": sum(each.members for each in groups),
