@@ -40,7 +40,7 @@ PAGES = {
     "stream with 1,000 streamlets": "/streams/wide",
     "messages, newest": "/streams/stream-00000/messages",
     "messages, oldest": "/streams/stream-00000/messages?from=oldest&count=200",
-    "messages, position": "/streams/stream-00000/messages?from=position&offset=2500",
+    "messages, offset": "/streams/stream-00000/messages?from=offset&offset=2500",
     "messages, time": "/streams/stream-00000/messages?from=time&time=2020-01-01",
     "messages, text in all records": "/streams/stream-00000/messages?text=value+17",
     "record": "/streams/stream-00000/record?streamlet=0&entry=0&offset=1234",

@@ -65,6 +65,7 @@ PAGES: tuple[tuple[str, Page], ...] = (
     ("/operations", operations.show),
     ("/schemas", schemas.list_subjects),
     ("/schema", schemas.describe),
+    ("/schema/register", schemas.ask_register),
     ("/access", access.show),
 )
 CHANGES: tuple[tuple[str, Page], ...] = (
@@ -77,6 +78,8 @@ CHANGES: tuple[tuple[str, Page], ...] = (
     ("/group/reset", group_reset.reset),
     ("/group/delete", actions.delete_group),
     ("/members/drain", actions.drain),
+    ("/schema/register", schemas.register),
+    ("/schema/compatibility", schemas.set_compatibility),
 )
 _OF_STATUS = {
     404: ("There is no such page", "Nothing is at this address."),

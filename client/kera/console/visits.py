@@ -32,6 +32,8 @@ _DONE = {
     "produced": "The record is stored.",
     "reset": "The consumer group was reset.",
     "group-deleted": "The consumer group was deleted.",
+    "registered": "The schema is registered.",
+    "compatibility": "The compatibility was set.",
     "moved": "The streamlet was moved.",
     "drain": "The drain has started.",
     "undrain": "The drain was cancelled.",

@@ -1,8 +1,9 @@
-"""The registry of schemas: which subjects there are, and the versions of one."""
+"""The registry of schemas: its subjects, the versions of one, and a form that registers another version."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from starlette.responses import Response
 
@@ -10,10 +11,16 @@ from kera.console import limits
 from kera.console.browsing.decoding import plain
 from kera.console.browsing.registered import readable
 from kera.console.pages.paging import paged
-from kera.console.visits import Visit
+from kera.console.rendering import address
+from kera.console.visits import DONE, Visit
+from kera.console.web.forms import Form
+from kera.core.errors import IncompatibleSchema, InvalidArgument, InvalidSchema, UnknownSubject
 from kera.core.internal_names import is_internal
+from kera.core.schemas.kinds import Compatibility, SchemaType
 from kera.core.schemas.limits import stream_of
 
+KINDS = {SchemaType.AVRO: "Avro", SchemaType.JSON: "JSON Schema"}
+"""That a form can take: definitions of Protobuf are binary, and come from `kera schema register`."""
 SUBJECT_MAX = 256
 VERSIONS_SHOWN_MAX = 100
 
@@ -57,6 +64,53 @@ async def describe(visit: Visit) -> Response:
             "versions": versions[::-1][:VERSIONS_SHOWN_MAX],
             "versions_left_out": max(0, len(versions) - VERSIONS_SHOWN_MAX),
             "compatibility": compatibility,
+            "modes": list(Compatibility),
             "stream": stream_of(subject),
         },
     )
+
+
+async def ask_register(visit: Visit) -> Response:
+    """The form for a new version; of a subject that exists, with its newest definition to begin with."""
+    subject = visit.parameters.text("subject", length_max=SUBJECT_MAX)
+    values = {"subject": subject, "kind": SchemaType.AVRO.value, "definition": ""}
+    if subject:
+        with contextlib.suppress(UnknownSubject):
+            newest = await visit.view.client.schemas.latest(subject)
+            if newest.schema_type in KINDS:
+                values |= {"kind": newest.schema_type.value, "definition": plain(readable(newest))}
+    return _register_page(visit, Form(values))
+
+
+async def register(visit: Visit) -> Response:
+    """Register a version; the form again, if it is no schema or readers could not read it."""
+    sent = await visit.change()
+    form = Form({"subject": "", "kind": "", "definition": ""}, sent)
+    subject = form.read("subject", lambda: sent.text("subject", None, length_max=SUBJECT_MAX))
+    kind = form.read("kind", lambda: sent.choice("kind", list(KINDS)))
+    definition = form.read("definition", lambda: sent.text("definition", None, length_max=limits.FORM_BYTES_MAX))
+    if subject and kind and definition:
+        try:
+            # Browsers end lines as the web does; a definition has lines of this system.
+            text = definition.replace("\r\n", "\n")
+            done = await visit.view.client.schemas.register(subject, SchemaType(kind), text)
+        except (InvalidSchema, IncompatibleSchema) as error:
+            form.errors["definition"] = error.message
+        except InvalidArgument as error:
+            form.errors["subject"] = error.message
+        else:
+            visit.view.changed()
+            return visit.go(address("/schema", subject=subject, version=done.version, **{DONE: "registered"}))
+    return _register_page(visit, form, status=400)
+
+
+async def set_compatibility(visit: Visit) -> Response:
+    """Say which changes a subject takes."""
+    form = await visit.change()
+    subject = form.text("subject", None, length_max=SUBJECT_MAX)
+    await visit.view.client.schemas.set_compatibility(subject, form.choice("mode", list(Compatibility)))
+    return visit.go(address("/schema", subject=subject, **{DONE: "compatibility"}))
+
+
+def _register_page(visit: Visit, form: Form, *, status: int = 200) -> Response:
+    return visit.page("schema_register.html", {"form": form, "kinds": KINDS}, status=status)
