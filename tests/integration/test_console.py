@@ -233,6 +233,30 @@ async def test_lag_is_shown_as_it_changes_and_a_group_is_reset_after_a_preview(c
 
 
 @needs_chromium
+async def test_no_page_is_wider_than_a_phone_and_numbers_stay_on_one_line(cluster: RunningCluster) -> None:
+    async with connected(cluster) as client:
+        name = "a-stream-with-a-long-name.of-a-warehouse.in-frankfurt-am-main"
+        await client.admin.create_stream(name, entries=2, retention_bytes=1536 * MIB)
+        await produce(client, name, *(b"%d" % at for at in range(1200)))
+        await client.admin.reset_consumer_group("narrow", name, "earliest")
+        async with a_console("--admin", bootstrap=cluster.bootstrap) as console, a_browser() as look:
+            await look.page.set_viewport_size({"width": 390, "height": 844})
+            stream, group = f"/streams/{name}", f"/group/reset?name=narrow&stream={name}&to=latest"
+            lists = ("/", "/streams", "/groups", "/members", "/operations", "/schemas", "/schema/register")
+            for address in (*lists, "/stream/create", stream, f"{stream}/settings", "/group?name=narrow", group):
+                assert await look.go(console.url + address) == 200
+                width = await look.page.evaluate("document.documentElement.scrollWidth")
+                assert width == 390, address
+            await look.go(console.url + "/streams")
+            card = look.page.locator("tr", has_text=name)
+            for label in ("Records", "Size", "Retention"):
+                cell = card.locator(f'[data-label="{label}"]')
+                height = await cell.evaluate("cell => cell.getClientRects().length && cell.offsetHeight")
+                assert 0 < height < 30, f"{label} takes more than one line"
+            assert look.complaints == []
+
+
+@needs_chromium
 async def test_a_streamlet_that_moves_is_seen_without_loading_the_page_again(cluster: RunningCluster) -> None:
     async with connected(cluster) as client:
         stream = await client.admin.create_stream("moving")

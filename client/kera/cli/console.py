@@ -25,7 +25,7 @@ def console(
     admin: bool = typer.Option(
         False,
         "--admin",
-        help="Let pages change the cluster: create, alter and delete streams, produce, reset, move, drain.",
+        help="Let pages change the cluster: streams, records, consumer groups, schemas, moves and drains.",
     ),
     host: list[str] = typer.Option(
         [], "--host", metavar="NAME", help="Another name by which browsers ask for it, as of a proxy; repeatable."
@@ -46,8 +46,8 @@ def console(
 ) -> None:
     """Serve pages that show the cluster, until Ctrl-C: streams and their records, consumer groups, members, recoveries.
 
-    Where security is on, users sign in with their passwords and see what they may; otherwise whoever reaches it sees
-    everything. Nothing can be changed unless --admin is given.
+    Where security is on, users sign in with their passwords and see what they may; otherwise anybody who reaches it
+    sees everything. Nothing can be changed unless --admin is given.
     """
     with extra("console"):
         from kera.console.settings import ConsoleSettings, parse_listen

@@ -51,9 +51,11 @@ class StreamSummary(NamedTuple):
     typed: bool = False
     """Its values are rows with columns."""
     retention_ms: int = 0
-    """See `StreamConfig`, as of the two that follow."""
+    """0: records stay, whatever their age."""
     retention_bytes: int = 0
+    """Of a streamlet; 0: records stay, however many bytes they have."""
     retention_consumed: bool = False
+    """Records go once the stream's consumer groups have read them."""
 
     @classmethod
     def from_message(cls, info: common_pb2.StreamInfo) -> Self:
