@@ -190,7 +190,7 @@ async def test_epochs_are_set_from_a_page_that_shows_which_entry_the_next_one_wa
             for streamlet, time_us in ((0, 9_000_000), (1, 5_000_000)):
                 producer.send("epochs", b"x", timestamp_us=time_us, streamlet=streamlet)
         await look.go(address)
-        rows = page.locator("section", has_text="Next epoch").locator("h2:has-text('Next epoch') + table tbody tr")
+        rows = page.locator("section", has_text="Next epoch").locator("h2:has-text('Next epoch') ~ .scroll tbody tr")
         assert [(await rows.nth(at).inner_text()).split("\t")[::3] for at in range(2)] == [
             ["1", "1970-01-01 00:00:05.000"],
             ["0", "1970-01-01 00:00:09.000"],
