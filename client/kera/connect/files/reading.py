@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from kera.connect.errors import Refused
 from kera.connect.files.lines import json_to_batch, rows_to_batch
 from kera.connect.files.places import PACKED
+from kera.connect.records import key_lists
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -120,17 +121,12 @@ def _records(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         if name in {"key", "value"}:
             text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
             as_bytes = column.cast(pa.binary()) if text else column
-            columns["keys" if name == "key" else name] = _lists(as_bytes) if name == "key" else as_bytes
+            columns["keys" if name == "key" else name] = key_lists(as_bytes) if name == "key" else as_bytes
         elif name == "timestamp" and pa.types.is_timestamp(kind) and kind.tz is None:
             columns[name] = column.cast(pa.timestamp("us")).cast(DEFAULT_SCHEMA.field("timestamp").type)
         else:
             columns[name] = column
     return pa.record_batch(columns)
-
-
-def _lists(keys: pa.Array) -> pa.Array:
-    """A list with the key for each; null where there is none."""
-    return pa.array([None if key is None else [key] for key in keys.to_pylist()], DEFAULT_SCHEMA.field("keys").type)
 
 
 # -- CSV: places are rows --------------------------------------------------------------------------------------------

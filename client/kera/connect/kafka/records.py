@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kera.client.arrow_input import null_column
+from kera.connect.records import key_lists
 from kera.core.schema import DEFAULT_SCHEMA
 
 _TIMES, _KEYS, _VALUES, _HEADERS = (field.type for field in DEFAULT_SCHEMA)
@@ -23,20 +23,12 @@ def rows_of(messages: Sequence[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
             times.cast(_TIMES),
-            _key_lists(keys),
+            key_lists(keys),
             values,
             pa.array(headers, _HEADERS) if any(headers) else null_column(len(headers), _HEADERS),
         ],
         schema=DEFAULT_SCHEMA,
     )
-
-
-def _key_lists(keys: pa.Array) -> pa.Array:
-    """A list with the key for each; null where there is none."""
-    there = keys.is_valid()
-    ends = pc.cumulative_sum(there.cast(pa.int32()))
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-    return pa.ListArray.from_arrays(offsets, keys.drop_null(), mask=keys.is_null())
 
 
 def messages_of(rows: pa.RecordBatch) -> Iterator[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes]]]]:

@@ -1,0 +1,145 @@
+"""Which schema of the registry a copy writes with.
+
+Rows with columns bring a schema of their own: a subject that is not there is registered with it, and one that is there
+is used as it is, as far as it has all columns. For columns that it does not have, a version is registered that has them
+as optional fields; the registry decides whether that is compatible. Values that are JSON already bring none, so their
+subject has to be there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from kera.connect.errors import Refused
+from kera.connect.values.columns import avro_field, avro_schema_of, json_property, json_schema_of
+from kera.core.errors import SchemaMismatch, UnknownSubject
+from kera.core.schemas import SchemaType, stream_of
+
+
+class Version(Protocol):
+    """A version of a subject, as `kera.client` has it."""
+
+    @property
+    def version(self) -> int:
+        """From 1."""
+        ...
+
+    @property
+    def schema_id(self) -> int:
+        """Of the cluster."""
+        ...
+
+    @property
+    def schema_type(self) -> SchemaType:
+        """The language."""
+        ...
+
+    @property
+    def definition(self) -> str:
+        """The text."""
+        ...
+
+
+class Registry(Protocol):
+    """What is used of `Client.schemas`."""
+
+    async def register(self, subject: str, schema_type: SchemaType, definition: str) -> Version:
+        """Make it the next version, or find it. Raises `IncompatibleSchema`."""
+        ...
+
+    async def latest(self, subject: str) -> Version:
+        """Raises `UnknownSubject`."""
+        ...
+
+
+class Chosen(NamedTuple):
+    """What a copy writes with."""
+
+    version: Version
+    exact: bool
+    """It was derived from the columns, so their values fit as they are."""
+
+
+async def choose(registry: Registry, subject: str, kind: SchemaType, columns: pa.Schema | None, shown: str) -> Chosen:
+    """The schema for rows with `columns`, or for values that are JSON (None); `shown`: the source.
+
+    Raises `UnknownSubject`, `SchemaMismatch`, `IncompatibleSchema`, `Refused`.
+    """
+    derived = None if columns is None else _derived(columns, subject, kind)
+    try:
+        latest = await registry.latest(subject)
+    except UnknownSubject as error:
+        if derived is None:
+            raise UnknownSubject(
+                f"subject {subject!r} is not registered, and {shown} has no columns to derive a schema from: register"
+                f" one first: kera schema register {subject} FILE --type {kind}",
+                subject=subject,
+            ) from error
+        return Chosen(await registry.register(subject, kind, derived), exact=True)
+    if latest.schema_type is not kind:
+        raise Refused(
+            f"subject {subject!r} has schemas of type {latest.schema_type}, and --value is {kind}: give another"
+            " --subject"
+        )
+    if columns is None or derived is None:
+        return Chosen(latest, exact=False)
+    if _same(latest.definition, derived):
+        return Chosen(latest, exact=True)
+    evolved = evolve(latest.definition, columns, kind, f"version {latest.version} of subject {subject!r}", shown)
+    if evolved is None:
+        return Chosen(latest, exact=False)
+    return Chosen(await registry.register(subject, kind, evolved), exact=_same(evolved, derived))
+
+
+def _derived(columns: pa.Schema, subject: str, kind: SchemaType) -> str:
+    if kind is SchemaType.JSON:
+        return _text(json_schema_of(columns))
+    name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in stream_of(subject))
+    return _text(avro_schema_of(columns, f"_{name}" if name[:1].isdigit() else name))
+
+
+def _text(schema: Any) -> str:
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def _same(one: str, other: str) -> bool:
+    return bool(json.loads(one) == json.loads(other))
+
+
+def evolve(definition: str, columns: pa.Schema, kind: SchemaType, version: str, shown: str) -> str | None:
+    """`definition` with optional fields for the columns that it does not have; None: it has all of them.
+
+    `version` and `shown` are schema and source in words. Raises `SchemaMismatch` when there is no way to that.
+    """
+    schema = json.loads(definition)
+    if kind is SchemaType.JSON:
+        return _evolve_json(schema, columns)
+    if not isinstance(schema, Mapping) or schema.get("type") != "record":
+        raise SchemaMismatch(f"{version} is no record, and {shown} gives rows: give another --subject")
+    fields = schema["fields"]
+    for field in fields:
+        if field["name"] not in columns.names and "default" not in field:
+            raise SchemaMismatch(
+                f"{version} has a field {field['name']!r} without a default, and {shown} has no such column",
+                column=field["name"],
+            )
+    known = {field["name"] for field in fields}
+    added = [avro_field(field, schema["name"]) for field in _optional(columns, known)]
+    return _text({**schema, "fields": [*fields, *added]}) if added else None
+
+
+def _evolve_json(schema: Any, columns: pa.Schema) -> str | None:
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return None  # it does not say which there are: values are checked against it
+    added = {field.name: json_property(field) for field in _optional(columns, set(properties))}
+    return _text({**schema, "properties": {**properties, **added}}) if added else None
+
+
+def _optional(columns: pa.Schema, known: set[str]) -> list[pa.Field]:
+    """Columns that are not known, as fields that may be null."""
+    return [field.with_nullable(nullable=True) for field in columns if field.name not in known]
