@@ -12,8 +12,9 @@ from kera.client import PRODUCER_IDS, AppendResult
 from kera.connect.errors import CopyElsewhere, CopyMismatch, SourceChanged
 from kera.connect.pieces import Piece
 from kera.connect.planning.rounds import Round
+from kera.connect.records import is_default
 from kera.connect.streams.journal import producer_id
-from kera.connect.streams.sink import RoundWriter, is_default
+from kera.connect.streams.sink import RoundWriter
 from kera.core.errors import InternalError, OutOfSequence, ProducerFenced
 from kera.core.ids import EntryId
 from kera.core.schema import DEFAULT_SCHEMA

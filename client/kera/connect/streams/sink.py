@@ -17,6 +17,7 @@ from kera.connect.errors import CopyElsewhere, CopyMismatch, SourceChanged
 from kera.connect.pieces import Piece, Place, Progress, Source, Span
 from kera.connect.planning.rounds import FIRST_EPOCH, Planned, Round, Written, abandoned, next_round
 from kera.connect.planning.slicing import ends_of_slices, slices, slices_needed
+from kera.connect.records import is_default
 from kera.connect.streams.journal import Journal, open_journal, producer_id
 from kera.core.chunk import PAYLOAD_BYTES_MAX
 from kera.core.errors import (
@@ -28,7 +29,6 @@ from kera.core.errors import (
     UnknownStream,
     invariant,
 )
-from kera.core.schema import DEFAULT_SCHEMA
 
 SLICE_BYTES = 1 << 20
 """Rows for one chunk."""
@@ -285,16 +285,20 @@ class StreamSink:
         return await self._writer.begin()
 
     async def _described(self, source: Source) -> StreamDescription:
-        """The stream, which is made if it may be."""
+        """The stream, which is created if that is wanted."""
         try:
-            return await self._client.describe(self._stream)
+            stream = await self._client.describe(self._stream)
         except UnknownStream as error:
             if self._creation is None:
                 raise UnknownStream(
-                    f"there is no stream {self._stream!r}: kera stream create makes one, and so does --create, with the"
-                    " columns of the source",
+                    f"there is no stream {self._stream!r}: create it with kera stream create, or add --create, which"
+                    " gives it the columns of the source",
                     stream=self._stream,
                 ) from error
+        else:
+            if self._creation is not None:
+                _check_created(stream, self._creation)
+            return stream
         made = self._creation
         typed = not is_default(source.schema)
         for option, column in (("--key", made.key_column), ("--time", made.timestamp_column)):
@@ -309,7 +313,7 @@ class StreamSink:
             timestamp_column=made.timestamp_column,
             replication=made.replication,
         )
-        self.notes.append(f"stream {self._stream} was made")
+        self.notes.append(f"stream {self._stream} was created")
         return await self._client.describe(self._stream)
 
     @property
@@ -335,11 +339,19 @@ class StreamSink:
         """The client is its owner's."""
 
 
-def is_default(schema: pa.Schema) -> bool:
-    """Whether rows of it are records of the default schema: time, keys, value and headers, or some of these."""
-    return all(
-        field.name in DEFAULT_SCHEMA.names and field.type == DEFAULT_SCHEMA.field(field.name).type for field in schema
-    )
+def _check_created(stream: StreamDescription, creation: Creation) -> None:
+    """Raise `InvalidArgument` if the stream is there already, and is another one than would be created."""
+    for option, wanted, has in (
+        ("--streamlets", creation.streamlets, stream.config.streamlets),
+        ("--key", creation.key_column, stream.key_column),
+        ("--time", creation.timestamp_column, stream.timestamp_column),
+    ):
+        if wanted is not None and wanted != has:
+            raise InvalidArgument(
+                f"{option} {wanted}: stream {stream.name!r} exists, and has {has or 'none'}: leave the option out, or"
+                " copy into another stream",
+                option=option,
+            )
 
 
 def _check_columns(source: Source, stream: StreamDescription) -> None:
@@ -350,14 +362,15 @@ def _check_columns(source: Source, stream: StreamDescription) -> None:
         gives = "records without columns" if default else f"columns {', '.join(source.schema.names)}"
         raise SchemaMismatch(
             f"stream {stream.name!r} has {has}, and {source.shown} gives {gives}: copy into another stream (--create"
-            " makes one that fits)",
+            f" makes one that fits{'' if default else '; --value avro makes a value of each row'})",
             stream=stream.name,
         )
     if stream.typed:
-        extra = [name for name in source.schema.names if name not in stream.schema.names]
+        extra = [field for field in source.schema if field.name not in stream.schema.names]
         if extra:
             raise SchemaMismatch(
-                f"stream {stream.name!r} has no column {extra[0]!r}, and {source.shown} has one: kera stream"
-                " add-column adds it, and --columns leaves it out",
+                f"stream {stream.name!r} has no column {extra[0].name!r}, and {source.shown} has one: add it with"
+                f" kera stream alter {stream.name} --add-column '{extra[0].name}:{extra[0].type}', and start the copy"
+                " again",
                 stream=stream.name,
             )
