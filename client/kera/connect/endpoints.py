@@ -22,6 +22,23 @@ from kera.core.spelling import closest
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 SCHEMES = ("kera", "kafka", "postgresql", "postgres", "file")
 NAME_CHARS_MAX = 100
+TABLE_PARAMETERS = ("table", "query", "key", "settle")
+"""Of an address of PostgreSQL; all others are libpq's."""
+LIBPQ_SECRETS = frozenset({"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"})
+LIBPQ_PARAMETERS = frozenset(
+    {
+        *("host", "hostaddr", "port", "dbname", "user", "passfile", "service", "servicefile", "options"),
+        *("application_name", "fallback_application_name", "client_encoding", "connect_timeout", "replication"),
+        *("channel_binding", "require_auth", "requirepeer", "target_session_attrs", "load_balance_hosts"),
+        *("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"),
+        *("ssl", "sslmode", "sslnegotiation", "sslcompression", "sslcert", "sslkey", "sslcertmode", "sslrootcert"),
+        *("sslcrl", "sslcrldir", "sslsni", "sslkeylogfile", "requiressl", "ssl_min_protocol_version"),
+        *("ssl_max_protocol_version", "min_protocol_version", "max_protocol_version"),
+        *("gssencmode", "gsslib", "gssdelegation", "krbsrvname"),
+        *("oauth_issuer", "oauth_client_id", "oauth_scope"),
+    }
+)
+"""Parameters of a connection, as of PostgreSQL 18, but for secrets."""
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):")
 _WILD = re.compile(r"[*?\[]")
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
@@ -125,6 +142,8 @@ def parse_end(text: str, *, file_format: str | None = None) -> End:
             + (f"; did you mean {meant}:?" if meant else "; a file with a colon in its name is written ./name")
         )
     if scheme == "file":
+        if "?" in text or "#" in text:
+            raise InvalidArgument(f"{text}: file: takes nothing behind '?' or '#'; in a name they are %3F and %23")
         return _files(unquote(urlsplit(text).path) or text.removeprefix("file:"), file_format)
     if file_format is not None:
         raise InvalidArgument(f"--format is about files, and {scheme}: is none", option="--format")
@@ -135,6 +154,8 @@ def parse_end(text: str, *, file_format: str | None = None) -> End:
 
 def _stream(text: str) -> StreamEnd:
     rest = text.partition(":")[2]
+    if "?" in rest or "#" in rest:
+        raise InvalidArgument(f"{text}: kera: takes nothing behind '?' or '#'; write kera:clicks")
     if not rest.startswith("//"):
         return StreamEnd(_named(rest, text, "stream", "kera:clicks"))
     hosts, _, name = rest[2:].partition("/")
@@ -162,12 +183,13 @@ def _topic(text: str) -> TopicEnd:
 def _table(text: str) -> TableEnd:
     parts = urlsplit(text)
     given = parse_qsl(parts.query, keep_blank_values=True)
-    if parts.password is not None or any(name == "password" for name, _ in given):
+    if parts.password is not None or any(name in LIBPQ_SECRETS for name, _ in given):
         raise InvalidArgument(
             "the address has a password in it, which everybody on this host sees among the arguments of processes: put"
             " it into ~/.pgpass, the variable PGPASSWORD, or a file that PGPASSFILE names, and leave it out here"
         )
-    ours = {name: value for name, value in given if name in ("table", "query", "key", "settle")}
+    _check_parameters([name for name, _ in given], parts.fragment)
+    ours = {name: value for name, value in given if name in TABLE_PARAMETERS}
     rest = [(name, value) for name, value in given if name not in ours]
     if len(ours.keys() & {"table", "query"}) != 1:
         raise InvalidArgument("postgresql: needs a table or a query; write postgresql://user@host/db?table=clicks")
@@ -184,6 +206,21 @@ def _table(text: str) -> TableEnd:
     where = f"postgresql://{parts.netloc}{parts.path}"
     uri = f"{where}?{urlencode(rest, quote_via=quote)}" if rest else where
     return TableEnd(uri, ours.get("table", ""), ours.get("query", ""), key, settle)
+
+
+def _check_parameters(names: list[str], fragment: str) -> None:
+    """Raise `InvalidArgument` for what has no effect in an address of PostgreSQL."""
+    if fragment:
+        raise InvalidArgument("postgresql: takes nothing behind '#'; in a name or a query it is written %23")
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(f"postgresql: the parameter {name} is there twice")
+        if name not in TABLE_PARAMETERS and name not in LIBPQ_PARAMETERS:
+            meant = closest(name, [*TABLE_PARAMETERS, *sorted(LIBPQ_PARAMETERS)])
+            raise InvalidArgument(
+                f"postgresql: there is no parameter {name}"
+                + (f"; did you mean {meant}?" if meant else f"; there are {', '.join(TABLE_PARAMETERS)}, and libpq's")
+            )
 
 
 def _files(path: str, file_format: str | None) -> FilesEnd:

@@ -64,6 +64,14 @@ def test_a_directory_needs_a_format() -> None:
         ("postgresql://db/shop?table=a&query=b&key=c", "table or a query"),
         ("postgresql://db/shop?query=SELECT%201", "needs a key"),
         ("clicks", "kera:name"),
+        ("kera:clicks?tabel=x", "nothing behind"),
+        ("kera://host/clicks#x", "nothing behind"),
+        ("file:///a.csv?x", "%3F"),
+        ("postgresql://db/shop?tabel=a&table=b", "no parameter tabel; did you mean table"),
+        ("postgresql://db/shop?table=a&setle=1", "did you mean settle"),
+        ("postgresql://db/shop?table=a&anything=1", "there are table, query, key, settle, and libpq's"),
+        ("postgresql://db/shop?table=a&table=b", "table is there twice"),
+        ("postgresql://db/shop?table=a#b", "%23"),
     ],
 )
 def test_an_address_that_says_nothing_is_refused_with_what_to_write(text: str, said: str) -> None:
@@ -72,7 +80,13 @@ def test_an_address_that_says_nothing_is_refused_with_what_to_write(text: str, s
 
 
 @pytest.mark.parametrize(
-    "text", ["postgresql://me:hush@db/shop?table=t", "postgresql://db/shop?table=t&password=hush", "kafka://u:hush@h/t"]
+    "text",
+    [
+        "postgresql://me:hush@db/shop?table=t",
+        "postgresql://db/shop?table=t&password=hush",
+        "postgresql://db/d?table=t&sslpassword=hush",
+        "kafka://u:hush@h/t",
+    ],
 )
 def test_a_password_in_an_address_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(InvalidArgument) as refused:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._client import BOOTSTRAP_OPTION, connected, is_given
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import parse_size
 from kera.cli._table import table
-from kera.cli.connect._options import Begin, CopyOptions
+from kera.cli.connect._options import Begin, CopyOptions, ValueFormat
 
 if TYPE_CHECKING:
     from kera.client import Client
@@ -32,42 +32,53 @@ app = Commands(
 
 @app.command()
 def copy(
+    command: typer.Context,
     source: str = typer.Argument(
         ..., metavar="SOURCE", help="kera:NAME, kafka://HOST/TOPIC, postgresql://HOST/DB?table=NAME, or files."
     ),
     target: str = typer.Argument(..., metavar="TARGET", help="Likewise; one of the two is a stream."),
     name: str | None = typer.Option(
-        None, "--name", metavar="NAME", help="Of the copy, by which it finds how far it was. Default: of both ends."
+        None, "--name", metavar="NAME", help="Name under which the copy keeps its progress. Default: from both ends."
     ),
-    create: bool = typer.Option(False, "--create", help="Make the stream, topic or table if it is not there."),
+    create: bool = typer.Option(False, "--create", help="Create the stream, topic or table if it does not exist."),
     streamlets: int | None = typer.Option(
-        None, min=1, metavar="M", help="Of a stream or topic that is made. Default: as many as the source has, or 1."
+        None, min=1, metavar="M", help="Streamlets of a created stream, or partitions. Default: as the source, or 1."
     ),
-    key: str | None = typer.Option(None, "--key", metavar="COLUMN", help="Key column of a stream that is made."),
-    time: str | None = typer.Option(None, "--time", metavar="COLUMN", help="Time column of a stream that is made."),
-    follow: bool = typer.Option(False, "--follow", "-f", help="Go on for ever, with what comes."),
+    key: str | None = typer.Option(
+        None, "--key", metavar="COLUMN", help="Key column of a created stream; with --value, the key of each record."
+    ),
+    time: str | None = typer.Option(
+        None, "--time", metavar="COLUMN", help="Time column of a created stream; with --value, the time of each record."
+    ),
+    value: ValueFormat | None = typer.Option(
+        None, "--value", help="Encode rows, or values of JSON, with a schema of the registry."
+    ),
+    subject: str | None = typer.Option(
+        None, "--subject", metavar="SUBJECT", help="Subject of that schema in the registry. Default: STREAM-value."
+    ),
+    follow: bool = typer.Option(False, "--follow", "-f", help="Do not end; wait for new records and copy them."),
     begin: Begin = typer.Option(
         Begin.EARLIEST, "--from", help="Where a new copy begins: with the oldest record, or the next new one."
     ),
     file_format: str | None = typer.Option(
-        None, "--format", metavar="FORMAT", help="Of files: parquet, csv, jsonl. Default: as they end."
+        None, "--format", metavar="FORMAT", help="Format of files: parquet, csv, jsonl. Default: by their suffix."
     ),
     file_size: str | None = typer.Option(
-        None, "--file-size", metavar="SIZE", help="Of files in a directory, after which the next begins (256MiB)."
+        None, "--file-size", metavar="SIZE", help="Size at which a directory gets its next file (256MiB)."
     ),
     kafka_config: Path | None = typer.Option(
-        None, "--kafka-config", metavar="FILE", help="Settings of librdkafka, name=value: how to log in, TLS."
+        None, "--kafka-config", metavar="FILE", help="File with settings of librdkafka, name=value: login, TLS."
     ),
     skip_lost: bool = typer.Option(
-        False, "--skip-lost", help="Go on behind what the source has removed before it was copied."
+        False, "--skip-lost", help="Continue behind records that the topic removed before they were copied."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print what happens as JSON lines to standard output."),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Copy records from SOURCE to TARGET.
 
-    Ends when all that is there at the beginning is copied, unless it is to follow. Started again, also after it
-    was killed, it goes on where it was; nothing is copied twice.
+    The copy ends when everything that existed at its start is copied, unless it follows. Start it again, also after
+    it was killed, and it continues where it was: no record is copied twice.
     """
     from kera.cli.connect._copy import run
 
@@ -79,6 +90,8 @@ def copy(
         streamlets=streamlets,
         key=key,
         time=time,
+        value=value,
+        subject=subject,
         follow=follow,
         from_latest=begin is Begin.LATEST,
         file_format=file_format,
@@ -87,6 +100,7 @@ def copy(
         skip_lost=skip_lost,
         as_json=as_json,
         bootstrap=bootstrap,
+        bootstrap_given=is_given(command, "bootstrap", "COMMANDLINE"),
     )
     run_async(run(options))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kera.cli._client import connected
 from kera.cli._run import UsageError, extra
+from kera.cli.connect._effects import refusal
 from kera.cli.connect._telling import teller
 from kera.connect.copying import copy, outliving
 from kera.connect.endpoints import (
@@ -74,8 +75,8 @@ class _Attempts:
         async with contextlib.AsyncExitStack() as stack:
             streams = {_cluster(end, options) for end in (self._source, self._target) if isinstance(end, StreamEnd)}
             clients = {each: await stack.enter_async_context(connected(each)) for each in streams}
-            source = await _source(self._source, self._target, self._name, options, clients)
-            sink = await _sink(self._target, self._name, options, clients)
+            source = await make_source(self._source, self._target, self._name, options, clients)
+            sink = make_sink(self._target, self._name, options, clients)
 
             def going(rates: Rates) -> None:
                 self.rates = rates
@@ -105,8 +106,6 @@ class _Attempts:
 def ends(options: CopyOptions) -> tuple[End, End]:
     """Source and target. Raises `InvalidArgument`, `UsageError` for two that do not go together."""
     file_of = [None if _has_scheme(text) else options.file_format for text in (options.source, options.target)]
-    if options.file_format is not None and not any(file_of):
-        raise UsageError("--format is about files, and there are none")
     source, target = (
         parse_end(text, file_format=kind) for text, kind in zip((options.source, options.target), file_of, strict=True)
     )
@@ -116,10 +115,9 @@ def ends(options: CopyOptions) -> tuple[End, End]:
         raise UsageError(f"{options.source} is both source and target")
     if isinstance(target, FilesEnd) and "*" in target.path:
         raise UsageError(f"{target.path}: a target is one file, or a directory, with / behind its name")
-    if options.follow and isinstance(source, FilesEnd):
-        raise UsageError("--follow: files end; start the copy again when there are more")
-    if (options.key or options.time) and not options.create:
-        raise UsageError("--key and --time are about a stream that is made: with --create")
+    reason = refusal(options, source, target)
+    if reason is not None:
+        raise UsageError(reason)
     return source, target
 
 
@@ -131,7 +129,21 @@ def _cluster(end: StreamEnd, options: CopyOptions) -> str:
     return end.bootstrap or options.bootstrap
 
 
-async def _source(end: End, target: End, name: str, options: CopyOptions, clients: dict[str, Client]) -> Source:
+async def make_source(end: End, target: End, name: str, options: CopyOptions, clients: dict[str, Client]) -> Source:
+    """The source of a copy; nothing is connected yet, but for the cluster."""
+    source = await _plain_source(end, target, name, options, clients)
+    if options.value is None or not isinstance(target, StreamEnd):
+        return source
+    from kera.connect.values.encoding import Encoding
+    from kera.connect.values.source import EncodedSource
+    from kera.core.schemas import SchemaType
+
+    subject = options.subject or f"{target.stream}-value"
+    encoding = Encoding(SchemaType(options.value.value), subject, options.key, options.time)
+    return EncodedSource(source, encoding, clients[_cluster(target, options)].schemas, target.stream)
+
+
+async def _plain_source(end: End, target: End, name: str, options: CopyOptions, clients: dict[str, Client]) -> Source:
     match end:
         case StreamEnd():
             from kera.connect.streams.source import StreamSource
@@ -164,7 +176,7 @@ async def _source(end: End, target: End, name: str, options: CopyOptions, client
 
             wanted = await _columns(target, options, clients)
             settle_s = float(end.settle) if end.settle else SETTLE_S
-            return TableSource(end, wanted, follow=options.follow, settle_s=settle_s)
+            return TableSource(end, wanted, follow=options.follow, settle_s=settle_s, from_latest=options.from_latest)
 
 
 def _need_postgres() -> None:
@@ -174,10 +186,10 @@ def _need_postgres() -> None:
 
 
 async def _columns(target: End, options: CopyOptions, clients: dict[str, Client]) -> pa.Schema | None:
-    """Of the stream that is copied into; None: it is yet to be made."""
+    """The columns of the stream that is copied into; None: it does not exist yet, or its values are made of rows."""
     from kera.core.errors import UnknownStream
 
-    if not isinstance(target, StreamEnd):
+    if not isinstance(target, StreamEnd) or options.value is not None:
         return None
     try:
         return (await clients[_cluster(target, options)].describe(target.stream)).schema
@@ -185,13 +197,16 @@ async def _columns(target: End, options: CopyOptions, clients: dict[str, Client]
         return None  # the target has more to say about that
 
 
-async def _sink(end: End, name: str, options: CopyOptions, clients: dict[str, Client]) -> Sink:
+def make_sink(end: End, name: str, options: CopyOptions, clients: dict[str, Client]) -> Sink:
+    """The target of a copy; nothing is connected yet, but for the cluster."""
     match end:
         case StreamEnd():
             from kera.connect.streams.sink import Creation, StreamSink
 
-            made = Creation(options.streamlets, options.key, options.time) if options.create else None
-            return StreamSink(clients[_cluster(end, options)], end.stream, name, made)
+            # With encoded values, key and time are those of records, and no columns of the stream.
+            columns = (None, None) if options.value is not None else (options.key, options.time)
+            created = Creation(options.streamlets, *columns) if options.create else None
+            return StreamSink(clients[_cluster(end, options)], end.stream, name, created)
         case TopicEnd():
             with extra("kafka"):
                 import confluent_kafka  # noqa: F401 - see whether it is there

@@ -1,4 +1,4 @@
-"""What ``kera connect copy`` was told."""
+"""The options of ``kera connect copy``."""
 
 from __future__ import annotations
 
@@ -8,28 +8,39 @@ from pathlib import Path
 
 
 class Begin(enum.StrEnum):
-    """Where a copy that has not begun yet begins."""
+    """Where a new copy begins."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
+class ValueFormat(enum.StrEnum):
+    """How values are encoded, each behind the id of its schema."""
+
+    AVRO = "avro"
+    JSON = "json"
+
+
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
-    """One field for each option."""
+    """One field for each option; a default means that the option is not given."""
 
     source: str
     target: str
-    name: str | None
-    create: bool
-    streamlets: int | None
-    key: str | None
-    time: str | None
-    follow: bool
-    from_latest: bool
-    file_format: str | None
-    file_bytes: int | None
-    kafka_config: Path | None
-    skip_lost: bool
-    as_json: bool
-    bootstrap: str
+    name: str | None = None
+    create: bool = False
+    streamlets: int | None = None
+    key: str | None = None
+    time: str | None = None
+    value: ValueFormat | None = None
+    subject: str | None = None
+    follow: bool = False
+    from_latest: bool = False
+    file_format: str | None = None
+    file_bytes: int | None = None
+    kafka_config: Path | None = None
+    skip_lost: bool = False
+    as_json: bool = False
+    bootstrap: str = ""
+    bootstrap_given: bool = False
+    """On the command line, not in a variable or a context."""

@@ -179,14 +179,16 @@ class FilesSink:
     def _put(self, pieces: Sequence[Piece]) -> None:
         with self._translated():
             for piece in pieces:
-                if self._writer is None:
+                if piece.rows.num_rows and self._writer is None:
                     self._begin()
-                if self._writer is not None and piece.rows.num_rows:
+                if piece.rows.num_rows and self._writer is not None:
                     self._writer.write(piece.rows)
                 self._rows += piece.rows.num_rows
                 self._places[piece.part] = piece.end
                 if not self._whole and self._file is not None and self._file.tell() >= self._file_bytes:
                     self._commit()
+            if not self._whole and self._writer is None and not self._finished:
+                self._write_list()  # where the copy begins, if there are no rows yet
 
     def _close_file(self) -> None:
         """What was written is on disk."""
@@ -205,6 +207,12 @@ class FilesSink:
         self._close_file()
         final = self._named(self._finished)
         self._finished, self._records, self._rows = self._finished + 1, self._records + self._rows, 0
+        self._write_list()
+        temporary.rename(final)
+        self._sync_directory()
+
+    def _write_list(self) -> None:
+        """Step 2."""
         state = {
             "version": VERSION,
             "source": self._identity,
@@ -221,8 +229,6 @@ class FilesSink:
         beside.rename(self._directory / STATE)
         self._sync_directory()
         self._counted = dict(self._places)
-        temporary.rename(final)
-        self._sync_directory()
 
     def _sync_directory(self) -> None:
         descriptor = os.open(self._directory, os.O_RDONLY)

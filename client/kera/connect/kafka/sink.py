@@ -23,7 +23,7 @@ from kera.connect.kafka.connection import ANSWER_S, OURS, partitions_of, setting
 from kera.connect.kafka.records import messages_of
 from kera.connect.pieces import Piece, Place, Progress, Source
 from kera.connect.worker import Worker
-from kera.core.errors import InternalError, RecordTooLarge, SchemaMismatch
+from kera.core.errors import InternalError, InvalidArgument, RecordTooLarge, SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
 STATE_TOPIC = "kera-connect-state"
@@ -97,6 +97,12 @@ class TopicSink:
             partitions = self._wanted or streamlets or 1
             self._make(admin, self._topic, partitions, {})
             self.notes.append(f"topic {self._topic} was made, with {partitions} partitions")
+        elif self._wanted not in (None, partitions):
+            raise InvalidArgument(
+                f"--streamlets {self._wanted}: {self.shown} exists, and has {partitions} partitions: leave the option"
+                " out, or copy into another topic",
+                option="--streamlets",
+            )
         if not partitions_of(admin, STATE_TOPIC):
             self._make(admin, STATE_TOPIC, 1, {"cleanup.policy": "compact"})
         self._by_number = partitions == streamlets

@@ -139,6 +139,9 @@ class TopicSource:
         bounds = self._bounds()
         starts = dict(enumerate(self._starts(places, bounds)))
         ends = {number: None if self._follow else behind for number, (_, behind) in enumerate(bounds)}
+        for number, start in starts.items():
+            if self._from_latest and str(number) not in places:  # the target keeps it, whenever the first record comes
+                yield Piece(str(number), start, start, rows_of([]), number)
         for number, messages in self._messages(starts, ends):
             if not messages:
                 yield None

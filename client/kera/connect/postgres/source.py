@@ -39,8 +39,16 @@ class TableSource:
     may_shrink = False
     streamlets = 0
 
-    def __init__(self, end: TableEnd, wanted: pa.Schema | None, *, follow: bool, settle_s: float = SETTLE_S) -> None:
-        """`wanted`: the columns of the target, if it is there."""
+    def __init__(
+        self,
+        end: TableEnd,
+        wanted: pa.Schema | None,
+        *,
+        follow: bool,
+        settle_s: float = SETTLE_S,
+        from_latest: bool = False,
+    ) -> None:
+        """`wanted`: the columns of the target, if it is there. `from_latest`: begin behind the largest key there is."""
         self.shown = self.identity = end.shown
         self.schema = pa.schema([])
         self.notes: list[str] = []
@@ -48,6 +56,7 @@ class TableSource:
         self._wanted = wanted
         self._follow = follow
         self._settle_s = settle_s
+        self._from_latest = from_latest
         self._database: Database | None = None
         self._rows = sql.Rows("", (), ())
         self._is_table = False
@@ -112,6 +121,8 @@ class TableSource:
 
     async def left(self, places: Mapping[str, Place]) -> int | None:
         """See `Source`: what PostgreSQL believes."""
+        if self._from_latest and PART not in places:
+            return 0
         return await self._worker.call(self._left, places.get(PART))
 
     def _left(self, place: Place) -> int | None:
@@ -125,6 +136,12 @@ class TableSource:
         return self._worker.each(self._pieces(places.get(PART), piece_bytes))
 
     def _pieces(self, place: Place, piece_bytes: int) -> Generator[Piece | None, None, None]:
+        if self._from_latest and place is None:
+            for found in self._settled_end(None):
+                place = found
+                yield None
+            if place is not None:  # the target keeps it, whenever the first row comes
+                yield Piece(PART, place, place, pa.RecordBatch.from_pylist([], self.schema))
         while True:
             end = None
             for found in self._settled_end(place):

@@ -67,7 +67,10 @@ class StreamSource:
         for streamlet, entries in (await self._client.bounds(self._name)).items():
             for entry, bounds in enumerate(entries):
                 first = [*bounds.end, bounds.next_record] if self._from_latest else [*bounds.start, bounds.first_record]
-                place = reached.setdefault(part_of(streamlet, entry), first)
+                part = part_of(streamlet, entry)
+                if self._from_latest and part not in reached:  # the target keeps it, whenever the first record comes
+                    yield Piece(part, first, first, pa.RecordBatch.from_pylist([], self.schema), streamlet)
+                place = reached.setdefault(part, first)
                 start.setdefault(streamlet, []).append(Position(*place[:3]))
         consumer = self._client.consumer(
             self._name, start=start, end=None if self._follow else "latest", settings=self._settings
@@ -91,6 +94,9 @@ class StreamSource:
         """See `Source`."""
         found: list[pa.RecordBatch | None] = []
         for part, start, end, *_ in spans:
+            if start == end:  # where the copy began
+                found.append(pa.RecordBatch.from_pylist([], self.schema))
+                continue
             streamlet, entry = (int(number) for number in part.split("/"))
             try:
                 chunks = [

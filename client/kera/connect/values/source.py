@@ -7,9 +7,10 @@ record's key or time instead.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -86,16 +87,24 @@ class EncodedSource:
         """See `Source`."""
         return await self._source.left(places)
 
-    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncIterator[Piece]:
+    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
         """See `Source`. Raises `CannotEncode` for a value that the schema does not take."""
-        async for piece in self._source.read(places, piece_bytes):
-            rows = await self._encoded(piece.rows, piece.part, piece.start)
-            yield piece._replace(rows=rows, streamlet=piece.streamlet if self._encoding.key is None else None)
+        async with contextlib.aclosing(self._source.read(places, piece_bytes)) as pieces:
+            async for piece in pieces:
+                rows = await self._encoded(piece.rows, piece.part, piece.start)
+                yield piece._replace(rows=rows, streamlet=piece.streamlet if self._encoding.key is None else None)
 
-    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
+    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         """See `Source`. Records are as many as before, with the same keys, also if the schema is another one now."""
         found = await self._source.again(spans)
-        return [await self._encoded(rows, span.part, span.start) for rows, span in zip(found, spans, strict=True)]
+        return [
+            None if rows is None else await self._encoded(rows, span.part, span.start)
+            for rows, span in zip(found, spans, strict=True)
+        ]
+
+    async def kept(self, places: Mapping[str, Place]) -> None:
+        """See `Source`."""
+        await self._source.kept(places)
 
     async def close(self) -> None:
         """See `Source`."""

@@ -1,0 +1,125 @@
+"""Which options of ``kera connect copy`` have an effect on which copies: each has one, or is refused with the reason.
+
+Nothing here connects to anything. What only source or target can know, such as that a stream is there already, they
+check themselves when they are opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from kera.cli.connect._options import CopyOptions
+from kera.connect.endpoints import End, FilesEnd, StreamEnd, TableEnd, TopicEnd
+
+Reason: TypeAlias = str | None
+"""Why an option has no effect; None: it has one."""
+Rule: TypeAlias = Callable[[CopyOptions, End, End], Reason]
+"""Asked only when the option is given; arguments are all options, the source and the target."""
+
+UNGIVEN = CopyOptions("", "")
+
+
+def refusal(options: CopyOptions, source: End, target: End) -> Reason:
+    """One line about the first option that has no effect on this copy; None: all of them have one."""
+    for field, (option, rule) in RULES.items():
+        if getattr(options, field) != getattr(UNGIVEN, field):
+            reason = rule(options, source, target)
+            if reason is not None:
+                return f"{option} has no effect: {reason}"
+    return None
+
+
+def is_directory(end: End) -> bool:
+    """Whether a target is a directory of files."""
+    return isinstance(end, FilesEnd) and end.path.endswith("/")
+
+
+def _name(_options: CopyOptions, _source: End, target: End) -> Reason:
+    if not isinstance(target, FilesEnd):
+        return None
+    if is_directory(target):
+        return "a directory has one copy, and keeps its progress; give another directory to copy the same once more"
+    return "a single file keeps no progress: each copy into one begins anew"
+
+
+def _create(_options: CopyOptions, _source: End, target: End) -> Reason:
+    return "files are always created" if isinstance(target, FilesEnd) else None
+
+
+def _streamlets(options: CopyOptions, _source: End, target: End) -> Reason:
+    if not isinstance(target, StreamEnd | TopicEnd):
+        return "only a stream or a topic as the target has streamlets"
+    return None if options.create else "it is for a stream or a topic that the copy creates: add --create"
+
+
+def _column(options: CopyOptions, _source: End, target: End) -> Reason:
+    if not isinstance(target, StreamEnd):
+        return "only a stream as the target takes it"
+    if options.create or options.value is not None:
+        return None
+    return "it is for a stream that the copy creates: with --create, or with --value for records of any stream"
+
+
+def _value(_options: CopyOptions, _source: End, target: End) -> Reason:
+    return None if isinstance(target, StreamEnd) else "only a stream as the target takes encoded values"
+
+
+def _subject(options: CopyOptions, _source: End, _target: End) -> Reason:
+    return None if options.value is not None else "it names the schema of encoded values: add --value avro, or json"
+
+
+def _follow(_options: CopyOptions, source: End, target: End) -> Reason:
+    if isinstance(source, FilesEnd):
+        return "files end; start the copy again when there are more"
+    if isinstance(target, FilesEnd) and not is_directory(target):
+        return "a single file appears when the copy ends; copy into a directory, with / at the end of its name"
+    return None
+
+
+def _from(_options: CopyOptions, source: End, _target: End) -> Reason:
+    return "files are always read from their beginning" if isinstance(source, FilesEnd) else None
+
+
+def _format(_options: CopyOptions, source: End, target: End) -> Reason:
+    return None if FilesEnd in (type(source), type(target)) else "it is about files, and neither end is one"
+
+
+def _file_size(_options: CopyOptions, _source: End, target: End) -> Reason:
+    return None if is_directory(target) else "only a directory as the target has files of a size"
+
+
+def _kafka_config(_options: CopyOptions, source: End, target: End) -> Reason:
+    return None if isinstance(source, TopicEnd) or isinstance(target, TopicEnd) else "neither end is a topic of Kafka"
+
+
+def _skip_lost(_options: CopyOptions, source: End, _target: End) -> Reason:
+    if isinstance(source, TopicEnd):
+        return None
+    if isinstance(source, StreamEnd):
+        return "only a topic as the source takes it; for a stream, begin a new copy with another --name"
+    return f"{'a table removes' if isinstance(source, TableEnd) else 'files remove'} nothing before it is copied"
+
+
+def _bootstrap(_options: CopyOptions, source: End, target: End) -> Reason:
+    ends = [end for end in (source, target) if isinstance(end, StreamEnd)]
+    return None if any(not end.bootstrap for end in ends) else "the address of the stream names its cluster"
+
+
+RULES: dict[str, tuple[str, Rule]] = {
+    "name": ("--name", _name),
+    "create": ("--create", _create),
+    "streamlets": ("--streamlets", _streamlets),
+    "key": ("--key", _column),
+    "time": ("--time", _column),
+    "value": ("--value", _value),
+    "subject": ("--subject", _subject),
+    "follow": ("--follow", _follow),
+    "from_latest": ("--from latest", _from),
+    "file_format": ("--format", _format),
+    "file_bytes": ("--file-size", _file_size),
+    "kafka_config": ("--kafka-config", _kafka_config),
+    "skip_lost": ("--skip-lost", _skip_lost),
+    "bootstrap_given": ("--bootstrap", _bootstrap),
+}
+"""By field of `CopyOptions`. Only ``--json`` is not here: it has an effect on every copy."""
