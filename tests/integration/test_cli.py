@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from kera.client import Client
@@ -255,6 +256,49 @@ def test_keys_go_in_and_formats_come_out(kera: Kera, stream: str) -> None:
     printed = kera("consume", stream, "--until-end", "--format", r"%t/%p/%e/%o %k=%s %T\n").decode()
 
     assert re.fullmatch(rf"{stream}/0/0/0 k1=v1 \d{{16}}\n{stream}/0/0/1 =v2 \d{{16}}\n", printed)
+
+
+def test_headers_go_in_and_come_out(kera: Kera, stream: str) -> None:
+    kera("produce", stream, "-H", "trace=a=b", "--header", "n=1", stdin=b"one\ntwo\n")
+
+    assert kera("consume", stream, "--until-end", "-f", r"%s %h\n") == b"one trace=a=b,n=1\ntwo trace=a=b,n=1\n"
+    first = json.loads(kera("consume", stream, "--json", "--count", "1"))
+    assert first["headers"] == {"trace": "a=b", "n": "1"}
+    assert "'trace' is not of the form name=value" in kera.fails(2, "produce", stream, "-H", "trace", stdin=b"x\n")
+    assert "mutually exclusive" in kera.fails(2, "produce", stream, "--json", "-H", "a=b", stdin=b"{}\n")
+
+
+def test_reading_begins_at_an_offset_or_with_the_last_records(kera: Kera) -> None:
+    kera("stream", "create", kera.stream, "--streamlets", "2")
+    for count, streamlet in ((30, 0), (5, 1)):
+        fill(kera, range(count), streamlet)
+
+    def consumed(*arguments: str) -> list[str]:
+        printed = kera("consume", kera.stream, "--until-end", "-f", r"%p/%o\n", *arguments)
+        return sorted(printed.decode().splitlines())
+
+    assert consumed("--offset", "27") == ["0/27", "0/28", "0/29"]
+    assert consumed("--offset", "3", "--streamlet", "1") == ["1/3", "1/4"]
+    assert consumed("--last", "2") == ["0/28", "0/29", "1/3", "1/4"]
+    assert consumed("--last", "100", "--streamlet", "1") == [f"1/{number}" for number in range(5)]
+    assert consumed("--streamlet", "1") == [f"1/{number}" for number in range(5)]
+    assert "has streamlets 0 to 1, not 2" in kera.fails(1, "consume", kera.stream, "--streamlet", "2")
+
+    # An entry that does not have the offset yet is read from there on.
+    waiting = kera.start("consume", kera.stream, "--offset", "7", "--streamlet", "1", "-c", "2", "-f", r"%p/%o %s\n")
+    fill(kera, range(5, 9), 1)
+    assert waiting.communicate(timeout=BOUND_S)[0] == b"1/7 7\n1/8 8\n"
+
+
+def fill(kera: Kera, numbers: range, streamlet: int) -> None:
+    """A chunk of numbers in one streamlet."""
+
+    async def send() -> None:
+        async with await Client.connect(kera.bootstrap) as client, client.producer() as producer:
+            values = pa.array([b"%d" % number for number in numbers], pa.binary())
+            await producer.send_batch(kera.stream, pa.record_batch({"value": values}), streamlet=streamlet)
+
+    asyncio.run(send())
 
 
 def test_json_of_one_stream_can_be_put_into_another(kera: Kera, stream: str) -> None:

@@ -2,8 +2,9 @@ r"""Record batches to text: what ``kera consume`` prints.
 
 A format is text with tokens, as kcat has them:
 
-    %s value    %k first key       %T timestamp, microseconds since the epoch    %% a percent sign
-    %t stream   %p streamlet       %e entry       %o offset: ordinal of the record within its entry
+    %s value    %k first key       %h headers, as name=value,name=value          %% a percent sign
+    %T timestamp, microseconds since the epoch
+    %t stream   %p streamlet       %e entry       %o offset: number of the record in its entry, from 0
     \n \t \r \\ \0 \xHH
 
 It is applied to whole columns: Arrow joins them, and the joined column's memory is the output. JSON is made
@@ -29,7 +30,7 @@ from kera.connect.files.json_text import jsonable, record_object, row_lines
 if TYPE_CHECKING:
     from kera.client import StreamDescription
 
-TOKENS = "sktpeoT"
+TOKENS = "skhtpeoT"
 
 _PIECE = re.compile(r"%(.)|\\(x[0-9a-fA-F]{2}|.)|([^%\\]+)", re.DOTALL)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -162,20 +163,24 @@ def _origin(letter: str, rows: int, origin: Origin, stream: StreamDescription) -
 
 
 def _record_column(letter: str, batch: pa.RecordBatch, _: StreamDescription) -> Any:
-    """Key, value or time of the records of an untyped stream."""
+    """Key, value, headers or time of the records of an untyped stream."""
     match letter:
         case "k":
             return _first_keys(batch.column("keys"))
+        case "h":
+            return _headers(batch.column("headers"))
         case "T":
             return _microseconds(batch.column("timestamp"))
     return batch.column("value")
 
 
 def _typed_column(letter: str, batch: pa.RecordBatch, stream: StreamDescription) -> Any:
-    """The same of a typed stream: its key and timestamp columns, if it has them, and the row as JSON."""
+    """The same of a typed stream: its key and timestamp columns, if it has them, and the row as JSON; no headers."""
     match letter:
         case "k":
             return _as_text(batch.column(stream.key_column)) if stream.key_column else _constant(b"")
+        case "h":
+            return _constant(b"")
         case "T":
             return _microseconds(batch.column(stream.timestamp_column)) if stream.timestamp_column else _constant(b"")
     return pa.array([json.dumps(row, default=jsonable).encode() for row in rows_of(batch)], pa.binary())
@@ -215,3 +220,11 @@ def _first_keys(keys: pa.ListArray) -> pa.Array:
     lengths = pc.fill_null(pc.list_value_length(keys), 0).to_numpy(zero_copy_only=False)
     starts = keys.offsets.to_numpy()[: len(keys)]
     return keys.values.take(pa.array(starts, mask=lengths == 0))
+
+
+def _headers(headers: pa.MapArray) -> pa.Array:
+    """The headers of each record as ``name=value,name=value``; empty where there are none, or no value."""
+    pairs = pc.binary_join_element_wise(
+        headers.keys.cast(pa.binary()), headers.items, b"=", null_handling="replace", null_replacement=b""
+    )
+    return pc.binary_join(pa.ListArray.from_arrays(headers.offsets, pairs), b",")

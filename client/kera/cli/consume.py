@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import typer
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from kera.cli._format import Formatter
-    from kera.client import ChunkBatch, Consumer, EntryId, GroupConsumer, OrderedConsumer, StreamDescription
+    from kera.client import Client, Consumer, EntryBounds, GroupConsumer, OrderedConsumer, StreamDescription
+    from kera.client.positions import Places
 
 
 class CorruptChunks(enum.StrEnum):
@@ -55,6 +56,15 @@ def consume(
         metavar="TIME",
         help="Start at a time: 30s, 10min, 2h or 1d ago, or 2026-01-31T12:00 (local) or …Z.",
     ),
+    offset: int | None = typer.Option(
+        None, "--offset", min=0, metavar="N", help="Start at the record with this offset, in each streamlet and entry."
+    ),
+    last: int | None = typer.Option(
+        None, "--last", min=1, metavar="N", help="Start with the last N records of each streamlet and entry."
+    ),
+    streamlet: list[int] | None = typer.Option(
+        None, "--streamlet", min=0, metavar="K", help="Read only this streamlet; may be repeated. Default: all."
+    ),
     group: str | None = typer.Option(
         None,
         "--group",
@@ -72,7 +82,7 @@ def consume(
         "--format",
         "-f",
         metavar="TEXT",
-        help=r"%s value, %k key, %t stream, %p streamlet, %e entry, %o offset, %T time in µs, %%; \n, \t, …",
+        help=r"%s value, %k key, %h headers, %t stream, %p streamlet, %e entry, %o offset, %T time (µs), %%; \n, …",
     ),
     raw: bool = typer.Option(
         False, "--raw", help="Do not escape control characters on a terminal; they are never escaped in a pipe."
@@ -103,24 +113,64 @@ def consume(
         raise UsageError("--json and --format are mutually exclusive")
     if group is not None and until_end:
         raise UsageError("--group and --until-end are mutually exclusive: the end of what a group reads keeps changing")
-    if since is not None and start is not None:
-        raise UsageError("--since and --from are mutually exclusive")
-    if since is not None and group is not None:
-        raise UsageError("--since and --group are mutually exclusive: use kera group reset to move a group's offsets")
+    _check_begin({"--from": start, "--since": since, "--offset": offset, "--last": last}, streamlet, group)
     since_us = None if since is None else parse_time_us(since, time.time_ns() // 1000, name="--since")
-    begin: Literal["earliest", "latest"] = "latest" if start is StartPosition.LATEST else "earliest"
+    begin = _Begin("latest" if start is StartPosition.LATEST else "earliest", since_us, offset, last, streamlet or None)
     shape = _Shape(as_json, template, raw)
     _check_order(streams, group, epoch, ordered=ordered)
     if ordered:
+        if begin.is_by_place:
+            raise UsageError("--offset, --last and --streamlet do not go with --ordered, which reads all by time")
         length_ms = None if epoch is None else parse_duration_ms(epoch, name="--epoch")
-        run_async(
-            _consume_ordered(
-                bootstrap, streams, length_ms, begin, since_us, count, until_end, shape, corrupt_chunks.value
-            )
-        )
+        run_async(_consume_ordered(bootstrap, streams, length_ms, begin, count, until_end, shape, corrupt_chunks.value))
     else:
-        run_async(
-            _consume(bootstrap, streams[0], group, begin, since_us, count, until_end, shape, corrupt_chunks.value)
+        run_async(_consume(bootstrap, streams[0], group, begin, count, until_end, shape, corrupt_chunks.value))
+
+
+class _Begin(NamedTuple):
+    """Which records to read; at most one of `since_us`, `offset` and `last` is set."""
+
+    where: Literal["earliest", "latest"]
+    since_us: int | None
+    offset: int | None
+    last: int | None
+    streamlets: list[int] | None
+    """None: all."""
+
+    @property
+    def is_by_place(self) -> bool:
+        return self.offset is not None or self.last is not None or self.streamlets is not None
+
+    async def places(self, client: Client, stream: StreamDescription) -> Literal["earliest", "latest"] | Places:
+        """Where a consumer starts: what is before that is left out, also within a chunk."""
+        chosen = sorted(stream.assignments) if self.streamlets is None else self.streamlets
+        for streamlet in chosen:
+            stream.entry_id(streamlet, 0)  # before brokers are asked
+        if self.since_us is not None:
+            places = await client.positions_at(stream.name, self.since_us, unit="record")
+            return {streamlet: places[streamlet] for streamlet in chosen}
+        if self.offset is None and self.last is None:
+            return self.where
+        bounds = await client.bounds(stream.name)
+        return await client.positions_of(
+            stream.name, {streamlet: [self._first(entry) for entry in bounds[streamlet]] for streamlet in chosen}
+        )
+
+    def _first(self, entry: EntryBounds) -> int:
+        """The offset to start at: the nearest that the entry has."""
+        wanted = entry.next_record - (self.last or 0) if self.offset is None else self.offset
+        return min(max(wanted, entry.first_record), entry.next_record)
+
+
+def _check_begin(begins: Mapping[str, object], streamlets: Sequence[int] | None, group: str | None) -> None:
+    """Raises `UsageError` for several places to begin, or one that is not for a group."""
+    given = [option for option, value in begins.items() if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} are mutually exclusive")
+    not_for_groups = [*(option for option in given if option != "--from"), *(["--streamlet"] if streamlets else [])]
+    if group is not None and not_for_groups:
+        raise UsageError(
+            f"{not_for_groups[0]} and --group are mutually exclusive: use kera group reset to move a group's offsets"
         )
 
 
@@ -152,8 +202,7 @@ async def _consume(
     bootstrap: str,
     name: str,
     group: str | None,
-    start: Literal["earliest", "latest"],
-    since_us: int | None,
+    begin: _Begin,
     count: int | None,
     until_end: bool,
     shape: _Shape,
@@ -167,42 +216,39 @@ async def _consume(
         formatter = shape.formatter(stream)
         consumer: Consumer | GroupConsumer
         if group is not None:
-            consumer = client.group_consumer(group, name, start=start, **settings)
-        elif since_us is not None:
-            places = await client.positions_at(name, since_us)
-            positions = {streamlet: [place.position for place in entries] for streamlet, entries in places.items()}
-            consumer = client.consumer(name, start=positions, end="latest" if until_end else None, **settings)
+            consumer = client.group_consumer(group, name, start=begin.where, **settings)
         else:
-            consumer = client.consumer(name, start=start, end="latest" if until_end else None, **settings)
-        since = None if since_us is None else _Since(stream, since_us)
-        await _until_reader_closes(_print_batches(consumer, count, formatter, since))
+            start = await begin.places(client, stream)
+            end: Literal["latest"] | None = "latest" if until_end else None
+            consumer = client.consumer(name, start=start, end=end, streamlets=begin.streamlets, **settings)
+        await _until_reader_closes(_print_batches(consumer, count, formatter, begin.offset or 0))
 
 
 async def _consume_ordered(
     bootstrap: str,
     names: list[str],
     epoch_ms: int | None,
-    start: Literal["earliest", "latest"],
-    since_us: int | None,
+    begin: _Begin,
     count: int | None,
     until_end: bool,
     shape: _Shape,
     corrupt_chunks: str,
 ) -> None:
     async with connected(bootstrap) as client:
-        begin: Literal["earliest", "latest"] | int = start
-        if since_us is not None:
+        start: Literal["earliest", "latest"] | int = begin.where
+        if begin.since_us is not None:
             streams = [await client.describe(name) for name in names]
             length_ms = epoch_ms or max(stream.config.epoch_ms for stream in streams)
-            begin = since_us // (1000 * length_ms) if length_ms else start  # without epochs it is refused
+            # Without epochs it is refused.
+            start = begin.since_us // (1000 * length_ms) if length_ms else begin.where
         consumer = client.ordered_consumer(
             *names,
             epoch_ms=epoch_ms,
-            start=begin,
+            start=start,
             end="latest" if until_end else None,
             corrupt_chunks=corrupt_chunks,
         )
-        await _until_reader_closes(_print_ordered(consumer, count, shape, since_us))
+        await _until_reader_closes(_print_ordered(consumer, count, shape, begin.since_us))
 
 
 async def _until_reader_closes(work: Coroutine[Any, Any, None]) -> None:
@@ -240,38 +286,20 @@ def _formatter(stream: StreamDescription, as_json: bool, template: str | None, *
     return lambda batch, place: for_terminal(formatter(batch, place))
 
 
-class _Since:
-    """Finds the first record of a time in the first chunk of each entry; what comes later is printed as it is."""
-
-    def __init__(self, stream: StreamDescription, since_us: int) -> None:
-        self._column = stream.timestamp_column if stream.typed else "timestamp"
-        self._since_us = since_us
-        self._begun: set[EntryId] = set()
-
-    def skipped(self, chunk: ChunkBatch) -> int:
-        """How many records of a chunk to leave out."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        if self._column is None or chunk.entry in self._begun:
-            return 0
-        self._begun.add(chunk.entry)
-        times = chunk.batch.column(self._column)
-        times = pc.cast(times, pa.timestamp("us", tz=times.type.tz), safe=False).cast(pa.int64())
-        return max(0, int(pc.index(pc.greater_equal(times, self._since_us), value=True).as_py()))
-
-
 async def _print_batches(
-    consumer: Consumer | GroupConsumer, count: int | None, formatter: Formatter, since: _Since | None
+    consumer: Consumer | GroupConsumer, count: int | None, formatter: Formatter, first_offset: int
 ) -> None:
+    """Print records of `first_offset` and later: an entry that had none yet is read from its end on."""
     from kera.cli._format import RecordOrigin
     from kera.client import GroupConsumer
 
     remaining = count
     async with consumer:
         async for chunk in consumer.batches():
-            skipped = 0 if since is None else since.skipped(chunk)
+            skipped = max(0, first_offset - chunk.header.first_record)
             batch = chunk.batch.slice(skipped, remaining)
+            if not batch.num_rows:
+                continue
             origin = RecordOrigin(chunk.entry.streamlet_id, chunk.entry.entry, chunk.header.first_record + skipped)
             _write_all(formatter(batch, origin))
             if remaining is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,9 @@ def produce(
     as_json: bool = typer.Option(
         False, "--json", help="Each line is a JSON object with key, value, headers, timestamp; typed streams: a row."
     ),
+    header: list[str] | None = typer.Option(
+        None, "--header", "-H", metavar="NAME=VALUE", help="Header of each record; may be repeated."
+    ),
     durability: str | None = typer.Option(
         None, metavar="LEVEL", help="Acknowledge at leader, replicated or persisted. Default: the stream's level."
     ),
@@ -53,22 +56,37 @@ def produce(
     """
     if as_json and key_separator is not None:
         raise UsageError("--json and --key-separator are mutually exclusive")
+    if as_json and header:
+        raise UsageError("--json and --header are mutually exclusive: lines have headers of their own")
+    headers = [_header(text) for text in header or ()]
     if key_separator == "":
         raise UsageError("--key-separator must not be empty")
     options: dict[str, Any] = {"durability": durability}
     if latency_target is not None:
         options["latency_target_ms"] = parse_duration_ms(latency_target, name="--latency-target")
-    run_async(_produce(bootstrap, stream, key_separator, as_json, options))
+    run_async(_produce(bootstrap, stream, key_separator, headers, as_json, options))
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--header: {text!r} is not of the form name=value")
+    return name, value.encode()
 
 
 async def _produce(
-    bootstrap: str, name: str, key_separator: str | None, as_json: bool, options: Mapping[str, Any]
+    bootstrap: str,
+    name: str,
+    key_separator: str | None,
+    headers: Sequence[tuple[str, bytes]],
+    as_json: bool,
+    options: Mapping[str, Any],
 ) -> None:
     import asyncio
 
     async with connected(bootstrap) as client:
         description = await client.describe(name)
-        to_batch = _converter(description, key_separator, as_json)
+        to_batch = _converter(description, key_separator, headers, as_json)
         async with client.producer(**options) as producer:
             sender = _Sender(producer, name)
             try:
@@ -82,7 +100,9 @@ async def _produce(
             await sender.finish()
 
 
-def _converter(stream: StreamDescription, key_separator: str | None, as_json: bool) -> ToBatch:
+def _converter(
+    stream: StreamDescription, key_separator: str | None, headers: Sequence[tuple[str, bytes]], as_json: bool
+) -> ToBatch:
     from kera.connect.files import lines
 
     if stream.typed:
@@ -92,7 +112,7 @@ def _converter(stream: StreamDescription, key_separator: str | None, as_json: bo
     if as_json:
         return lines.json_to_batch
     separator = None if key_separator is None else key_separator.encode()
-    return lambda block, _: lines.lines_to_batch(block, separator)
+    return lambda block, _: lines.lines_to_batch(block, separator, headers)
 
 
 async def _send_all(sender: _Sender, to_batch: ToBatch) -> None:

@@ -150,6 +150,7 @@ class Client:
         *streams: str,
         start: Start | Places = "latest",
         end: End | Positions | None = None,
+        streamlets: Sequence[int] | None = None,
         settings: ConsumerSettings | None = None,
         deserializer: DeserializerLike = None,
         key_deserializer: DeserializerLike = None,
@@ -165,6 +166,7 @@ class Client:
         oldest), positions (see `Consumer.positions`), or places as `positions_of` and `positions_at` return them;
         `end` is None (never), ``"latest"`` (what is there at the start) or positions. From a place within a chunk, the
         consumer leaves out the chunk's records before it. Its `positions` and commits stay at the ends of chunks.
+        `streamlets`: read only these; None: all.
         """
         merged = _merged(ConsumerSettings, settings, overrides)
         decoding = self._decoding(deserializer, key_deserializer, merged)
@@ -174,6 +176,7 @@ class Client:
             merged,
             start=start,
             end=end,
+            streamlets=streamlets,
             decoding=decoding,
             make_decoding=partial(self._decoding, settings=merged),
         )

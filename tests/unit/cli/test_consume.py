@@ -1,20 +1,14 @@
-"""`kera consume --since`: times, what of a chunk is left out, and what does not go together."""
+"""`kera consume`: times, and what does not go together."""
 
 import datetime
 
-import pyarrow as pa
 import pytest
 
 from kera.cli._run import UsageError, run_app
 from kera.cli._times import parse_time_us
 from kera.cli.app import app
-from kera.cli.consume import _Since
-from kera.client import ChunkBatch, EntryId, Position
-from kera.core.chunk import encode_chunk, encode_payload, read_header
-from tests.unit.client.support import description
 
 NOW_US = 1_800_000_000_000_000
-POSITION = Position(1, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +61,17 @@ def test_a_span_that_cannot_be_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("other", "says"),
-    [(("--from", "earliest"), "--since and --from"), (("--group", "g"), "--since and --group")],
+    [
+        (("--since", "10m", "--from", "earliest"), "--from and --since are mutually exclusive"),
+        (("--since", "10m", "--group", "g"), "--since and --group are mutually exclusive: use kera group reset"),
+        (("--offset", "7", "--last", "3"), "--offset and --last are mutually exclusive"),
+        (("--offset", "7", "--group", "g"), "--offset and --group"),
+        (("--streamlet", "0", "--group", "g"), "--streamlet and --group"),
+        (("--streamlet", "0", "--ordered"), "do not go with --ordered"),
+    ],
 )
 def test_there_is_one_place_to_begin(other: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_app(app, ["consume", "s", "--since", "10m", *other]) == 2
+    assert run_app(app, ["consume", "s", *other]) == 2
     assert says in capsys.readouterr().err
 
 
@@ -88,49 +89,3 @@ def test_an_order_is_for_who_reads_all(
 ) -> None:
     assert run_app(app, ["consume", *arguments]) == 2
     assert says in capsys.readouterr().err
-
-
-def chunk(times_us: list[int | None], *, entry: int = 0, unit: str = "us", column: str = "timestamp") -> ChunkBatch:
-    scale = {"s": 1_000_000, "us": 1}[unit]
-    values = [None if each is None else each // scale for each in times_us]
-    batch = pa.record_batch({column: pa.array(values, pa.timestamp(unit, tz="UTC"))})
-    header = encode_chunk(
-        encode_payload(batch),
-        record_count=batch.num_rows,
-        stream_id=7,
-        streamlet_id=0,
-        schema_id=1,
-        producer_id=1,
-        producer_epoch=0,
-        sequence=0,
-        created_us=0,
-        min_timestamp_us=0,
-        max_timestamp_us=0,
-    ).header
-    return ChunkBatch(batch, read_header(header), POSITION, POSITION, EntryId(7, 0, entry))
-
-
-def test_records_before_the_time_are_left_out_of_the_first_chunk_of_each_entry() -> None:
-    since = _Since(description(entries=2), 50)
-
-    assert since.skipped(chunk([10, 49, 50, 20, 60])) == 2
-    assert since.skipped(chunk([10, 20])) == 0, "what comes later is printed whatever its time is"
-    assert since.skipped(chunk([70, 10], entry=1)) == 0
-    assert since.skipped(chunk([10, 70], entry=1)) == 0
-
-
-def test_a_chunk_that_has_no_such_record_is_printed_whole() -> None:
-    assert _Since(description(), 50).skipped(chunk([None, 10])) == 0
-
-
-def test_the_time_of_a_typed_stream_is_that_of_its_timestamp_column() -> None:
-    schema = pa.schema([pa.field("at", pa.timestamp("s", tz="UTC"), nullable=True)])
-    rows = [10_000_000, None, 50_000_000]
-
-    assert (
-        _Since(description(schema=schema, timestamp_column="at"), 50_000_000).skipped(
-            chunk(rows, unit="s", column="at")
-        )
-        == 2
-    )
-    assert _Since(description(schema=schema), 50_000_000).skipped(chunk(rows, unit="s", column="at")) == 0

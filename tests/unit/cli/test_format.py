@@ -76,6 +76,20 @@ def test_a_format_is_applied_to_each_record(template: str, text: bytes) -> None:
     assert bytes(text_formatter(template, stream())(RECORDS, PLACE)) == text
 
 
+def test_headers_are_printed_as_names_and_values() -> None:
+    batch = records(
+        {"value": "a", "headers": {"n": "1"}},
+        {"value": "b", "headers": {"trace": "x", "empty": "", "none": None}},
+        {"value": "c"},
+        {"value": "d", "headers": {}},
+    )
+    expected = [b"a n=1;", b"b trace=x,empty=,none=;", b"c ;", b"d ;"]
+    assert bytes(text_formatter(r"%s %h;", stream())(batch, PLACE)) == b"".join(expected)
+    assert bytes(text_formatter(r"%s %h;", stream())(batch.slice(1, 2), PLACE)) == b"".join(expected[1:3])
+    none = pa.record_batch({"v": [1, 2]})
+    assert bytes(text_formatter("%h.", stream(none.schema))(none, PLACE)) == b".."
+
+
 def test_a_slice_of_a_batch_gives_its_own_records() -> None:
     assert bytes(text_formatter(r"%k=%s,", stream())(RECORDS.slice(1, 2), PLACE)) == b"=v2,k3=,"
     assert bytes(text_formatter("%s", stream())(RECORDS.slice(0, 0), PLACE)) == b""

@@ -61,6 +61,7 @@ class Consumer(DecodedRecords):
         *,
         start: Start | Places = "latest",
         end: End | Positions | None = None,
+        streamlets: Sequence[int] | None = None,
         decoding: Decoding | None = None,
         make_decoding: MakeDecoding | None = None,
     ) -> None:
@@ -73,11 +74,14 @@ class Consumer(DecodedRecords):
             check_place("end", end, get_args(End), others="None")
         if len(streams) > 1 and not (isinstance(start, str) and (end is None or isinstance(end, str))):
             raise InvalidArgument("explicit positions go with a single stream")
+        if streamlets is not None:
+            arguments.all_of("streamlets", streamlets, Sequence, int, "a list of numbers of streamlets")
         self._cluster = cluster
         self._names = tuple(dict.fromkeys(streams))
         self._settings = settings
         self._start = start
         self._end = end
+        self._streamlets = streamlets
         self._starting = asyncio.Lock()
         self._positions: dict[EntryId, Position] = {}
         self._fetcher = Fetcher(cluster, settings)
@@ -107,7 +111,14 @@ class Consumer(DecodedRecords):
                 return
             if self._closed:
                 raise ClosedError("the consumer is closed")
-            look_up = partial(ranges_to_read, self._cluster, self._settings, start=self._start, end=self._end)
+            look_up = partial(
+                ranges_to_read,
+                self._cluster,
+                self._settings,
+                start=self._start,
+                end=self._end,
+                streamlets=self._streamlets,
+            )
             wanted: list[tuple[StreamDescription, Wanted]] = []
             for names in batched(self._names, LOOKED_UP_AT_ONCE_MAX):
                 for stream, ranges in await asyncio.gather(*map(look_up, names)):

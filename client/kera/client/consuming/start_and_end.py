@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kera.client.cluster.cluster import Cluster
@@ -19,11 +19,18 @@ End = Literal["latest"]
 
 
 async def ranges_to_read(
-    cluster: Cluster, settings: ConsumerSettings, name: str, *, start: Start | Places, end: End | Positions | None
+    cluster: Cluster,
+    settings: ConsumerSettings,
+    name: str,
+    *,
+    start: Start | Places,
+    end: End | Positions | None,
+    streamlets: Sequence[int] | None = None,
 ) -> tuple[StreamDescription, list[Wanted]]:
-    """What to read of each entry of a stream, those included that have nothing to read.
+    """What to read of each entry of a stream, those included that have nothing to read. `streamlets`: None means all.
 
-    Raises `UnknownStream`, and `InvalidArgument` for positions that leave out an entry or name one that is not there.
+    Raises `UnknownStream`, `StreamletOutOfRange`, and `InvalidArgument` for positions that leave out an entry or name
+    one that is not there.
     """
     needs_bounds = start == "latest" or end == "latest"
     bounds = await cluster.bounds(name) if needs_bounds else {}
@@ -32,7 +39,11 @@ async def ranges_to_read(
     if start == "committed":
         committed = await committed_cursors(cluster, settings.consumer_group, stream)
     ranges = []
-    for streamlet_id in stream.assignments:
+    if streamlets is None:
+        chosen = list(stream.assignments)
+    else:
+        chosen = sorted({stream.entry_id(streamlet_id, 0).streamlet_id for streamlet_id in streamlets})
+    for streamlet_id in chosen:
         for number in range(stream.config.entries):
             entry = EntryId(stream.stream_id, streamlet_id, number)
             first, behind = committed.get(entry, EARLIEST), None

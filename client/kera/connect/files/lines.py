@@ -13,6 +13,7 @@ import datetime
 import io
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,21 +30,23 @@ _PLACE = {"stream", "streamlet", "entry", "offset"}
 """What ``kera consume --json`` adds; a line may be handed on as it is, to be stored in another place."""
 
 
-def lines_to_batch(block: bytes, key_separator: bytes | None = None) -> pa.RecordBatch:
-    """A record per line of `block`, stamped with the time of now.
+def lines_to_batch(
+    block: bytes, key_separator: bytes | None = None, headers: Sequence[tuple[str, bytes]] = ()
+) -> pa.RecordBatch:
+    """A record per line of `block`, stamped with the time of now; each has `headers`.
 
     With a separator, what is before its first occurrence is the key; a line without it has none.
     """
     whole = pa.array([block.removesuffix(b"\n")], pa.binary())
     lines = pc.split_pattern(whole, pattern=b"\n").flatten()
     if key_separator is None:
-        return _batch(lines, keys=null_column(len(lines), _KEYS))
+        return _batch(lines, null_column(len(lines), _KEYS), headers)
     split = pc.split_pattern(lines, pattern=key_separator, max_splits=1)
     parts, starts = split.flatten(), split.offsets.to_numpy()
     has_key = np.diff(starts) == 2
     keys_end = np.concatenate([[0], np.cumsum(has_key)]).astype(np.int32)
     keys = pa.ListArray.from_arrays(keys_end, parts.take(pa.array(starts[:-1][has_key])))
-    return _batch(parts.take(pa.array(starts[1:] - 1)), keys=keys)
+    return _batch(parts.take(pa.array(starts[1:] - 1)), keys, headers)
 
 
 def json_to_batch(block: bytes, first_line: int = 1) -> pa.RecordBatch:
@@ -91,7 +94,11 @@ def rows_to_batch(block: bytes, schema: pa.Schema, first_line: int = 1) -> pa.Re
 
 def null_column(count: int, kind: pa.DataType) -> pa.Array:
     """`count` nulls. A slice of what `pa.nulls` makes carries the offsets of the whole when it is sent."""
-    return pa.array([None], kind).take(pa.array(np.zeros(count, np.int8)))
+    return _repeated(None, count, kind)
+
+
+def _repeated(value: Any, count: int, kind: pa.DataType) -> pa.Array:
+    return pa.array([value], kind).take(pa.array(np.zeros(count, np.int8)))
 
 
 def _readable_type(kind: pa.DataType) -> pa.DataType:
@@ -103,10 +110,11 @@ def _readable_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _batch(values: pa.Array, keys: pa.Array) -> pa.RecordBatch:
+def _batch(values: pa.Array, keys: pa.Array, headers: Sequence[tuple[str, bytes]]) -> pa.RecordBatch:
     count = len(values)
+    each = _repeated(list(headers) or None, count, _HEADERS)
     now = pa.array(np.full(count, time.time_ns() // 1000)).cast(DEFAULT_SCHEMA.field("timestamp").type)
-    return pa.RecordBatch.from_arrays([now, keys, values, null_column(count, _HEADERS)], schema=DEFAULT_SCHEMA)
+    return pa.RecordBatch.from_arrays([now, keys, values, each], schema=DEFAULT_SCHEMA)
 
 
 _Columns = tuple[int, list[bytes | None], bytes | None, list[tuple[str, bytes | None]] | None]
