@@ -93,9 +93,9 @@ def lean_calls(count: int) -> dict[str, Callable[[], object]]:
         raise ValueError("the default schema is lean")
     chunk = memoryview(chunk_of(payload, count, LEAN_VERSION))
     header = verify_header(chunk)
-    batch, held = records(count), pa.py_buffer(payload)
+    batch, held, known = records(count), pa.py_buffer(payload), lean.known_of(DEFAULT_SCHEMA)
     return {
-        f"`check_payload`, {count} records, lean": lambda: check_payload(chunk, 0, header),
+        f"`check_payload`, {count} records, lean": lambda: check_payload(chunk, 0, header, known),
         f"`encode_lean`, {count} records": lambda: encode_lean(batch, Codec.NONE),
         f"`open_payload`, {count} records, lean": lambda: open_payload(held, DEFAULT_SCHEMA, header),
     }
@@ -104,9 +104,9 @@ def lean_calls(count: int) -> dict[str, Callable[[], object]]:
 def text_call(name: str, text: str) -> dict[str, Callable[[], object]]:
     """A lean payload of 2,500 values of text."""
     batch = pa.record_batch({"text": [text[: 90 - number % 7] for number in range(2500)]})
-    payload = memoryview(lean.encode(batch, None, bytes_max=1 << 30) or b"")
+    payload, known = memoryview(lean.encode(batch, None, bytes_max=1 << 30) or b""), lean.known_of(batch.schema)
     size = f"{len(payload) // KIB} KiB of {name}"
-    return {f"`lean.check`, {size}": lambda: lean.check(payload, 2500, compressed=False, bytes_max=1 << 30)}
+    return {f"`lean.check`, {size}": lambda: lean.check(payload, known, 2500, compressed=False, bytes_max=1 << 30)}
 
 
 def all_calls() -> dict[str, Callable[[], object]]:

@@ -11,6 +11,8 @@
 #include "attributes.h"
 #include "frame.h"
 #include "lean.h"
+#include "lean_arrays.h"
+#include "lean_face.h"
 
 // From so many bytes of payload on other threads may run meanwhile.
 #define LARGE ((size_t)64 << 10)
@@ -50,7 +52,7 @@
 // -- names ----------------------------------------------------------------------------------------------------------
 
 #define NAMES(name)                                                                                                    \
-    name(by_disk) name(durability) name(logs) name(schema_ids) name(streamlets) name(wake)
+    name(by_disk) name(durability) name(logs) name(lean_types) name(streamlets) name(wake)
 
 #define AS_MEMBER(name) NAME_##name,
 #define AS_TEXT(name) #name,
@@ -100,6 +102,15 @@ static void close_run(Run *run)
     run->open = false;
 }
 
+// What `kera.core.native.lean_type` gave for a schema of the stream, a new reference; NULL: the stream has no such one.
+static PyObject *lean_type_of(PyObject *stream, uint32_t schema_id)
+{
+    PyObject *types = GET(stream, lean_types);
+    PyObject *type = types == NULL ? NULL : value_of(types, schema_id);
+    Py_XDECREF(types);
+    return type;
+}
+
 // The stream, if chunks of it are taken here as this one is to be. That of the last run is known, unless Python has
 // run since.
 static bool find_stream(Append *call, Run *run, const uint8_t *header)
@@ -125,13 +136,12 @@ static bool find_stream(Append *call, Run *run, const uint8_t *header)
     run->asked_level = call->level;
     run->level = call->level != 0 ? call->level : of_stream;
     run->by_leader = of_stream == LEADER;
-    PyObject *logs = GET(stream, logs), *ids = GET(stream, schema_ids), *id = PyLong_FromUnsignedLong(schema_id);
-    int known = logs == NULL || ids == NULL || id == NULL ? -1 : PySet_Contains(ids, id);
+    PyObject *logs = GET(stream, logs), *type = lean_type_of(stream, schema_id);
+    bool known = logs != NULL && type != NULL;
     run->replicated = logs != Py_None;
     Py_XDECREF(logs);
-    Py_XDECREF(ids);
-    Py_XDECREF(id);
-    if (known == 1 && !(by_disk && (run->level == PERSISTED || of_stream == PERSISTED)))
+    Py_XDECREF(type);
+    if (known && !(by_disk && (run->level == PERSISTED || of_stream == PERSISTED)))
         return true;
     forget_stream(run);
     return false;
@@ -271,7 +281,25 @@ static bool is_sent(const uint8_t *header)
            is_unplaced_header(header);
 }
 
-static bool is_trusted(const Append *call, const uint8_t *header)
+// The type of a lean payload's schema; NULL: it is not known here.
+static const Type *find_type(Append *call, const uint8_t *header)
+{
+    uint64_t stream_id = u64_at(header + STREAM_AT);
+    uint32_t schema_id = u32_at(header + SCHEMA_AT);
+    if (call->type.capsule == NULL || call->type.stream_id != stream_id || call->type.schema_id != schema_id) {
+        Py_CLEAR(call->type.capsule);
+        PyObject *stream = value_of(call->streams, stream_id);
+        if (stream == NULL)
+            return NULL;
+        call->type.capsule = lean_type_of(stream, schema_id);
+        call->type.stream_id = stream_id;
+        call->type.schema_id = schema_id;
+        Py_DECREF(stream);
+    }
+    return call->type.capsule == NULL || call->type.capsule == Py_None ? NULL : type_in(call->type.capsule);
+}
+
+static bool is_trusted(const Append *call, const uint8_t *header, const Type *type)
 {
     uint32_t payload_bytes = u32_at(header + PAYLOAD_BYTES_AT), records = u32_at(header + RECORDS_AT);
     bool compressed = u32_at(header + CODEC_AT) != 0;
@@ -281,14 +309,18 @@ static bool is_trusted(const Append *call, const uint8_t *header)
         return true;
     View payload = {call->bulk.at + call->at + HEADER_BYTES, payload_bytes};
     if (header[VERSION_AT] == LEAN_VERSION)
-        return is_lean(payload, records, compressed, DECOMPRESSED_BYTES_MAX);
+        return is_lean(payload, records, compressed, DECOMPRESSED_BYTES_MAX, type);
     return !compressed && is_arrow(payload, records);
 }
 
-bool is_good_payload(const Append *call, const uint8_t *header)
+bool is_good_payload(Append *call, const uint8_t *header)
 {
+    bool lean = call->check_payloads && header[VERSION_AT] == LEAN_VERSION;
+    const Type *type = lean ? find_type(call, header) : NULL;
+    if (lean && type == NULL)
+        return false;
     PyThreadState *state = u32_at(header + PAYLOAD_BYTES_AT) < LARGE ? NULL : PyEval_SaveThread();
-    bool good = is_trusted(call, header);
+    bool good = is_trusted(call, header, type);
     if (state != NULL)
         PyEval_RestoreThread(state);
     return good;
@@ -438,7 +470,7 @@ static Outcome take_chunk(Append *call, Bytes *statuses)
             return outcome;
     }
     if (!is_good_payload(call, header))
-        return LEFT;
+        return left_or_failed();
     return append_chunk(call, header, statuses) ? TAKEN : FAILED;
 }
 
@@ -481,6 +513,7 @@ void close_append(Append *call)
 {
     close_run(&call->run);
     forget_stream(&call->run);
+    Py_CLEAR(call->type.capsule);
     free_bytes(&call->run.ends);
     free_bytes(&call->run.held);
 }

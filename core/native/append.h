@@ -42,6 +42,11 @@ typedef struct {
     View bulk;
     uint64_t level;
     bool by_request;  // `replicate` gets the answers that wait, and not which chunks they are about
+    struct {
+        PyObject *capsule;  // a reference of its own; NULL: no payload has been looked at
+        uint64_t stream_id;
+        uint32_t schema_id;
+    } type;  // that of the last lean payload, see kera.core.lean.kinds
     // What has been done.
     size_t at, chunks;
     uint64_t records, bytes;
@@ -60,8 +65,9 @@ void close_append(Append *call);
 // The header at `call->at`, if a producer may send it and its chunk is whole.
 bool read_chunk(const Append *call, uint8_t *header);
 
-// Whether the payload at `call->at` is as its header says, and can be trusted. Other threads may run meanwhile.
-bool is_good_payload(const Append *call, const uint8_t *header);
+// Whether the payload at `call->at` is as its header says, and can be trusted. Other threads may run meanwhile. False
+// where Python knows more about it: an error may be set.
+bool is_good_payload(Append *call, const uint8_t *header);
 
 uint32_t chunk_bytes(const uint8_t *header);
 

@@ -1,5 +1,6 @@
 // See lean.h. The nodes are gone through once; what is in a node's buffers is checked when its places are known.
 
+#include "lean_arrays.h"
 #include "lean_reader.h"
 #include "utf8.h"
 
@@ -13,7 +14,13 @@ typedef struct {
     uint64_t data_at;
 } Placed;
 
-static bool read_node(Reader *reader, uint64_t count, int depth);
+static bool read_node(Reader *reader, const Type *type, uint64_t count, int depth);
+
+// What is within a type that may not be known.
+static const Type *within(const Type *type, uint64_t child)
+{
+    return type == NULL ? NULL : &type->children[child];
+}
 
 static bool is_text(int kind)
 {
@@ -41,14 +48,16 @@ static bool read_deltas(Reader *reader, int kind, uint64_t count, uint64_t width
     return take_place(reader, count, delta_bytes, delta_bytes, &at);
 }
 
-static bool read_fixed(Reader *reader, int kind, int encoding, uint64_t count)
+static bool read_fixed(Reader *reader, const Type *type, int kind, int encoding, uint64_t count)
 {
     uint64_t width = width_of(kind), written_bytes, at;
-    if (kind == FIXED && !take_varint(reader, &width))
+    if (kind == FIXED && (!take_varint(reader, &width) || (type != NULL && width != type->column.width)))
         return false;
-    if (__builtin_mul_overflow(count, width ? width : 1, &written_bytes))
+    if (kind == NULLS && type != NULL)
+        width = type->null_bytes;
+    if (__builtin_mul_overflow(count, width ? width : 1, &written_bytes) ||
+        __builtin_add_overflow(reader->written_bytes, written_bytes, &reader->written_bytes))
         return false;
-    reader->written_bytes += written_bytes;  // of one node less than 2^57 or what is in the body: no sum overflows
     if (kind == NULLS)
         return true;
     switch (encoding) {
@@ -167,7 +176,7 @@ static bool take_places(Reader *reader, Placed *node)
     }
 }
 
-static bool read_placed(Reader *reader, int kind, int encoding, uint64_t count, int depth)
+static bool read_placed(Reader *reader, const Type *type, int kind, int encoding, uint64_t count, int depth)
 {
     Placed node = {.kind = kind, .encoding = encoding, .count = count};
     if (!take_varint(reader, &node.total) || (!is_large(kind) && node.total > SMALL_MAX))
@@ -181,30 +190,32 @@ static bool read_placed(Reader *reader, int kind, int encoding, uint64_t count, 
     }
     if (reader->body != NULL && !check_places(reader, &node))
         return false;
-    return !is_list(kind) || read_node(reader, node.total, depth + 1);
+    return !is_list(kind) || read_node(reader, within(type, 0), node.total, depth + 1);
 }
 
 // -- nodes within nodes ---------------------------------------------------------------------------------------------
 
-static bool read_with_fields(Reader *reader, int kind, int encoding, uint64_t count, int depth)
+static bool read_with_fields(Reader *reader, const Type *type, int kind, int encoding, uint64_t count, int depth)
 {
     uint64_t size;
     if (encoding != 0 || !take_varint(reader, &size))
         return false;
+    if (type != NULL && size != (kind == STRUCT ? (uint64_t)type->children_count : type->column.width))
+        return false;
     reader->written_bytes += count;
     if (kind == FIXED_LIST) {
-        uint64_t within;
-        return !__builtin_mul_overflow(count, size, &within) && read_node(reader, within, depth + 1);
+        uint64_t values;
+        return !__builtin_mul_overflow(count, size, &values) && read_node(reader, within(type, 0), values, depth + 1);
     }
     if (size > reader->nodes.size)
         return false;
     for (uint64_t field = 0; field < size; field++)
-        if (!read_node(reader, count, depth + 1))
+        if (!read_node(reader, within(type, field), count, depth + 1))
             return false;
     return true;
 }
 
-static bool read_node(Reader *reader, uint64_t count, int depth)
+static bool read_node(Reader *reader, const Type *type, uint64_t count, int depth)
 {
     uint8_t first;
     uint64_t validity_at;
@@ -213,16 +224,18 @@ static bool read_node(Reader *reader, uint64_t count, int depth)
     int kind = first & KIND_MASK, encoding = first >> ENCODING_SHIFT;
     if (kind >= KINDS || (kind == NULLS && first != NULLS))
         return false;
+    if (type != NULL && (!may_begin(type, first, count) || (kind != NULLS && kind != type->column.kind)))
+        return false;
     if (first & VALIDITY && !take_place(reader, bytes_of_bits(count), 1, 1, &validity_at))
         return false;
     if (has_places(kind))
-        return read_placed(reader, kind, encoding, count, depth);
+        return read_placed(reader, type, kind, encoding, count, depth);
     if (kind == FIXED_LIST || kind == STRUCT)
-        return read_with_fields(reader, kind, encoding, count, depth);
-    return read_fixed(reader, kind, encoding, count);
+        return read_with_fields(reader, type, kind, encoding, count, depth);
+    return read_fixed(reader, type, kind, encoding, count);
 }
 
-bool is_lean(View payload, uint64_t records, bool compressed, uint64_t bytes_max)
+bool is_lean(View payload, uint64_t records, bool compressed, uint64_t bytes_max, const Type *type)
 {
     size_t nodes_at = compressed ? 6 : 2;
     if (payload.size < nodes_at)
@@ -241,9 +254,13 @@ bool is_lean(View payload, uint64_t records, bool compressed, uint64_t bytes_max
         .body = compressed ? NULL : payload.at + body_at,
         .body_bytes = body_bytes,
     };
-    while (reader.at < nodes_bytes)
-        if (!read_node(&reader, records, 0))
+    int64_t columns = 0;
+    for (; reader.at < nodes_bytes; columns++)
+        if ((type != NULL && columns >= type->children_count) ||
+            !read_node(&reader, within(type, (uint64_t)columns), records, 0))
             return false;
+    if (type != NULL && columns != type->children_count)
+        return false;
     uint64_t room = compressed || bytes_max > 8 * body_bytes ? bytes_max : 8 * body_bytes;
     return reader.body_end == body_bytes && reader.written_bytes <= room;
 }

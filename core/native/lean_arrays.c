@@ -16,13 +16,17 @@ static void clear_type(Type *type)
     *type = (Type){0};
 }
 
+// False: more than any node may have values.
 static bool count_null_bytes(Type *type)
 {
     const Column *column = &type->column;
     uint64_t within = 1;
-    for (int64_t child = 0; child < type->children_count; child++)
-        within += column->kind == FIXED_LIST ? column->width * type->children[child].null_bytes
-                                             : type->children[child].null_bytes;
+    for (int64_t child = 0; child < type->children_count; child++) {
+        uint64_t times = column->kind == FIXED_LIST ? column->width : 1, bytes;
+        if (__builtin_mul_overflow(times, type->children[child].null_bytes, &bytes) ||
+            __builtin_add_overflow(within, bytes, &within))
+            return false;
+    }
     if (has_places(column->kind))
         type->null_bytes = is_large(column->kind) ? 8 : 4;
     else if (column->kind == STRUCT || column->kind == FIXED_LIST)
@@ -30,6 +34,17 @@ static bool count_null_bytes(Type *type)
     else
         type->null_bytes = column->width ? column->width : 1;
     return type->null_bytes <= NODE_VALUES_MAX;
+}
+
+// A map's only child is a struct of keys and items.
+static bool read_entries(Type *map)
+{
+    Type *entries = &map->children[0];
+    if (entries->column.kind != STRUCT || entries->children_count != 2)
+        return false;
+    entries->never_null = true;
+    entries->children[0].never_null = entries->children[0].column.kind != NULLS;
+    return true;
 }
 
 static bool read_type(const struct ArrowSchema *schema, Type *type, int depth)
@@ -48,7 +63,7 @@ static bool read_type(const struct ArrowSchema *schema, Type *type, int depth)
     for (int64_t child = 0; child < schema->n_children; child++)
         if (!read_type(schema->children[child], &type->children[child], depth + 1))
             return false;
-    return count_null_bytes(type);
+    return (!type->column.is_map || read_entries(type)) && count_null_bytes(type);
 }
 
 Type *new_type(const struct ArrowSchema *schema)

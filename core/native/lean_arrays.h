@@ -8,6 +8,7 @@
 typedef struct Type {
     Column column;
     uint64_t null_bytes;  // what a null takes as Arrow has it, with what is within it
+    bool never_null;      // the entries of a map, and their keys: Arrow ends the process over a null there
     int64_t children_count;
     struct Type *children;
 } Type;
@@ -15,6 +16,12 @@ typedef struct Type {
 // NULL: of a type that is not known here, or there is no memory.
 Type *new_type(const struct ArrowSchema *schema);
 void free_type(Type *type);
+
+// Whether a node of this type, of so many values, may begin with that byte.
+static inline bool may_begin(const Type *type, uint8_t first, uint64_t count)
+{
+    return !type->never_null || (!(first & VALIDITY) && (first != NULLS || count == 0));
+}
 
 // How many buffers Arrow has of a column.
 int64_t buffers_of(const Column *column);

@@ -157,10 +157,6 @@ static bool decode_with_places(Decoder *decoder, const Type *type, int encoding,
         array->buffers[2] = in_body(decoder, at);
         return true;
     }
-    if (type->column.is_map &&
-        (!is_within(decoder->reader.nodes, decoder->reader.at, 1) ||
-         decoder->reader.nodes.at[decoder->reader.at] != STRUCT))
-        return false;
     return decode_node(decoder, &type->children[0], total, depth + 1, array->children[0]);
 }
 
@@ -185,7 +181,8 @@ static bool decode_node(Decoder *decoder, const Type *type, uint64_t count, int 
 {
     uint8_t first;
     uint64_t at;
-    if (depth > DEPTH_MAX || count > NODE_VALUES_MAX || !take_byte(&decoder->reader, &first))
+    if (depth > DEPTH_MAX || count > NODE_VALUES_MAX || !take_byte(&decoder->reader, &first) ||
+        !may_begin(type, first, count))
         return false;
     int kind = first & KIND_MASK, encoding = first >> ENCODING_SHIFT;
     if (first == NULLS)

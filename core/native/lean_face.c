@@ -16,6 +16,11 @@ static void let_go_of_type(PyObject *capsule)
     free_type(PyCapsule_GetPointer(capsule, type_name));
 }
 
+const Type *type_in(PyObject *capsule)
+{
+    return PyCapsule_GetPointer(capsule, type_name);
+}
+
 const char lean_type_doc[] =
     PyDoc_STR("lean_type(schema): what `decode_in_place` knows of a schema; None: it cannot decode payloads of it.");
 
@@ -67,7 +72,7 @@ PyObject *decode_in_place(PyObject *module, PyObject *const *args, Py_ssize_t co
     (void)module;
     if (count != 6)
         return PyErr_Format(PyExc_TypeError, "decode_in_place takes 6 arguments, not %zd", count);
-    const Type *type = PyCapsule_GetPointer(args[1], type_name);
+    const Type *type = type_in(args[1]);
     uint64_t records = PyLong_AsUnsignedLongLong(args[3]), bytes_max = PyLong_AsUnsignedLongLong(args[4]);
     if (type == NULL || PyErr_Occurred() != NULL)
         return NULL;
@@ -146,7 +151,7 @@ static bool join_run(Run *run)
             break;
         View payload = {run->chunks.at + run->at + HEADER_BYTES, u32_at(header + PAYLOAD_BYTES_AT)};
         uint64_t records = u32_at(header + RECORD_COUNT_AT), written_bytes;
-        if (!run->trusted && !is_lean(payload, records, false, run->bytes_max))
+        if (!run->trusted && !is_lean(payload, records, false, run->bytes_max, run->type))
             break;
         if (!join_payload(run->joined, run->type, payload, records, run->bytes_max, &written_bytes) ||
             !put_bytes(&run->headers, header, HEADER_BYTES))
@@ -193,7 +198,7 @@ PyObject *join_chunks(PyObject *module, PyObject *const *args, Py_ssize_t count)
         return PyErr_Format(PyExc_TypeError, "join_chunks takes 10 arguments, not %zd", count);
     Run run = {
         .at = PyLong_AsSize_t(args[1]),
-        .type = PyCapsule_GetPointer(args[2], type_name),
+        .type = type_in(args[2]),
         .schema_id = (uint32_t)PyLong_AsUnsignedLong(args[4]),
         .verify = args[5] == Py_True,
         .trusted = args[6] == Py_True,

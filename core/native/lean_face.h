@@ -12,6 +12,11 @@
 #define JOINED_PAYLOAD_BYTES_MAX ((uint32_t)16 << 10)
 #define JOINED_RECORDS_MAX ((uint64_t)64 << 10)
 
+struct Type;
+
+// The type in what `lean_type` gave; NULL: it is none, and an error is set.
+const struct Type *type_in(PyObject *capsule);
+
 extern const char lean_type_doc[];
 PyObject *lean_type(PyObject *module, PyObject *schema);
 

@@ -253,8 +253,6 @@ static bool join_with_places(Reader *reader, const Type *type, int encoding, uin
     if (!is_list(kind))
         return count_written(reader, total, 1) && take_place(reader, total, 1, 1, &at) &&
                put_bytes(&to->data, reader->body + at, total);
-    if (type->column.is_map && (!is_within(reader->nodes, reader->at, 1) || reader->nodes.at[reader->at] != STRUCT))
-        return false;
     return join_node(reader, &type->children[0], total, depth + 1, &to->children[0]);
 }
 
@@ -278,7 +276,7 @@ static bool join_node(Reader *reader, const Type *type, uint64_t count, int dept
 {
     uint8_t first;
     uint64_t at;
-    if (depth > DEPTH_MAX || count > NODE_VALUES_MAX || !take_byte(reader, &first))
+    if (depth > DEPTH_MAX || count > NODE_VALUES_MAX || !take_byte(reader, &first) || !may_begin(type, first, count))
         return false;
     int kind = first & KIND_MASK, encoding = first >> ENCODING_SHIFT;
     if (first == NULLS)

@@ -561,21 +561,27 @@ static PyObject *check_headers(Call *call)
 
 // -- lean payloads --------------------------------------------------------------------------------------------------
 
+#define KNOWN_TYPE 1  // the place of `type` in kera.core.lean.kinds.Known
+
 static bool is_named(const Call *call, Py_ssize_t index, const char *name)
 {
     return PyUnicode_CompareWithASCIIString(PyTuple_GetItem(call->names, index), name) == 0;
 }
 
-// (payload, records, *, compressed, bytes_max), in this order
+// (payload, known, records, *, compressed, bytes_max), in this order
 static PyObject *check(Call *call)
 {
     uint64_t records, bytes_max;
-    if (call->count != 2 || call->names == NULL || PyTuple_Size(call->names) != 2 ||
-        !is_named(call, 0, "compressed") || !is_named(call, 1, "bytes_max") || !PyBool_Check(call->args[2]) ||
-        !as_u64(call->args[1], &records) || !as_u64(call->args[3], &bytes_max) || !open_bytes(call, PyBUF_SIMPLE))
+    if (call->count != 3 || call->names == NULL || PyTuple_Size(call->names) != 2 ||
+        !is_named(call, 0, "compressed") || !is_named(call, 1, "bytes_max") || !PyBool_Check(call->args[3]) ||
+        !as_u64(call->args[2], &records) || !as_u64(call->args[4], &bytes_max))
+        return NULL;
+    PyObject *capsule = PyTuple_Check(call->args[1]) ? PyTuple_GetItem(call->args[1], KNOWN_TYPE) : NULL;
+    const struct Type *type = capsule == NULL || capsule == Py_None ? NULL : type_in(capsule);
+    if (type == NULL || !open_bytes(call, PyBUF_SIMPLE))
         return NULL;
     PyThreadState *state = let_others_run(call->view.size);
-    bool good = is_lean(call->view, records, call->args[2] == Py_True, bytes_max);
+    bool good = is_lean(call->view, records, call->args[3] == Py_True, bytes_max, type);
     go_on(state);
     return none_if(good);
 }

@@ -121,7 +121,7 @@ static Outcome take_request(Take *take, const Frame *frame)
     call->bulk = frame->bulk;
     call->level = numbers[DURABILITY];
     if (!check_request(call, first, &last_bytes))
-        return LEFT;
+        return PyErr_Occurred() == NULL ? LEFT : FAILED;
     if (!goes_on(call, first, bytes, last_bytes)) {
         if (!end_run(call))
             return FAILED;

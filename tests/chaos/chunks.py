@@ -37,6 +37,7 @@ from kera.core.record_batch import shape_of
 from kera.core.schema import DEFAULT_SCHEMA
 from tests.chaos.chunk_uses import HEADER, USES
 from tests.chaos.growing import GROWING, OTHERS, growing
+from tests.chaos.lean_structures import structured
 
 BATCH = 2_000
 """Chunks that one child opens."""
@@ -83,6 +84,27 @@ def batches() -> list[pa.RecordBatch]:
             "nothing": pa.nulls(ROWS),
         },
     ]
+    pairs = [[(word, number)] * (number % 3) for number, word in enumerate(words)]
+    columns.append(
+        {
+            "maps of lists": pa.array(
+                [[(word, [1, None])] for word in words], pa.map_(pa.string(), pa.list_(pa.int8()))
+            ),
+            "maps of maps": pa.array([[(1, [("k", 2)])]] * ROWS, pa.map_(pa.int32(), pa.map_(pa.binary(), pa.int8()))),
+            "structs as keys": pa.array(
+                [[({"a": 1, "b": None}, True)]] * ROWS,
+                pa.map_(pa.struct([("a", pa.int16()), ("b", pa.string())]), pa.bool_()),
+            ),
+            "maps in lists": pa.array([[each] for each in pairs], pa.list_(pa.map_(pa.large_string(), pa.int64()))),
+            "maps in structs": pa.array(
+                [{"m": each} for each in pairs], pa.struct([("m", pa.map_(pa.string(), pa.int8()))])
+            ),
+            "lists of lists": pa.array(
+                [[[1, 2], None, [3, None]], None] * (ROWS // 2), pa.list_(pa.list_(pa.int64(), 2), 3)
+            ),
+            "no bytes": pa.array([b""] * ROWS, pa.binary(0)),
+        }
+    )
     default = [
         {"timestamp": number, "keys": [data[number]], "value": data[number], "headers": [(words[number], b"h")]}
         for number in numbers
@@ -143,7 +165,12 @@ def sources() -> list[Source]:
 
 
 def mutated(source: Source, random_: random.Random) -> bytes:
-    """The payload with some of it changed: before its body, its table of buffers, the numbers in its body, anywhere."""
+    """The payload with some of it changed: before its body, its table of buffers, the numbers in its body, anywhere.
+
+    Of a lean one, half of the time another payload of its schema, with a structure that may be wrong.
+    """
+    if source.version == LEAN_VERSION and random_.random() < 0.5:
+        return structured(source.batch.schema, source.batch.num_rows, ARROW_CODECS.get(source.codec), random_)
     data = bytearray(source.payload)
     for _ in range(random_.choice((1, 1, 1, 2, 4))):
         random_.choice((_wild_number, _wild_number, _in_metadata, _in_metadata, _bit, _bit, _byte, _cut, _swap))(

@@ -185,12 +185,13 @@ def _door(data: bytes) -> str:
     """What a broker looks at before it takes a chunk, in Python and in the native core."""
     source, payload = source_of(data)
     chunk = framed(source, payload)
-    header = read_header(chunk)
+    header, known = read_header(chunk), lean.known_of(source.batch.schema)
     if header.version == LEAN_VERSION:
         view = memoryview(chunk)[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
         compressed = header.codec != 0
-        both_ways(lean.check, view, header.record_count, compressed=compressed, bytes_max=DECOMPRESSED_BYTES_MAX)
-    check_payload(memoryview(chunk), 0, header)
+        sizes = {"compressed": compressed, "bytes_max": DECOMPRESSED_BYTES_MAX}
+        both_ways(lean.check, view, known, header.record_count, **sizes)
+    check_payload(memoryview(chunk), 0, header, known)
     return "taken"
 
 

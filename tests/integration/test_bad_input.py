@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, ClientSettings
-from kera.core.chunk import encode_chunk, encode_payload
+from kera.core import lean
+from kera.core.chunk import ARROW_VERSION, LEAN_VERSION, encode_chunk, encode_payload
 from kera.core.errors import (
     RecordTooLarge,
     SchemaMismatch,
@@ -46,6 +47,15 @@ async def values(client: Client, name: str) -> list[bytes | None]:
     """Everything in a stream."""
     async with client.consumer(name, start="earliest", end="latest") as consumer:
         return [record.value async for record in consumer]
+
+
+def null_header_name() -> bytes:
+    """A lean payload of one record whose only header has no name."""
+    pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    types = [*DEFAULT_SCHEMA.types[:3], pairs]
+    values = ([0], [[b"key"]], [b"value"], [[{"key": None, "value": b"x"}]])
+    columns = [pa.array(value, kind) for value, kind in zip(values, types, strict=True)]
+    return lean.encode(pa.record_batch(columns, DEFAULT_SCHEMA.names), None, bytes_max=MIB) or b""
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -105,10 +115,10 @@ async def test_chunk_with_a_bad_checksum_is_refused_and_its_neighbours_are_store
         mine = [streamlet for streamlet, item in stream.assignments.items() if item.broker_id == owner.broker_id]
         assert len(mine) == 2, "three streamlets on two brokers"
 
-        def chunk(streamlet: int, value: bytes, sequence: int = 0) -> bytearray:
+        def chunk(streamlet: int, value: bytes, sequence: int = 0, lean_payload: bytes | None = None) -> bytearray:
             payload = encode_payload(pa.RecordBatch.from_pylist([{**ROW, "value": value}], DEFAULT_SCHEMA))
             encoded = encode_chunk(
-                payload,
+                payload if lean_payload is None else lean_payload,
                 record_count=1,
                 stream_id=stream.stream_id,
                 streamlet_id=streamlet,
@@ -119,6 +129,7 @@ async def test_chunk_with_a_bad_checksum_is_refused_and_its_neighbours_are_store
                 created_us=0,
                 min_timestamp_us=0,
                 max_timestamp_us=0,
+                version=ARROW_VERSION if lean_payload is None else LEAN_VERSION,
             )
             return bytearray(encoded.to_bytes())
 
@@ -137,7 +148,16 @@ async def test_chunk_with_a_bad_checksum_is_refused_and_its_neighbours_are_store
         assert "does not match its checksum" in str(error)
         assert error.attributes["streamlet_id"] == mine[0]
         assert not stored.HasField("error")
-        # Nothing of the bad chunk was kept: the same sequence is still expected.
+        # A null key of a map would end every process that reads it.
+        poison = await channel.submit(
+            api.MULTI_WRITE_CHUNKS,
+            broker_pb2.MultiWriteChunksRequest(chunk_count=1),
+            [bytes(chunk(mine[0], b"", lean_payload=null_header_name()))],
+            timeout_s=TIMEOUT_S,
+        )
+        assert poison.message.statuses[0].error.code == "corrupt_chunk"
+        assert "nulls among the keys" in poison.message.statuses[0].error.message
+        # Nothing of the bad chunks was kept: the same sequence is still expected.
         again = await channel.submit(
             api.MULTI_WRITE_CHUNKS,
             broker_pb2.MultiWriteChunksRequest(chunk_count=1),

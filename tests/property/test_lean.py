@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kera.core import lean
 from kera.core.errors import CorruptChunk
 from kera.core.lean.layout import read_layout
+from tests.chaos.lean_structures import structured
 from tests.property.batches import BATCHES, BATCHES_AND_SLICES
 
 pytestmark = pytest.mark.usefixtures("either_core")
@@ -29,8 +30,9 @@ def decoded(payload: bytes, batch: pa.RecordBatch, codec: str | None, *, trusted
     )
 
 
-def checked(payload: bytes, records: int, codec: str | None) -> None:
-    lean.check(memoryview(payload), records, compressed=codec is not None, bytes_max=BYTES_MAX)
+def checked(payload: bytes, batch: pa.RecordBatch, codec: str | None) -> None:
+    known = lean.known_of(batch.schema)
+    lean.check(memoryview(payload), known, batch.num_rows, compressed=codec is not None, bytes_max=BYTES_MAX)
 
 
 @given(BATCHES_AND_SLICES, CODECS)
@@ -38,7 +40,7 @@ def test_what_was_encoded_comes_back(batch: pa.RecordBatch, codec: str | None) -
     assume(lean.is_lean(batch.schema))
     payload = lean.encode(batch, codec, bytes_max=BYTES_MAX)
     assert payload is not None
-    checked(payload, batch.num_rows, codec)
+    checked(payload, batch, codec)
     for trusted in (False, True):
         found = decoded(payload, batch, codec, trusted=trusted)
         found.validate(full=True)
@@ -56,7 +58,7 @@ def test_whatever_the_bytes_are_columns_are_valid_or_it_is_refused(
         payload[at] = data.draw(st.sampled_from((0, 1, 0x7F, 0x80, 0xFF)) | st.integers(0, 255))
     del payload[data.draw(st.just(len(payload)) | st.integers(0, len(payload))) :]
     try:
-        checked(bytes(payload), batch.num_rows, codec)
+        checked(bytes(payload), batch, codec)
     except CorruptChunk:
         with pytest.raises(CorruptChunk):
             decoded(bytes(payload), batch, codec)
@@ -70,10 +72,31 @@ def test_whatever_the_bytes_are_columns_are_valid_or_it_is_refused(
         found.to_pylist()
 
 
-@given(st.binary(max_size=200), st.integers(0, 1 << 33), st.booleans())
-def test_any_bytes_are_a_layout_or_refused(payload: bytes, records: int, compressed: bool) -> None:
+@given(st.data(), BATCHES, CODECS)
+def test_a_wrong_structure_is_refused_and_no_process_ends(
+    data: st.DataObject, batch: pa.RecordBatch, codec: str | None
+) -> None:
+    assume(lean.is_lean(batch.schema))
+    random_ = data.draw(st.randoms(use_true_random=False))
+    payload = structured(batch.schema, batch.num_rows, codec, random_)
+    for trusted in (False, True):
+        with contextlib.suppress(CorruptChunk):
+            found = decoded(payload, batch, codec, trusted=trusted)
+            assert trusted or found.validate(full=True) is None
     try:
-        lean.check(memoryview(payload), records, compressed=compressed, bytes_max=BYTES_MAX)
+        checked(payload, batch, codec)
+    except CorruptChunk:
+        with pytest.raises(CorruptChunk):
+            decoded(payload, batch, codec)
+
+
+@given(BATCHES, st.binary(max_size=200), st.integers(0, 1 << 33), st.booleans())
+def test_any_bytes_are_a_layout_or_refused(
+    batch: pa.RecordBatch, payload: bytes, records: int, compressed: bool
+) -> None:
+    known = lean.known_of(batch.schema)
+    try:
+        lean.check(memoryview(payload), known, records, compressed=compressed, bytes_max=BYTES_MAX)
     except CorruptChunk:
         return
     layout = read_layout(payload, records, compressed=compressed, body_bytes_max=BYTES_MAX)

@@ -28,7 +28,8 @@ from kera.core.chunk import (
 )
 from kera.core.errors import CorruptChunk
 from kera.core.header_table import table
-from kera.core.lean.decode import Known, import_batch, known_of, validate, written_bytes
+from kera.core.lean.decode import import_batch, validate, written_bytes
+from kera.core.lean.kinds import Known, known_of
 from kera.core.native import native
 from kera.core.settings import KIB
 

@@ -15,11 +15,11 @@ from kera.core.errors import CorruptChunk
 from kera.core.record_batch import DECOMPRESSED_BYTES_MAX
 
 
-def check_payload(chunk: memoryview, at: int, header: ChunkHeader) -> None:
-    """Check the payload of the chunk at `at` against its header, whose checksums were verified.
+def check_payload(chunk: memoryview, at: int, header: ChunkHeader, known: lean.Known) -> None:
+    """Check the payload of the chunk at `at` against its header, whose checksums were verified, and its schema.
 
     Raises `CorruptChunk` if it holds no records, or another number of them than the header says, or would be too large
-    when it is decompressed or written out.
+    when it is decompressed or written out; of version 2 also if it is none of the schema.
     """
     if header.version != LEAN_VERSION:
         record_batch.check_payload(chunk, at, header)
@@ -27,7 +27,7 @@ def check_payload(chunk: memoryview, at: int, header: ChunkHeader) -> None:
     payload_at = at + HEADER_BYTES
     payload = chunk[payload_at : payload_at + header.payload_bytes]
     try:
-        lean.check(payload, header.record_count, compressed=header.codec != 0, bytes_max=DECOMPRESSED_BYTES_MAX)
+        lean.check(payload, known, header.record_count, compressed=header.codec != 0, bytes_max=DECOMPRESSED_BYTES_MAX)
     except CorruptChunk as error:
         names = {"stream_id": header.stream_id, "streamlet_id": header.streamlet_id, "sequence": header.sequence}
         raise CorruptChunk(

@@ -31,6 +31,7 @@ from kera.core.chunk import (
     verify_chunk,
 )
 from kera.core.errors import RecordTooLarge, SchemaMismatch
+from kera.core.lean import known_of
 from kera.core.payload import check_payload, open_payload
 from kera.core.record_batch import decode_payload
 from kera.core.schema import DEFAULT_SCHEMA
@@ -345,7 +346,7 @@ def opened(payload: Payload, schema: pa.Schema) -> pa.RecordBatch:
         version=payload.version,
     ).to_bytes())  # fmt: skip
     header = verify_chunk(chunk)
-    check_payload(chunk, 0, header)
+    check_payload(chunk, 0, header, known_of(schema))
     return open_payload(chunk[HEADER_BYTES:][: header.payload_bytes], schema, header)
 
 

@@ -72,8 +72,12 @@ SMALL = placed(b"small")
 LARGE = placed(bytes(range(256)) * 1024)
 RUN = SMALL + placed(b"more" * 100, 1) + placed(b"", 2)
 ENDS = array("I", [len(SMALL), len(RUN) - 128, len(RUN)])
-PAYLOAD = lean.encode(pa.record_batch({"text": ["a", "é", "ccc"], "number": [1, 2, 300]}), None, bytes_max=1 << 20)
+ENCODED = pa.record_batch({"text": ["a", "é", "ccc"], "number": [1, 2, 300]})
+PAYLOAD = lean.encode(ENCODED, None, bytes_max=1 << 20)
+KNOWN = lean.learn(ENCODED.schema)
 LARGE_PAYLOAD = lean.encode(pa.record_batch({"number": [n * n for n in range(10_000)]}), None, bytes_max=1 << 20)
+LARGE_KNOWN = lean.learn(pa.schema([("number", pa.int64())]))
+TEXT_KNOWN = lean.learn(pa.schema([("text", pa.string())]))
 
 # --- whether it runs ---------------------------------------------------------------------------------------
 
@@ -247,8 +251,8 @@ GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("decode_header", (memoryview(b"x" + FRAME), 1, 1 << 40), {}),
     ("check_headers", (memoryview(RUN[:128] * 5),), {}),
     ("check_headers", (memoryview(RUN[:128] * 520),), {}),
-    ("check", (memoryview(PAYLOAD or b""), 3), {"compressed": False, "bytes_max": 1 << 20}),
-    ("check", (memoryview(LARGE_PAYLOAD or b""), 10_000), {"compressed": False, "bytes_max": 1 << 20}),
+    ("check", (memoryview(PAYLOAD or b""), KNOWN, 3), {"compressed": False, "bytes_max": 1 << 20}),
+    ("check", (memoryview(LARGE_PAYLOAD or b""), LARGE_KNOWN, 10_000), {"compressed": False, "bytes_max": 1 << 20}),
 ]
 
 
@@ -380,11 +384,11 @@ NOTHING_OF_THAT_KIND: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("seal_chunks", (unsealed(), SIZES, *OWN, 256, *COMMON[1:]), {}),
     ("seal_chunks", (unsealed(), SIZES, *OWN, *COMMON[:-1], "9"), {}),
     ("check_headers", (memoryview(RUN[:100]),), {}),
-    ("check", (memoryview(PAYLOAD or b""), 3), {"bytes_max": 1 << 20, "compressed": False}),
-    ("check", (memoryview(PAYLOAD or b""), 3, False, 1 << 20), {}),
-    ("check", (memoryview(PAYLOAD or b""), 3), {"compressed": 0, "bytes_max": 1 << 20}),
-    ("check", (memoryview(PAYLOAD or b""), -3), {"compressed": False, "bytes_max": 1 << 20}),
-    ("check", (memoryview(PAYLOAD or b""), 3), {"compressed": False, "bytes_max": 1 << 70}),
+    ("check", (memoryview(PAYLOAD or b""), KNOWN, 3), {"bytes_max": 1 << 20, "compressed": False}),
+    ("check", (memoryview(PAYLOAD or b""), KNOWN, 3, False, 1 << 20), {}),
+    ("check", (memoryview(PAYLOAD or b""), KNOWN, 3), {"compressed": 0, "bytes_max": 1 << 20}),
+    ("check", (memoryview(PAYLOAD or b""), KNOWN, -3), {"compressed": False, "bytes_max": 1 << 20}),
+    ("check", (memoryview(PAYLOAD or b""), KNOWN, 3), {"compressed": False, "bytes_max": 1 << 70}),
 ]
 
 
@@ -446,7 +450,7 @@ def test_text_is_utf_8_if_python_says_so() -> None:
     for text in texts:
         nodes = bytes([Kind.TEXT | Places.SAME << ENCODING_SHIFT, len(text)])
         payload = memoryview(put_prefix(nodes, 0, compressed=False) + text)
-        good = outcome(check, payload, 1, compressed=False, bytes_max=1 << 20).error is None
+        good = outcome(check, payload, TEXT_KNOWN, 1, compressed=False, bytes_max=1 << 20).error is None
         if good != is_utf8(text):
             wrong.append(text)
 

@@ -15,6 +15,7 @@ from kera.core.chunk import (
     verify_chunk,
 )
 from kera.core.errors import CorruptChunk
+from kera.core.lean import known_of
 from kera.core.payload import check_payload, encode_lean, open_payload
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -52,7 +53,7 @@ def test_a_chunk_of_either_version_is_taken_and_opened(version: int, codec: Code
     data = chunk(version, codec)
     header = verify_chunk(data)
     assert header.version == version
-    check_payload(data, 0, header)
+    check_payload(data, 0, header, known_of(DEFAULT_SCHEMA))
     payload = pa.py_buffer(data).slice(HEADER_BYTES, header.payload_bytes)
     assert open_payload(payload, DEFAULT_SCHEMA, header).equals(BATCH)
     assert open_payload(payload.to_pybytes(), DEFAULT_SCHEMA, header, trusted=True).equals(BATCH)
@@ -64,7 +65,7 @@ def test_another_number_of_records_is_refused(version: int, records: int) -> Non
     data = chunk(version, records=records)
     header = verify_chunk(data)
     with pytest.raises(CorruptChunk, match="sequence 7") as caught:
-        check_payload(data, 0, header)
+        check_payload(data, 0, header, known_of(DEFAULT_SCHEMA))
     assert caught.value.attributes["stream_id"] == 1
     with pytest.raises(CorruptChunk):
         open_payload(bytes(data[HEADER_BYTES:][: header.payload_bytes]), DEFAULT_SCHEMA, header)

@@ -23,6 +23,7 @@ from kera.core.chunk import (
     verify_chunk,
 )
 from kera.core.errors import CorruptChunk
+from kera.core.lean import known_of
 from kera.core.payload import check_payload, encode_lean, open_payload
 from kera.core.punctuation import encode_punctuation, is_punctuation
 from kera.core.rpc import api
@@ -104,7 +105,7 @@ def test_a_chunk_has_the_records_that_are_told_of_it(vector: dict[str, Any]) -> 
 def test_a_lean_payload_has_these_bytes(vector: dict[str, Any]) -> None:
     chunk = memoryview(bytes.fromhex(vector["chunk"]))
     header = verify_chunk(chunk)
-    check_payload(chunk, 0, header)
+    check_payload(chunk, 0, header, known_of(SCHEMAS[header.schema_id]))
     batch = open_payload(bytes.fromhex(vector["payload"]), SCHEMAS[header.schema_id], header)
     made = encode_lean(batch, Codec(header.codec))
     assert made is not None

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from kera.broker.log.epochs import EpochRules
 from kera.broker.log.retention import Rules
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.replication.virtual_logs import StreamLogs
 from kera.core.errors import NotOwner, StreamletOutOfRange
+from kera.core.lean import Known, learn
 from kera.core.push import DEFAULT_DOMAIN
+from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes
 from kera.v1 import common_pb2
+
+SCHEMAS_KEPT = 256
 
 
 class Stream:
@@ -34,8 +40,10 @@ class Stream:
     def alter(self, info: common_pb2.StreamInfo) -> None:
         """Take over what can change while the stream is in use."""
         self.config_version = info.config_version
-        self.schema_ids = frozenset(schema.schema_id for schema in info.schemas)
+        self.schemas = {schema.schema_id: _known(schema.arrow_schema) for schema in info.schemas}
         """The versions of its schema: producers may go on with an older one."""
+        self.lean_types = {schema_id: known.type for schema_id, known in self.schemas.items()}
+        """The same, as the native core wants it."""
         self.durability = max(info.config.durability, common_pb2.DURABILITY_LEADER)
         """The level at which chunks are acknowledged, unless a request asks for another, and readable."""
         self.replication = info.config.replication
@@ -99,3 +107,9 @@ class Stream:
             stream=self.name,
             streamlet_id=streamlet_id,
         )
+
+
+@lru_cache(SCHEMAS_KEPT)
+def _known(arrow_schema: bytes) -> Known:
+    """What is known of a schema, empty for the default one. Most streams share that. Raises `SchemaMismatch`."""
+    return learn(schema_from_bytes(arrow_schema) if arrow_schema else DEFAULT_SCHEMA)

@@ -247,9 +247,9 @@ class Writer:
             try:
                 verify_payload(bulk, at, header)
                 check_sent(header)
-                if self._check_payloads:
-                    check_payload(bulk, at, header)
                 stream, streamlet = self._owner(header, write.peer)
+                if self._check_payloads:
+                    check_payload(bulk, at, header, stream.schemas[header.schema_id])
                 self._append(write, stream, streamlet, bulk[at:chunk_end], header)
             except KeraError as error:
                 if isinstance(error, ArenaFull) and "domain" not in error.attributes:  # else it waits for no room here
@@ -335,8 +335,8 @@ class Writer:
         streamlet = stream.streamlet(header.streamlet_id)
         if not streamlet.takes_chunks:
             raise stream.not_owner(header.streamlet_id)
-        if header.schema_id not in stream.schema_ids:
-            if header.schema_id > max(stream.schema_ids, default=0):
+        if header.schema_id not in stream.schemas:
+            if header.schema_id > max(stream.schemas, default=0):
                 # The coordinator has yet to tell us: it could not when columns were added.
                 raise Unavailable(
                     f"this broker does not know schema {header.schema_id} of stream {stream.name!r} yet",

@@ -11,6 +11,18 @@ The schema is known by its id, so a payload has only what differs from chunk to 
 
 from kera.core.lean.check import check
 from kera.core.lean.decode import decode
-from kera.core.lean.encode import ONE_TIME, encode, encode_completed, is_lean, no_values
+from kera.core.lean.encode import ONE_TIME, encode, encode_completed, no_values
+from kera.core.lean.kinds import Known, is_lean, known_of, learn
 
-__all__ = ["ONE_TIME", "check", "decode", "encode", "encode_completed", "is_lean", "no_values"]
+__all__ = [
+    "ONE_TIME",
+    "Known",
+    "check",
+    "decode",
+    "encode",
+    "encode_completed",
+    "is_lean",
+    "known_of",
+    "learn",
+    "no_values",
+]

@@ -1,7 +1,12 @@
-"""Whether readers can trust a lean payload: sizes, numbers, places and text, in one pass over it and without a schema.
+"""Whether readers can trust a lean payload: its nodes, sizes, numbers, places and text, in one pass over it.
 
-What readers need not look at then: whether values are where they are said to be, whether text is UTF-8, and whether
-what a few bytes say is more than they have memory for.
+Readers then need not check that nodes are those of the schema, that values lie where the nodes say, that text is UTF-8,
+or that a few bytes do not claim more than there is memory for.
+
+Arrow ends the process, with no error to catch, when an array is made against one of its rules. Of what lean payloads
+can say only two rules are of that kind: the entries of a map have no null, and neither have their keys, whatever their
+bits are. `check_types` refuses both; and a node of nulls whose type makes each of them larger than memory, over which
+memory would be asked for that is not there.
 """
 
 from __future__ import annotations
@@ -11,8 +16,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import types
 
 from kera.core.errors import CorruptChunk
+from kera.core.lean.kinds import Known, kind_of, null_bytes, storage_of, within
 from kera.core.lean.layout import (
     LARGE,
     LENGTH_BYTES,
@@ -36,13 +44,15 @@ _FIRST_BITS = 0xC0
 
 
 @accelerated()
-def check(payload: memoryview, records: int, *, compressed: bool, bytes_max: int) -> None:
+def check(payload: memoryview, known: Known, records: int, *, compressed: bool, bytes_max: int) -> None:
     """Check all of a payload of so many records, of a compressed one what is before its body.
 
-    Raises `CorruptChunk` if it is none, or if it would take more than `bytes_max` when it is decompressed or, as far as
-    its bytes are not those of its values, when each value is written out.
+    Raises `CorruptChunk` if it is none of the schema, or if it would take more than `bytes_max` when it is decompressed
+    or, as far as its bytes are not those of its values, when each value is written out.
     """
     layout = check_sizes(payload, records, compressed=compressed, bytes_max=bytes_max)
+    nulls_bytes = check_types(layout, known.schema)
+    check_written(layout, nulls_bytes, compressed=compressed, bytes_max=bytes_max)
     if not compressed:
         check_body(payload[layout.body_at :], layout)
 
@@ -56,9 +66,9 @@ def check_sizes(payload: memoryview, records: int, *, compressed: bool, bytes_ma
     return layout
 
 
-def check_written(layout: Layout, null_bytes: int, *, compressed: bool, bytes_max: int) -> None:
+def check_written(layout: Layout, nulls_bytes: int, *, compressed: bool, bytes_max: int) -> None:
     """Check what values take when each is written out, and beyond that nulls, which the schema decides."""
-    written_bytes = layout.written_bytes + null_bytes
+    written_bytes = layout.written_bytes + nulls_bytes
     room = bytes_max if compressed else max(bytes_max, _BITS * layout.body_bytes)
     if written_bytes > room:
         raise CorruptChunk(
@@ -67,6 +77,40 @@ def check_written(layout: Layout, null_bytes: int, *, compressed: bool, bytes_ma
             expanded_bytes=written_bytes,
             limit=room,
         )
+
+
+def check_types(layout: Layout, schema: pa.Schema) -> int:
+    """Check that the nodes are those of the schema. Returns what its nulls take beyond a byte for each.
+
+    Raises `CorruptChunk`.
+    """
+    if len(layout.columns) != len(schema):
+        raise no_payload(f"{len(layout.columns)} columns, the schema has {len(schema)}")
+    return sum(_check_type(node, kind) for node, kind in zip(layout.columns, schema.types, strict=True))
+
+
+def _check_type(node: Node, kind: pa.DataType) -> int:
+    kind = storage_of(kind)
+    if node.kind is Kind.NULL:
+        return node.length * (null_bytes(kind) - 1)
+    if node.kind is not kind_of(kind) or (
+        (node.kind is Kind.FIXED and node.size * _BITS != kind.bit_width)
+        or (node.kind is Kind.FIXED_LIST and node.size != kind.list_size)
+        or (node.kind is Kind.STRUCT and len(node.fields) != kind.num_fields)
+    ):
+        raise no_payload(f"a node of kind {node.kind.name} where the schema has {kind}")
+    beyond = sum(map(_check_type, node.fields, within(kind))) if node.fields else 0
+    if types.is_map(kind):
+        (entries,) = node.fields
+        _refuse_nulls(entries, kind)
+        if entries.fields and not types.is_null(storage_of(kind.key_type)):
+            _refuse_nulls(entries.fields[0], kind)
+    return beyond
+
+
+def _refuse_nulls(node: Node, kind: pa.DataType) -> None:
+    if (node.kind is Kind.NULL and node.length) or node.validity is not None:
+        raise no_payload(f"nulls among the keys or entries of {kind}")
 
 
 def check_body(body: memoryview, layout: Layout) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
 from kera.core.errors import CorruptChunk
-from kera.core.lean.check import check, check_body, check_sizes, check_written, numbers
-from kera.core.lean.encode import SCHEMAS_KEPT, is_lean
-from kera.core.lean.kinds import kind_of, null_bytes, storage_of, within
+from kera.core.lean.check import check, check_body, check_sizes, check_types, check_written, numbers
+from kera.core.lean.kinds import Known, known_of, storage_of
 from kera.core.lean.layout import (
     BYTES,
     LARGE,
-    NESTED,
     WITH_PLACES,
     Kind,
     Node,
@@ -53,16 +51,13 @@ def decode(
         layout = read_layout(view, records, compressed=compressed, body_bytes_max=bytes_max)
     else:
         layout = check_sizes(view, records, compressed=compressed, bytes_max=bytes_max)
+    # Also of a payload that is trusted: Arrow ends the process over some that are none of the schema.
+    check_written(layout, check_types(layout, schema), compressed=compressed, bytes_max=bytes_max)
     body = payload.slice(layout.body_at)
     if codec is not None:
         body = _decompressed(body, codec, layout.body_bytes)
     if not trusted:
         check_body(memoryview(body), layout)
-    if len(layout.columns) != len(schema):
-        raise no_payload(f"{len(layout.columns)} columns, the schema has {len(schema)}")
-    if not trusted:
-        beyond = sum(_null_bytes(node, field.type) for node, field in zip(layout.columns, schema, strict=True))
-        check_written(layout, beyond, compressed=compressed, bytes_max=bytes_max)
     try:  # of a payload that is trusted, Arrow itself may see what is wrong
         columns = [_array(node, field.type, body) for node, field in zip(layout.columns, schema, strict=True)]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -73,39 +68,6 @@ def decode(
     return batch
 
 
-class Known(NamedTuple):
-    """What is remembered of a schema, which is kept: to compare schemas costs more than all else of this."""
-
-    schema: pa.Schema
-    type: Any
-    """See `native.lean_type`."""
-    ruled: tuple[int, ...]
-    """Columns whose values are not all that their bytes could be: decimals, times of a day, keys of maps."""
-
-
-_known: dict[int, Known] = {}
-
-
-def known_of(schema: pa.Schema) -> Known:
-    """What is known of a schema."""
-    known = _known.get(id(schema))
-    if known is None:
-        if len(_known) >= SCHEMAS_KEPT:
-            _known.clear()
-        found = native.lean_type(schema) if native is not None and is_lean(schema) else None
-        ruled = tuple(column for column, kind in enumerate(schema.types) if _has_rules(kind))
-        known = _known[id(schema)] = Known(schema, found, ruled)
-    return known
-
-
-def _has_rules(kind: pa.DataType) -> bool:
-    kind = storage_of(kind)
-    if types.is_decimal(kind) or types.is_time(kind) or types.is_date64(kind) or types.is_map(kind):
-        return True
-    found = kind_of(kind)
-    return found is not None and found in NESTED and any(map(_has_rules, within(kind)))
-
-
 def _by_native(
     payload: pa.Buffer, schema: pa.Schema, records: int, bytes_max: int, *, trusted: bool
 ) -> pa.RecordBatch | None:
@@ -114,7 +76,7 @@ def _by_native(
     if known.type is None:
         return None
     if not trusted:
-        check(memoryview(payload), records, compressed=False, bytes_max=bytes_max)
+        check(memoryview(payload), known, records, compressed=False, bytes_max=bytes_max)
     batch = native.decode_in_place(payload, known.type, schema, records, bytes_max, import_batch)  # type: ignore[union-attr]
     if batch is not None and not trusted:
         validate(batch, known)
@@ -154,18 +116,7 @@ def _decompressed(body: pa.Buffer, codec: str, size: int) -> pa.Buffer:
 def written_bytes(payload: pa.Buffer, schema: pa.Schema, records: int) -> int:
     """What the values take when each is written out, of a payload without compression that can be decoded."""
     layout = read_layout(memoryview(payload), records, compressed=False, body_bytes_max=0)
-    beyond = sum(_null_bytes(node, field.type) for node, field in zip(layout.columns, schema, strict=True))
-    return layout.written_bytes + beyond
-
-
-def _null_bytes(node: Node, kind: pa.DataType) -> int:
-    """What nulls take beyond a byte for each, where they are all of a node."""
-    if node.kind is Kind.NULL:
-        return node.length * (null_bytes(kind) - 1)
-    if not node.fields:
-        return 0
-    kinds = within(storage_of(kind))  # if they are others, the payload is none of the schema
-    return sum(_null_bytes(each, of) for each, of in zip(node.fields, kinds, strict=False))
+    return layout.written_bytes + check_types(layout, schema)
 
 
 def _array(node: Node, kind: pa.DataType, body: pa.Buffer) -> pa.Array:
@@ -173,39 +124,29 @@ def _array(node: Node, kind: pa.DataType, body: pa.Buffer) -> pa.Array:
         return pa.ExtensionArray.from_storage(kind, _array(node, storage_of(kind), body))
     if node.kind is Kind.NULL:
         return pa.nulls(node.length, kind)
-    if node.kind is not kind_of(kind):
-        raise _mismatch(node, kind)
     children, buffers = _children(node, kind, body), [_buffer(body, node.validity)]
     if node.kind in WITH_PLACES:
         buffers.append(_offsets(node, body))
         if node.kind in BYTES:
             buffers.append(_buffer(body, node.data))
     elif node.kind not in (Kind.STRUCT, Kind.FIXED_LIST):
-        buffers.append(_values(node, kind, body))
+        buffers.append(_values(node, body))
     nulls = 0 if node.validity is None else -1
     return pa.Array.from_buffers(kind, node.length, buffers, nulls, 0, children)
 
 
 def _children(node: Node, kind: pa.DataType, body: pa.Buffer) -> list[pa.Array] | None:
     if node.kind is Kind.STRUCT:
-        if len(node.fields) != kind.num_fields:
-            raise _mismatch(node, kind)
         return [_array(each, kind.field(at).type, body) for at, each in enumerate(node.fields)]
     if not node.fields:
         return None
     (within,) = node.fields
     if types.is_map(kind):
-        if within.kind is not Kind.STRUCT or within.validity is not None:
-            raise _mismatch(node, kind)
         return [_array(within, pa.struct([kind.key_field, kind.item_field]), body)]
-    if node.kind is Kind.FIXED_LIST and node.size != kind.list_size:
-        raise _mismatch(node, kind)
     return [_array(within, kind.value_type, body)]
 
 
-def _values(node: Node, kind: pa.DataType, body: pa.Buffer) -> pa.Buffer:
-    if node.kind is Kind.FIXED and node.size * 8 != kind.bit_width:
-        raise _mismatch(node, kind)
+def _values(node: Node, body: pa.Buffer) -> pa.Buffer:
     if node.encoding == Values.PLAIN:
         return _buffer(body, node.values)
     if node.encoding == Values.ONE:
@@ -231,7 +172,3 @@ def _offsets(node: Node, body: pa.Buffer) -> pa.Buffer:
 
 def _buffer(body: pa.Buffer, place: Place | None) -> Any:
     return None if place is None else body.slice(place.at, place.bytes)
-
-
-def _mismatch(node: Node, kind: pa.DataType) -> CorruptChunk:
-    return no_payload(f"a node of kind {node.kind.name} where the schema has {kind}")

@@ -15,13 +15,12 @@ from pyarrow import types
 
 from kera.core.errors import CorruptChunk, InvalidArgument
 from kera.core.lean.check import check_sizes, check_written
-from kera.core.lean.kinds import kind_of, null_bytes, storage_of, within
+from kera.core.lean.kinds import kind_of, null_bytes
 from kera.core.lean.layout import (
     BYTES,
     ENCODING_SHIFT,
     LARGE,
     LISTS,
-    NESTED,
     NODES_BYTES_MAX,
     VALIDITY,
     WITH_DELTAS,
@@ -39,29 +38,8 @@ PACKED_VALUES_MAX = 1024
 """A column of more is left as it is, for readers to have it in place."""
 ONE_TIME = -1
 """See `encode_completed`."""
-SCHEMAS_KEPT = 256
 _TIME = DEFAULT_SCHEMA.field("timestamp").type
 _LENGTHS_1_MAX, _LENGTHS_2_MAX = (1 << 8) - 1, (1 << 16) - 1
-
-_known: dict[int, tuple[pa.Schema, bool]] = {}
-
-
-def is_lean(schema: pa.Schema) -> bool:
-    """Whether there are lean payloads of a schema: not of views, unions, runs and dictionaries."""
-    known = _known.get(id(schema))
-    if known is None:  # by the schema itself, which is kept: to compare schemas costs more than all else of this
-        if len(_known) >= SCHEMAS_KEPT:
-            _known.clear()
-        known = _known[id(schema)] = schema, all(map(_is_lean, schema.types))
-    return known[1]
-
-
-def _is_lean(kind: pa.DataType) -> bool:
-    kind = storage_of(kind)
-    found = kind_of(kind)
-    if found is None:
-        return False
-    return found not in NESTED or all(map(_is_lean, within(kind)))
 
 
 def encode(batch: pa.RecordBatch, codec: str | None, *, bytes_max: int) -> bytes | None:

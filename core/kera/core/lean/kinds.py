@@ -1,11 +1,16 @@
-"""Which kind of node Arrow's types are."""
+"""Which kind of node Arrow's types are, and what is known of a schema."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import types
 
-from kera.core.lean.layout import LARGE, WIDTHS, WITH_PLACES, Kind
+from kera.core.lean.layout import LARGE, NESTED, WIDTHS, WITH_PLACES, Kind
+from kera.core.native import native
+
+SCHEMAS_KEPT = 256
 
 _BITS = 8
 _VIEW_BYTES = 16
@@ -63,3 +68,60 @@ def null_bytes(kind: pa.DataType) -> int:
     if found is None:
         return _VIEW_BYTES
     return 1 if found in (Kind.NULL, Kind.BITS) else max(1, kind.bit_width // _BITS)
+
+
+class Known(NamedTuple):
+    """What is remembered of a schema, which is kept: to compare schemas costs more than checking a payload.
+
+    The native core looks at `type` by its place.
+    """
+
+    schema: pa.Schema
+    type: Any
+    """See `native.lean_type`. None: the native core is not there, or knows no such payloads."""
+    is_lean: bool
+    """Whether there are lean payloads of the schema: not of views, unions, runs and dictionaries."""
+    ruled: tuple[int, ...]
+    """Columns with rules about values beside their bytes: decimals, times of a day, keys of maps."""
+
+
+_known: dict[int, Known] = {}
+
+
+def known_of(schema: pa.Schema) -> Known:
+    """What is known of a schema."""
+    known = _known.get(id(schema))
+    if known is None:
+        if len(_known) >= SCHEMAS_KEPT:
+            _known.clear()
+        known = _known[id(schema)] = learn(schema)
+    return known
+
+
+def learn(schema: pa.Schema) -> Known:
+    """The same, for a caller that keeps it."""
+    lean = all(map(_is_lean, schema.types))
+    found = native.lean_type(schema) if native is not None and lean else None
+    ruled = tuple(column for column, kind in enumerate(schema.types) if _has_rules(kind))
+    return Known(schema, found, lean, ruled)
+
+
+def is_lean(schema: pa.Schema) -> bool:
+    """Whether there are lean payloads of a schema: not of views, unions, runs and dictionaries."""
+    return known_of(schema).is_lean
+
+
+def _is_lean(kind: pa.DataType) -> bool:
+    kind = storage_of(kind)
+    found = kind_of(kind)
+    if found is None:
+        return False
+    return found not in NESTED or all(map(_is_lean, within(kind)))
+
+
+def _has_rules(kind: pa.DataType) -> bool:
+    kind = storage_of(kind)
+    if types.is_decimal(kind) or types.is_time(kind) or types.is_date64(kind) or types.is_map(kind):
+        return True
+    found = kind_of(kind)
+    return found is not None and found in NESTED and any(map(_has_rules, within(kind)))

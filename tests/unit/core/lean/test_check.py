@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from kera.core.errors import CorruptChunk
-from kera.core.lean.check import RECORDS_WITHOUT_BYTES, check
+from kera.core.lean.check import RECORDS_WITHOUT_BYTES
 from kera.core.lean.layout import ENCODING_SHIFT, Kind, Places, Values, put_prefix, put_varint
+from tests.unit.core.lean import support
 
 pytestmark = pytest.mark.usefixtures("either_core")
 
@@ -20,7 +21,7 @@ ONE = Values.ONE << ENCODING_SHIFT
 
 def checked(nodes: bytes, body: bytes, records: int) -> None:
     whole = put_prefix(nodes, 0, compressed=False) + body
-    check(memoryview(whole), records, compressed=False, bytes_max=BYTES_MAX)
+    support.checked(whole, records, bytes_max=BYTES_MAX)
 
 
 def offsets(*numbers: int) -> bytes:

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from kera.core.errors import CorruptChunk
-from kera.core.lean import decode, encode
-from kera.core.lean.layout import ENCODING_SHIFT, Kind, Values, put_prefix
+from kera.core.lean import check, decode, encode, known_of
+from kera.core.lean.layout import ENCODING_SHIFT, VALIDITY, Kind, Places, Values, put_prefix, put_varint
 
 BYTES_MAX = 1 << 20
 
@@ -115,3 +115,76 @@ def test_values_that_the_type_does_not_have_are_refused(kind: pa.DataType, value
     payload = put_prefix(bytes([one]) + value, 0, compressed=False)
     with pytest.raises(CorruptChunk, match="none of the schema"):
         decoded(payload, pa.schema([("a", kind)]))
+
+
+MAP = pa.map_(pa.string(), pa.int8())
+ENTRIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.int8())]))
+HUGE = pa.list_(pa.list_(pa.int8(), 1 << 30), 1 << 30)
+
+
+def with_nulls(made: pa.Array, kind: pa.DataType) -> tuple[bytes, pa.Schema]:
+    """The payload of lists that look like maps, and the schema that says they are."""
+    payload = encode(batch(made), None, bytes_max=BYTES_MAX)
+    assert payload is not None
+    return payload, pa.schema([("c0", kind)])
+
+
+def validity_of_all(key: int) -> bytes:
+    """Two maps of one pair each, with bits that say of each key that it is there."""
+    nodes = [
+        Kind.LIST | Places.SAME << ENCODING_SHIFT,
+        2,
+        Kind.STRUCT,
+        2,
+        key | VALIDITY | Values.ONE << ENCODING_SHIFT,
+    ]
+    return put_prefix(bytes([*nodes, 7, Kind.FIXED_1 | Values.ONE << ENCODING_SHIFT, 1]), 0, compressed=False) + b"\x03"
+
+
+NUMBERS = pa.schema([("c0", pa.map_(pa.int8(), pa.int8()))])
+NULLS_IN_MAPS = {
+    "a key": with_nulls(pa.array([[{"key": None, "value": 1}], [{"key": "a", "value": 2}]], ENTRIES), MAP),
+    "all keys": with_nulls(pa.array([[{"key": None, "value": 1}], [{"key": None, "value": 2}]], ENTRIES), MAP),
+    "an entry": with_nulls(pa.array([[None], [{"key": "a", "value": 2}]], ENTRIES), MAP),
+    "all entries": with_nulls(pa.array([[None], [None]], ENTRIES), MAP),
+    "bits that say there is none": (validity_of_all(Kind.FIXED_1), NUMBERS),
+    "a key in a list": with_nulls(pa.array([[[{"key": None, "value": 1}]], []], pa.list_(ENTRIES)), pa.list_(MAP)),
+    "a key in a value": with_nulls(
+        pa.array(
+            [[{"key": 1, "value": [{"key": None, "value": 1}]}], []],
+            pa.list_(pa.struct([("key", pa.int8()), ("value", ENTRIES)])),
+        ),
+        pa.map_(pa.int8(), MAP),
+    ),
+}
+
+
+@pytest.mark.usefixtures("either_core")
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("case", NULLS_IN_MAPS)
+def test_a_map_with_null_keys_or_entries_is_refused_before_arrow_ends_the_process(case: str, trusted: bool) -> None:
+    payload, schema = NULLS_IN_MAPS[case]
+    with pytest.raises(CorruptChunk, match="nulls among the keys or entries"):
+        decode(pa.py_buffer(payload), schema, records=2, codec=None, bytes_max=BYTES_MAX, trusted=trusted)
+    with pytest.raises(CorruptChunk, match="nulls among the keys or entries"):
+        check(memoryview(payload), known_of(schema), 2, compressed=False, bytes_max=BYTES_MAX)
+
+
+@pytest.mark.usefixtures("either_core")
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_null_that_takes_more_than_any_memory_is_refused(trusted: bool) -> None:
+    schema = pa.schema([("c0", HUGE)])
+    for nodes in ([Kind.NULL], [Kind.FIXED_LIST, *put_varint(1 << 30), Kind.NULL]):
+        payload = put_prefix(bytes(nodes), 0, compressed=False)
+        with pytest.raises(CorruptChunk):
+            decode(pa.py_buffer(payload), schema, records=1, codec=None, bytes_max=BYTES_MAX, trusted=trusted)
+        with pytest.raises(CorruptChunk):
+            check(memoryview(payload), known_of(schema), 1, compressed=False, bytes_max=BYTES_MAX)
+
+
+@pytest.mark.usefixtures("either_core")
+@pytest.mark.parametrize("within", [[Kind.NULL], [Kind.STRUCT, 2, Kind.NULL, Kind.NULL]], ids=["entries", "keys"])
+def test_a_writer_may_write_nulls_for_the_keys_of_maps_that_are_all_empty(within: list[int]) -> None:
+    nodes = bytes([Kind.LIST | Places.SAME << ENCODING_SHIFT, 0, *within])
+    payload = put_prefix(nodes, 0, compressed=False)
+    assert decoded(payload, pa.schema([("c0", MAP)])).to_pydict() == {"c0": [[], []]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kera.core.errors import CorruptChunk
-from kera.core.lean.check import check
 from kera.core.lean.layout import (
     DEPTH_MAX,
     ENCODING_SHIFT,
@@ -18,6 +17,7 @@ from kera.core.lean.layout import (
     put_varint,
     read_layout,
 )
+from tests.unit.core.lean.support import checked
 
 pytestmark = pytest.mark.usefixtures("either_core")
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_is_refused(nodes: bytes, body_bytes: int, says: str) -> 
     with pytest.raises(CorruptChunk, match=says):
         read_layout(whole, 3, compressed=False, body_bytes_max=BYTES_MAX)
     with pytest.raises(CorruptChunk, match=says):
-        check(memoryview(whole), 3, compressed=False, bytes_max=BYTES_MAX)
+        checked(whole, 3, bytes_max=BYTES_MAX)
 
 
 @pytest.mark.parametrize("size", range(8))
@@ -99,7 +99,7 @@ def test_a_payload_that_is_cut_short_is_refused(size: int) -> None:
     with pytest.raises(CorruptChunk):
         read_layout(whole[:size], 3, compressed=False, body_bytes_max=BYTES_MAX)
     with pytest.raises(CorruptChunk):
-        check(memoryview(whole[:size]), 3, compressed=False, bytes_max=BYTES_MAX)
+        checked(whole[:size], 3, bytes_max=BYTES_MAX)
 
 
 @pytest.mark.parametrize("number", [0, 1, 127, 128, 300, 1 << 20, (1 << 40) - 1])

@@ -10,10 +10,10 @@ import org.apache.arrow.vector.types.pojo.Field;
  *
  * @param kind null: of this type a lean payload can only have nulls
  * @param width bytes of a value, of an offset, or values of each list of a fixed size
- * @param entries whether it is what is in a map, which cannot be null
+ * @param neverNull whether it is the entries of a map, or their keys: Arrow has no nulls there
  * @param fields what is within
  */
-record LeanField(Kind kind, int width, boolean entries, List<LeanField> fields) {
+record LeanField(Kind kind, int width, boolean neverNull, List<LeanField> fields) {
     private static final int VIEW_BYTES = 16;
 
     /** The place of each is its number in the format. */
@@ -26,30 +26,36 @@ record LeanField(Kind kind, int width, boolean entries, List<LeanField> fields) 
         return of(field, false);
     }
 
-    private static LeanField of(Field field, boolean entries) {
+    private static LeanField of(Field field, boolean neverNull) {
         ArrowType type = field.getType();
-        boolean map = type instanceof ArrowType.Map;
-        List<LeanField> fields = field.getChildren().stream().map(each -> of(each, map)).toList();
+        List<LeanField> fields = type instanceof ArrowType.Map
+                ? List.of(entries(field.getChildren().get(0)))
+                : field.getChildren().stream().map(LeanField::of).toList();
         return switch (type.getTypeID()) {
-            case Null -> new LeanField(Kind.NULL, 1, entries, fields);
-            case Bool -> new LeanField(Kind.BITS, 1, entries, fields);
-            case Int, FloatingPoint, Decimal, Date, Time, Timestamp, Duration, Interval -> number(type, entries);
+            case Null -> new LeanField(Kind.NULL, 1, false, fields);
+            case Bool -> new LeanField(Kind.BITS, 1, neverNull, fields);
+            case Int, FloatingPoint, Decimal, Date, Time, Timestamp, Duration, Interval -> number(type, neverNull);
             case FixedSizeBinary ->
-                new LeanField(Kind.FIXED, ((ArrowType.FixedSizeBinary) type).getByteWidth(), entries, fields);
-            case Binary -> new LeanField(Kind.BINARY, Integer.BYTES, entries, fields);
-            case Utf8 -> new LeanField(Kind.TEXT, Integer.BYTES, entries, fields);
-            case LargeBinary -> new LeanField(Kind.LARGE_BINARY, Long.BYTES, entries, fields);
-            case LargeUtf8 -> new LeanField(Kind.LARGE_TEXT, Long.BYTES, entries, fields);
-            case List, Map -> new LeanField(Kind.LIST, Integer.BYTES, entries, fields);
-            case LargeList -> new LeanField(Kind.LARGE_LIST, Long.BYTES, entries, fields);
+                new LeanField(Kind.FIXED, ((ArrowType.FixedSizeBinary) type).getByteWidth(), neverNull, fields);
+            case Binary -> new LeanField(Kind.BINARY, Integer.BYTES, neverNull, fields);
+            case Utf8 -> new LeanField(Kind.TEXT, Integer.BYTES, neverNull, fields);
+            case LargeBinary -> new LeanField(Kind.LARGE_BINARY, Long.BYTES, neverNull, fields);
+            case LargeUtf8 -> new LeanField(Kind.LARGE_TEXT, Long.BYTES, neverNull, fields);
+            case List, Map -> new LeanField(Kind.LIST, Integer.BYTES, neverNull, fields);
+            case LargeList -> new LeanField(Kind.LARGE_LIST, Long.BYTES, neverNull, fields);
             case FixedSizeList ->
-                new LeanField(Kind.FIXED_LIST, ((ArrowType.FixedSizeList) type).getListSize(), entries, fields);
-            case Struct -> new LeanField(Kind.STRUCT, 1, entries, fields);
-            default -> new LeanField(null, VIEW_BYTES, entries, fields);
+                new LeanField(Kind.FIXED_LIST, ((ArrowType.FixedSizeList) type).getListSize(), neverNull, fields);
+            case Struct -> new LeanField(Kind.STRUCT, 1, neverNull, fields);
+            default -> new LeanField(null, VIEW_BYTES, neverNull, fields);
         };
     }
 
-    private static LeanField number(ArrowType type, boolean entries) {
+    private static LeanField entries(Field field) {
+        LeanField key = of(field.getChildren().get(0), true);
+        return new LeanField(Kind.STRUCT, 1, true, List.of(key, of(field.getChildren().get(1))));
+    }
+
+    private static LeanField number(ArrowType type, boolean neverNull) {
         int width = TypeLayout.getTypeLayout(type).getBufferLayouts().get(1).getTypeBitWidth() / Byte.SIZE;
         Kind kind = switch (width) {
             case 1 -> Kind.FIXED_1;
@@ -59,6 +65,6 @@ record LeanField(Kind kind, int width, boolean entries, List<LeanField> fields) 
             case 16 -> Kind.FIXED_16;
             default -> Kind.FIXED;
         };
-        return new LeanField(kind, width, entries, List.of());
+        return new LeanField(kind, width, neverNull, List.of());
     }
 }

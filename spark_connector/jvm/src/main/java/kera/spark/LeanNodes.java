@@ -61,8 +61,11 @@ final class LeanNodes {
             throw body.corrupt("nulls with an encoding");
         }
         boolean matches = none || field.kind() != null && field.kind().ordinal() == kind;
-        if (!matches || field.entries() && (none || bits)) {
+        if (!matches) {
             throw body.corrupt("a node of kind " + kind + " where the schema has " + field.kind());
+        }
+        if (field.neverNull() && (bits || none && count > 0)) {
+            throw body.corrupt("nulls among the keys or entries of a map");
         }
         if (none) {
             nulls(field, count);
