@@ -7,11 +7,10 @@ or records of them. Between entries there is no order, as between partitions.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Self, get_args
+from typing import Self, get_args
 
 import pyarrow as pa
 
@@ -22,7 +21,7 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.committed import report_cursors
-from kera.client.consuming.data_frames import DecodedTable
+from kera.client.consuming.data_frames import ReadsTables, Rows
 from kera.client.consuming.decoding import DecodedRecords, Decoding, MakeDecoding
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.one_by_one import OneByOne
@@ -30,21 +29,16 @@ from kera.client.consuming.open_chunk import OpenChunk
 from kera.client.consuming.records import records_of
 from kera.client.consuming.start_and_end import End, Start, first_records, ranges_to_read
 from kera.client.positions import Places, Positions, check_place
-from kera.client.serializers.choosing import DeserializerLike
 from kera.client.settings import ConsumerSettings
 from kera.client.types import Record, StreamDescription
 from kera.core.errors import ClosedError, InvalidArgument, KeraError
 from kera.core.ids import EntryId, Position
 
-if TYPE_CHECKING:
-    import pandas
-    import polars
-
 LOOKED_UP_AT_ONCE_MAX = 64
 """Streams: of ten thousand, one after the other would take half a minute."""
 
 
-class Consumer(DecodedRecords):
+class Consumer(DecodedRecords, ReadsTables):
     """Reads streams from a start on. Made by `Client.consumer`; use it as an async context manager.
 
     ``async for record in consumer`` gives records as Python values; ``async for batch in consumer.batches()`` gives
@@ -234,81 +228,23 @@ class Consumer(DecodedRecords):
         if batches and not self._closed:
             self._chunks.give_back(batches)
 
-    async def to_arrow(self) -> pa.Table:
-        """All that is left up to `end`, as a table of the stream's columns, in memory of its own.
-
-        Raises `InvalidArgument` for a consumer of several streams, or without an `end`, and what `batches` does.
-        """
-        chunks: list[ChunkBatch] = []
-        stream = await self._only_stream()
-        async with self._all_or_none():
-            while (chunk := await self._next_of_table()) is not None:
-                chunks.append(chunk)
-        parts = [pa.Table.from_batches([], stream.schema)]
-        parts += [pa.Table.from_batches([chunk.batch]) for chunk in chunks]
-        return pa.concat_tables(parts, promote_options="default")
-
-    async def to_pandas(
-        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
-    ) -> pandas.DataFrame:
-        """The same as a data frame of pandas, which has to be installed.
-
-        With deserializers, which are those of `Client.consumer`, the column `value` has what they make of the bytes,
-        and a column `key` the primary key. Raises `CannotDecode`, too (the setting ``undecodable_records``).
-        """
-        decoded = await self._decoded(deserializer, key_deserializer)
-        return (await self.to_arrow()).to_pandas() if decoded is None else decoded.to_pandas()
-
-    async def to_polars(
-        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
-    ) -> polars.DataFrame:
-        """The same as a data frame of polars, which has to be installed. Deserializers are as those of `to_pandas`."""
-        import polars  # noqa: PLC0415 - only who asks for it needs it
-
-        decoded = await self._decoded(deserializer, key_deserializer)
-        if decoded is not None:
-            return decoded.to_polars()
-        return polars.from_arrow(await self.to_arrow())  # type: ignore[return-value]  # a table is a frame
-
-    async def _decoded(self, deserializer: DeserializerLike, key_deserializer: DeserializerLike) -> DecodedTable | None:
-        """All that is left up to `end`; None without deserializers."""
-        decoding = None if self._make_decoding is None else self._make_decoding(deserializer, key_deserializer)
-        if decoding is None:
-            return None
-        decoded = DecodedTable(decoding)
-        await self._only_stream()
-        async with self._all_or_none():
-            while (chunk := await self._next_of_table()) is not None:
-                stream = self._chunks.streams[chunk.entry.stream_id]
-                await decoded.add(chunk.batch, records_of(chunk, stream), stream)
-        return decoded
-
-    @contextlib.asynccontextmanager
-    async def _all_or_none(self) -> AsyncIterator[None]:
-        """What does not come as a whole was not delivered."""
-        before = dict(self._positions)
-        try:
-            yield
-        except BaseException:
-            self._positions.update(before)
-            raise
-
-    async def _only_stream(self) -> StreamDescription:
-        """What a table is of. Raises `InvalidArgument` for a consumer of several streams, or without an `end`."""
+    async def _all_left(self) -> AsyncGenerator[Rows, None]:
         if len(self._names) > 1 or self._end is None:
             raise InvalidArgument("a table is of one stream, and of a consumer with an end: end='latest', or positions")
         await self.start()
         (stream,) = self._chunks.streams.values()
-        return stream
-
-    async def _next_of_table(self) -> ChunkBatch | None:
-        """The next chunk, copied: the rest of one that was begun as records comes first."""
-        if self._open.chunk is not None:
-            return self._rest(self._open.chunk)
-        chunk = await self._chunk_in_turn(copied=True)
-        if chunk is not None:
-            self._positions[chunk.entry] = chunk.next
-        return chunk
+        before = dict(self._positions)
+        try:
+            yield Rows(pa.RecordBatch.from_pylist([], stream.schema), iter(()), stream)
+            chunk = None if self._open.chunk is None else self._rest(self._open.chunk)
+            while (chunk := chunk or await self._chunk_in_turn(copied=True)) is not None:
+                self._positions[chunk.entry] = chunk.next
+                stream = self._chunks.streams[chunk.entry.stream_id]
+                yield Rows(chunk.batch, records_of(chunk, stream), stream)
+                chunk = None
+        except BaseException:
+            self._positions.update(before)  # nothing was given out
+            raise
 
     def _each_record(self) -> AsyncIterator[Record]:
         return self._records

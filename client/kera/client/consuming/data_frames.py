@@ -1,18 +1,21 @@
-"""Data frames of records whose values and keys were deserialized.
+"""All that a consumer has left, as a table or a data frame: of columns as they are stored, or of deserialized values.
 
-The columns of the stream stay as they are, but for `value`, which has what the deserializer made; a key deserializer
-adds `key`, the primary key, before `keys`. Records that cannot be read are left out or raise, as in a loop over records
-(the setting ``undecodable_records``).
+With deserializers the columns of the stream stay as they are, but for `value`, which has what the deserializer made; a
+key deserializer adds `key`, the primary key, before `keys`. Records that cannot be read are left out or raise, as in a
+loop over records (the setting ``undecodable_records``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from kera.client.consuming.decoding import Decoding
+from kera.client.consuming.decoding import Decoding, MakeDecoding
+from kera.client.serializers.choosing import DeserializerLike
 from kera.client.types import Record, StreamDescription
 from kera.core.errors import InvalidArgument
 from kera.core.schema import DEFAULT_SCHEMA
@@ -22,8 +25,71 @@ if TYPE_CHECKING:
     import polars
 
 
+class Rows(NamedTuple):
+    """Rows of a stream, once as columns and once as records."""
+
+    batch: pa.RecordBatch
+    records: Iterator[Record]
+    stream: StreamDescription
+
+
+class ReadsTables(ABC):
+    """What consumers with an end have of tables."""
+
+    _make_decoding: MakeDecoding | None
+
+    @abstractmethod
+    def _all_left(self) -> AsyncGenerator[Rows, None]:
+        """All that is left up to the end, in memory of its own; the first rows are none, of the stream's columns.
+
+        A caller that does not come to the end has got nothing, as far as `positions` and commits say. Raises
+        `InvalidArgument` where that is no table.
+        """
+
+    async def to_arrow(self) -> pa.Table:
+        """All that is left up to `end`, as a table of the stream's columns, in memory of its own.
+
+        Raises `InvalidArgument` for a consumer without an `end`, or of streams that make no table (a plain consumer of
+        several, an ordered one of streams with different columns), and what `batches` does; then nothing was given out.
+        """
+        async with contextlib.aclosing(self._all_left()) as left:
+            parts = [pa.Table.from_batches([rows.batch]) async for rows in left]
+        return pa.concat_tables(parts, promote_options="default")
+
+    async def to_pandas(
+        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
+    ) -> pandas.DataFrame:
+        """The same as a data frame of pandas, which has to be installed.
+
+        With deserializers, which are those of `Client.consumer`, the column `value` has what they make of the bytes,
+        and a column `key` the primary key. Raises `CannotDecode`, too (the setting ``undecodable_records``).
+        """
+        decoded = await self._decoded(deserializer, key_deserializer)
+        return (await self.to_arrow()).to_pandas() if decoded is None else decoded.to_pandas()
+
+    async def to_polars(
+        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
+    ) -> polars.DataFrame:
+        """The same as a data frame of polars, which has to be installed. Deserializers are as those of `to_pandas`."""
+        import polars  # noqa: PLC0415 - only who asks for it needs it
+
+        decoded = await self._decoded(deserializer, key_deserializer)
+        return polars.DataFrame(await self.to_arrow()) if decoded is None else decoded.to_polars()
+
+    async def _decoded(self, deserializer: DeserializerLike, key_deserializer: DeserializerLike) -> DecodedTable | None:
+        """None without deserializers."""
+        decoding = None if self._make_decoding is None else self._make_decoding(deserializer, key_deserializer)
+        if decoding is None:
+            return None
+        decoded = DecodedTable(decoding)
+        async with contextlib.aclosing(self._all_left()) as left:
+            async for rows in left:
+                await decoded.add(rows)
+        return decoded
+
+
 class DecodedTable:
-    """Rows of a stream, with columns of Python values. Batches are added in the order of the rows."""
+    """Rows with columns of Python values. They are added in their order."""
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
@@ -31,11 +97,12 @@ class DecodedTable:
         self._columns: dict[str, list[Any]] = {name: [] for name in ("value", "key") if decoding.reads(name)}
         """Of Python values, by name."""
 
-    async def add(self, batch: pa.RecordBatch, records: Iterable[Record], stream: StreamDescription) -> None:
-        """Rows of a stream, once as columns and once as records.
+    async def add(self, rows: Rows) -> None:
+        """Deserialize rows.
 
         Raises `CannotDecode`, what looking up schemas raises, and `InvalidArgument` for a stream with columns.
         """
+        batch, records, stream = rows
         if stream.typed:
             raise InvalidArgument(
                 f"stream {stream.name!r} has columns, which a data frame gets as they are: leave the deserializer out",

@@ -7,34 +7,28 @@ epochs: so whoever goes on from there has the same epochs again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import pyarrow as pa
 
-from kera.client.consuming.data_frames import DecodedTable
+from kera.client.consuming.data_frames import ReadsTables, Rows
 from kera.client.consuming.decoding import DecodedRecords, Decoding, MakeDecoding
 from kera.client.consuming.one_by_one import OneByOne
 from kera.client.epochs.epoch import require_times
 from kera.client.epochs.reader import Epochs
 from kera.client.epochs.sorting import OrderedBatch, OrderedRows
-from kera.client.serializers.choosing import DeserializerLike
 from kera.client.types import Record
 from kera.core.errors import ClosedError, InvalidArgument
 from kera.core.ids import EntryId, Position
-
-if TYPE_CHECKING:
-    import pandas
-    import polars
 
 BATCH_ROWS_MAX = 65_536
 RECORDS_AT_ONCE = 2_048
 """Are made when the first of them is asked for: of a whole epoch there may be millions."""
 
 
-class OrderedConsumer(DecodedRecords):
+class OrderedConsumer(DecodedRecords, ReadsTables):
     """Reads streams in the order of time. Made by `Client.ordered_consumer`; use it as an async context manager.
 
     ``async for record in consumer`` gives records as Python values; ``async for batch in consumer.batches()`` gives the
@@ -173,69 +167,20 @@ class OrderedConsumer(DecodedRecords):
         self._rows = None
         self._delivered = self._behind
 
-    async def to_arrow(self) -> pa.Table:
-        """All that is left up to `end`, as a table of the streams' columns.
-
-        Raises `InvalidArgument` for a consumer without an `end`, or of streams with different columns, and what
-        `batches` does; then nothing was given out.
-        """
-        await self._start_table()
-        streams = list(self._epochs.streams().values())
-        if any(stream.schema != streams[0].schema for stream in streams):
-            raise InvalidArgument("the streams have different columns: their rows cannot be put into one table")
-        parts = [pa.Table.from_batches([], streams[0].schema)]
-        async with self._all_or_none():
-            while (batch := await self._next_batch()) is not None:
-                parts.append(pa.Table.from_batches([batch.batch]))
-        return pa.concat_tables(parts, promote_options="default")
-
-    async def to_pandas(
-        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
-    ) -> pandas.DataFrame:
-        """The same as a data frame of pandas, which has to be installed.
-
-        With deserializers, which are those of `Client.consumer`, the column `value` has what they make of the bytes,
-        and a column `key` the primary key. Raises `CannotDecode`, too (the setting ``undecodable_records``).
-        """
-        decoded = await self._decoded(deserializer, key_deserializer)
-        return (await self.to_arrow()).to_pandas() if decoded is None else decoded.to_pandas()
-
-    async def to_polars(
-        self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
-    ) -> polars.DataFrame:
-        """The same as a data frame of polars, which has to be installed. Deserializers are as those of `to_pandas`."""
-        import polars  # noqa: PLC0415 - only who asks for it needs it
-
-        decoded = await self._decoded(deserializer, key_deserializer)
-        if decoded is not None:
-            return decoded.to_polars()
-        return polars.from_arrow(await self.to_arrow())  # type: ignore[return-value]  # a table is a frame
-
-    async def _decoded(self, deserializer: DeserializerLike, key_deserializer: DeserializerLike) -> DecodedTable | None:
-        """All that is left up to `end`; None without deserializers."""
-        decoding = None if self._make_decoding is None else self._make_decoding(deserializer, key_deserializer)
-        if decoding is None:
-            return None
-        decoded = DecodedTable(decoding)
-        await self._start_table()
-        async with self._all_or_none():
-            while (batch := await self._next_batch()) is not None:
-                await decoded.add(batch.batch, batch.records(), batch.stream)
-        return decoded
-
-    async def _start_table(self) -> None:
+    async def _all_left(self) -> AsyncGenerator[Rows, None]:
         if not self._is_bounded:
             raise InvalidArgument("a table is of a consumer with an end: end='latest', or the number of an epoch")
         await self.start()
-
-    @contextlib.asynccontextmanager
-    async def _all_or_none(self) -> AsyncIterator[None]:
-        """What does not come as a whole was not delivered."""
+        first, *others = self._epochs.streams().values()
+        if any(stream.schema != first.schema for stream in others):
+            raise InvalidArgument("the streams have different columns: their rows cannot be put into one table")
         before = self._delivered
         try:
-            yield
+            yield Rows(pa.RecordBatch.from_pylist([], first.schema), iter(()), first)
+            while (batch := await self._next_batch()) is not None:
+                yield Rows(batch.batch, batch.records(), batch.stream)
         except BaseException:
-            self._delivered = before
+            self._delivered = before  # nothing was given out
             raise
 
     def _each_record(self) -> AsyncIterator[Record]:
