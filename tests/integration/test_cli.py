@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -248,6 +249,20 @@ def test_lines_may_wait_for_a_latency_target(kera: Kera, stream: str) -> None:
     )
     assert "latency_target_ms is 0" in kera.fails(2, "produce", stream, "--latency-target", "0ms", stdin=b"c\n")
     assert kera("consume", stream, "--from", "earliest", "--until-end") == b"a\nb\n"
+
+
+def test_lines_with_keys_go_where_kafka_s_clients_would_put_them(kera: Kera, stream: str) -> None:
+    placed = f"{stream}-placed"
+    kera("stream", "create", placed, "--streamlets", "7")
+    keys = [f"key-{number}" for number in range(50)]
+    lines = "".join(f"{key}:value\n" for key in keys).encode()
+    kera("produce", placed, "-K", ":", "--partitioner", "consistent_random", stdin=lines)
+    consumed = kera("consume", placed, "--from", "earliest", "--until-end", "--json").splitlines()
+    found = {record["key"]: record["streamlet"] for record in map(json.loads, consumed)}
+    assert found == {key: zlib.crc32(key.encode()) % 7 for key in keys}
+    kera("stream", "delete", placed, "--yes")
+    refused = kera.run("produce", placed, "--partitioner", "murmur3", stdin=b"").stderr.decode()
+    assert all(name in refused for name in ("murmur3", "crc32c", "murmur2_random", "consistent_random"))
 
 
 def test_keys_go_in_and_formats_come_out(kera: Kera, stream: str) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kera.client.sync import Client
+from kera.core.key_hashes import murmur2
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.command_line import run_kera
@@ -55,6 +56,27 @@ def rides(count: int, first: int = 0) -> pa.Table:
             "at": pa.array([1_700_000_000_000_000 + n for n in numbers], pa.timestamp("us", tz="UTC")),
         }
     )
+
+
+def test_a_copy_places_keys_as_it_is_told_and_stays_with_that(tmp_path: Path, client: Client, copy: Any) -> None:
+    path = tmp_path / "placed.jsonl"
+    path.write_text("".join(f'{{"key": "key-{number}", "value": "v"}}\n' for number in range(100)))
+    made = ("--create", "--streamlets", "5", "--partitioner", "murmur2_random")
+
+    code, said = copy(str(path), "kera:placed", *made)
+
+    assert code == 0, said
+    assert "note: records go where their keys say (partitioner murmur2_random)" in said
+    for streamlet, stored in records(client, "placed").items():
+        assert stored
+        assert all((murmur2(record.key) & 0x7FFFFFFF) % 5 == streamlet for record in stored)
+    code, said = copy(str(path), "kera:placed")
+    assert code == 1
+    assert "go on with --partitioner murmur2_random" in said
+    assert copy(str(path), "kera:placed", *made)[0] == 0
+    code, said = copy("kera:placed", str(tmp_path / "out.jsonl"), "--partitioner", "crc32c")
+    assert code == 2
+    assert "--partitioner has no effect: only a stream as the target takes it" in said
 
 
 def test_files_of_parquet_become_a_stream_and_a_file_again(tmp_path: Path, client: Client, copy: Any) -> None:

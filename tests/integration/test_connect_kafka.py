@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Record
+from kera.client.producing.partitioner import PARTITIONERS, partition_by_key, streamlet_of
 from kera.client.sync import Client
 from kera.connect.errors import SourceChanged
 from kera.connect.kafka.source import TopicSource
@@ -420,3 +422,27 @@ def test_a_killed_copy_whose_records_the_topic_has_removed_goes_on_if_they_were_
     assert code == 0, said
     values = [int(record.value or b"") for record in records(client, "removed-later")[0]]
     assert values == list(range(15))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "name"), [({}, "consistent_random"), ({"partitioner": "murmur2_random"}, "murmur2_random")]
+)
+def test_keys_are_placed_where_a_real_client_places_them(kafka: Kafka, settings: dict[str, Any], name: str) -> None:
+    """`settings` are librdkafka's; without any, it has the default."""
+    partitions, chance, partitioner = 7, random.Random(7), PARTITIONERS[name]
+    topic = kafka.make_topic(f"placed-{name}", partitions)
+    keys = [chance.randbytes(chance.randrange(1, 40)) for _ in range(1000)]
+    keys += [b""] * partitioner.takes_empty
+    producer = kafka.producer(**settings)
+    for number, key in enumerate(keys):
+        producer.produce(topic, b"%d" % number, key=key)
+    assert producer.flush(30) == 0
+
+    read = kafka.read(topic, partitions)
+    placed = {int(message.value()): partition for partition, messages in read.items() for message in messages}
+
+    assert placed == {number: streamlet_of(key, partitions, partitioner) for number, key in enumerate(keys)}
+    batch = pa.record_batch({"number": range(len(keys))})
+    parts = partition_by_key(batch, pa.array(keys, pa.binary()), partitions, 0, partitioner).parts()
+    assert placed == {number: streamlet for streamlet, rows in parts for number in rows["number"].to_pylist()}

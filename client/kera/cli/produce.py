@@ -12,6 +12,7 @@ import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._durations import parse_duration_ms
+from kera.cli._partitioner import PARTITIONER_OPTION, PartitionerChoice
 from kera.cli._run import UsageError, run_async
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def produce(
         metavar="TIME",
         help="Within which time to have records acknowledged, such as 50ms: as far as it allows, they wait for more.",
     ),
+    partitioner: PartitionerChoice | None = PARTITIONER_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Send each line of standard input as a record.
@@ -61,7 +63,7 @@ def produce(
     headers = [_header(text) for text in header or ()]
     if key_separator == "":
         raise UsageError("--key-separator must not be empty")
-    options: dict[str, Any] = {"durability": durability}
+    options: dict[str, Any] = {"durability": durability, "partitioner": partitioner}
     if latency_target is not None:
         options["latency_target_ms"] = parse_duration_ms(latency_target, name="--latency-target")
     run_async(_produce(bootstrap, stream, key_separator, headers, as_json, options))

@@ -1,13 +1,17 @@
-"""`kera.cli.connect`: how one is told how a copy goes."""
+"""`kera.cli.connect`: options, and what is told of how a copy goes."""
 
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 
+from kera.cli._partitioner import PARTITIONER_OPTION, PartitionerChoice
 from kera.cli.connect import _telling
 from kera.cli.connect._telling import Bar, JsonLines, Lines, Teller, teller
+from kera.client.producing.partitioner import PARTITIONERS
+from kera.client.settings import PartitionerName
 from kera.connect.pieces import Progress
 from kera.connect.planning.rates import Rates
 
@@ -79,3 +83,11 @@ def test_who_is_told_depends_on_what_is_asked_for_and_on_the_terminal(monkeypatc
 def test_a_copy_that_has_not_begun_can_be_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     Lines().ended(None, "stopped")
     assert capsys.readouterr().err == "stopped\n"
+
+
+# --- where keys go -----------------------------------------------------------------------------------------
+
+
+def test_the_command_line_has_the_partitioners_that_producers_have() -> None:
+    assert [*PartitionerChoice] == [*get_args(PartitionerName)] == [*PARTITIONERS]
+    assert all(name in PARTITIONER_OPTION.help for name in PARTITIONERS)

@@ -7,6 +7,7 @@ import pytest
 
 from kera.client import Client
 from kera.client.producing.appender import Appender, AppendResult
+from kera.client.producing.partitioner import PARTITIONERS, streamlet_of
 from kera.client.settings import ClientSettings
 from kera.core.chunk import ARROW_VERSION, LEAN_VERSION
 from kera.core.errors import (
@@ -205,11 +206,20 @@ async def test_rows_are_split_as_a_producer_splits_them(make_cluster: MakeCluste
 
     parts = dict(made.split(batch, keyless=3))
 
-    from kera.client.producing.partitioner import streamlet_of
-
     for streamlet, some in parts.items():
         for row in some.to_pylist():
             assert streamlet == (3 if row["keys"] is None else streamlet_of(row["keys"][0], 4))
+    client = Client(cluster)  # type: ignore[arg-type]
+    as_java = await client.appender(
+        "s", producer_id=NAME, producer_epoch=1, chunk_bytes_max=4096, partitioner="murmur2_random"
+    )
+    for each in (as_java, as_java.at_epoch(2)):
+        for streamlet, some in each.split(batch, keyless=3):
+            for row in some.to_pylist():
+                decided = row["keys"] and streamlet_of(row["keys"][0], 4, PARTITIONERS["murmur2_random"])
+                assert streamlet == (3 if decided is None else decided)
+    with pytest.raises(InvalidArgument, match="one of crc32c, murmur2_random, consistent_random"):
+        await client.appender("s", producer_id=NAME, producer_epoch=1, chunk_bytes_max=4096, partitioner="murmur3")  # type: ignore[arg-type]
     assert sum(some.num_rows for some in parts.values()) == 50
     assert dict(made.split(batch.slice(0, 0), keyless=3)) == {}
 

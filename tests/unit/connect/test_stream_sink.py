@@ -69,8 +69,8 @@ def rows(*values: bytes) -> pa.RecordBatch:
     return pa.record_batch({"value": pa.array(values, pa.binary())})
 
 
-def writer(chunks: Chunks, journal: Journal, source: str = "topic t") -> RoundWriter:
-    return RoundWriter(chunks, journal, run="me", source=source, by_number=True)
+def writer(chunks: Chunks, journal: Journal, source: str = "topic t", partitioner: str = "crc32c") -> RoundWriter:
+    return RoundWriter(chunks, journal, run="me", source=source, by_number=True, partitioner=partitioner)
 
 
 async def begun(chunks: Chunks, journal: Journal) -> RoundWriter:
@@ -121,6 +121,15 @@ async def test_another_source_or_another_stream_is_another_copy() -> None:
         await writer(chunks, journal, "topic u").begin()
     chunks.stream.stream_id = 8
     with pytest.raises(CopyMismatch, match="deleted and made anew"):
+        await writer(chunks, journal).begin()
+
+
+async def test_a_copy_goes_on_with_the_partitioner_that_it_began_with() -> None:
+    chunks, journal = Chunks(), Journal()
+    await writer(chunks, journal, partitioner="murmur2_random").begin()
+    await writer(chunks, journal, partitioner="murmur2_random").begin()
+
+    with pytest.raises(CopyMismatch, match="places keys by murmur2_random, not by crc32c: go on with --partitioner m"):
         await writer(chunks, journal).begin()
 
 

@@ -15,6 +15,7 @@ from kera.cli._client import BOOTSTRAP_OPTION, connected, is_given
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._partitioner import PARTITIONER_OPTION, PartitionerChoice
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import parse_size
 from kera.cli._table import table
@@ -56,6 +57,7 @@ def copy(
     subject: str | None = typer.Option(
         None, "--subject", metavar="SUBJECT", help="Subject of that schema in the registry. Default: STREAM-value."
     ),
+    partitioner: PartitionerChoice | None = PARTITIONER_OPTION,
     follow: bool = typer.Option(False, "--follow", "-f", help="Do not end; wait for new records and copy them."),
     begin: Begin = typer.Option(
         Begin.EARLIEST, "--from", help="Where a new copy begins: with the oldest record, or the next new one."
@@ -92,6 +94,7 @@ def copy(
         time=time,
         value=value,
         subject=subject,
+        partitioner=partitioner,
         follow=follow,
         from_latest=begin is Begin.LATEST,
         file_format=file_format,

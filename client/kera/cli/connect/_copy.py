@@ -201,12 +201,14 @@ def make_sink(end: End, name: str, options: CopyOptions, clients: dict[str, Clie
     """The target of a copy; nothing is connected yet, but for the cluster."""
     match end:
         case StreamEnd():
+            from kera.client import ProducerSettings
             from kera.connect.streams.sink import Creation, StreamSink
 
             # With encoded values, key and time are those of records, and no columns of the stream.
             columns = (None, None) if options.value is not None else (options.key, options.time)
             created = Creation(options.streamlets, *columns) if options.create else None
-            return StreamSink(clients[_cluster(end, options)], end.stream, name, created)
+            partitioner = ProducerSettings.load(partitioner=options.partitioner).partitioner
+            return StreamSink(clients[_cluster(end, options)], end.stream, name, created, partitioner=partitioner)
         case TopicEnd():
             with extra("kafka"):
                 import confluent_kafka  # noqa: F401 - see whether it is there

@@ -61,6 +61,12 @@ def _column(options: CopyOptions, _source: End, target: End) -> Reason:
     return "it is for a stream that the copy creates: with --create, or with --value for records of any stream"
 
 
+def _partitioner(_options: CopyOptions, _source: End, target: End) -> Reason:
+    if isinstance(target, StreamEnd):
+        return None
+    return "only a stream as the target takes it; the file of --kafka-config takes that of a topic"
+
+
 def _value(_options: CopyOptions, _source: End, target: End) -> Reason:
     return None if isinstance(target, StreamEnd) else "only a stream as the target takes encoded values"
 
@@ -112,6 +118,7 @@ RULES: dict[str, tuple[str, Rule]] = {
     "streamlets": ("--streamlets", _streamlets),
     "key": ("--key", _column),
     "time": ("--time", _column),
+    "partitioner": ("--partitioner", _partitioner),
     "value": ("--value", _value),
     "subject": ("--subject", _subject),
     "follow": ("--follow", _follow),

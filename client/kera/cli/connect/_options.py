@@ -34,6 +34,8 @@ class CopyOptions:
     time: str | None = None
     value: ValueFormat | None = None
     subject: str | None = None
+    partitioner: str | None = None
+    """Of a copy into a stream; None: the setting of producers."""
     follow: bool = False
     from_latest: bool = False
     file_format: str | None = None

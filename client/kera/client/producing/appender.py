@@ -113,6 +113,7 @@ class Appender:
             chunk_bytes_max=self.chunk_bytes_max,
             lean=self._lean,
             cut_at_epochs=self._cuts,
+            partitioner=self._partitioner.name,
         )
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -32,7 +32,9 @@ from kera.connect.pieces import Place, Span
 from kera.core.errors import invariant
 
 VERSION = 2
-"""2 has digests of spans, and the producer's epoch; rounds of version 1 can be read."""
+"""2 has digests of spans, the producer's epoch and the partitioner; rounds of version 1 can be read."""
+DEFAULT_PARTITIONER = "crc32c"
+"""Of rounds that name none."""
 FIRST_EPOCH = 1
 
 
@@ -78,6 +80,8 @@ class Round:
     """The producer epoch of its chunks: grows with each round that is abandoned."""
     records: int = 0
     """Rows of this round and all before it."""
+    partitioner: str = DEFAULT_PARTITIONER
+    """How keys decide streamlets: the same in all rounds, so that rows are split again as they were."""
 
     def encode(self) -> bytes:
         """As the journal has it."""
@@ -90,6 +94,7 @@ class Round:
                 "stream_id": self.stream_id,
                 "records": self.records,
                 "epoch": self.epoch,
+                "partitioner": self.partitioner,
                 "places": dict(self.places),
                 "sequences": {str(streamlet): sequence for streamlet, sequence in self.sequences.items()},
                 "pieces": [
@@ -121,6 +126,7 @@ class Round:
                 stream_id=_whole(found["stream_id"]),
                 records=_whole(found["records"]),
                 epoch=_whole(found.get("epoch", FIRST_EPOCH)),
+                partitioner=str(found.get("partitioner", DEFAULT_PARTITIONER)),
                 places=dict(found["places"]),
                 sequences={int(streamlet): _whole(sequence) for streamlet, sequence in found["sequences"].items()},
                 pieces=tuple(

@@ -13,9 +13,18 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from kera.client import AppendResult, Client, StreamDescription
+from kera.client.settings import PartitionerName
 from kera.connect.errors import CopyElsewhere, CopyMismatch, SourceChanged
 from kera.connect.pieces import Piece, Place, Progress, Source, Span
-from kera.connect.planning.rounds import FIRST_EPOCH, Planned, Round, Written, abandoned, next_round
+from kera.connect.planning.rounds import (
+    DEFAULT_PARTITIONER,
+    FIRST_EPOCH,
+    Planned,
+    Round,
+    Written,
+    abandoned,
+    next_round,
+)
 from kera.connect.planning.slicing import ends_of_slices, slices, slices_needed
 from kera.connect.records import is_default
 from kera.connect.streams.journal import Journal, open_journal, producer_id
@@ -62,11 +71,21 @@ class Creation(NamedTuple):
 class RoundWriter:
     """Appends rounds: what is the same for any cluster and any source."""
 
-    def __init__(self, chunks: Chunks, journal: Journal, *, run: str, source: str, by_number: bool) -> None:
-        """`by_number`: pieces that say where they are to be are put there."""
+    def __init__(
+        self,
+        chunks: Chunks,
+        journal: Journal,
+        *,
+        run: str,
+        source: str,
+        by_number: bool,
+        partitioner: str = DEFAULT_PARTITIONER,
+    ) -> None:
+        """`by_number`: pieces that say where they are to be are put there. `partitioner`: how `chunks` splits rows."""
         self._chunks = chunks
         self._journal = journal
         self._by_number = by_number
+        self._partitioner = partitioner
         self._last = Round(-1, run, source, chunks.stream.stream_id)
         self._run = run
         self._source = source
@@ -80,7 +99,7 @@ class RoundWriter:
         last = await self._journal.last()
         stream = self._chunks.stream
         if last is None:
-            last = Round(0, self._run, self._source, stream.stream_id)
+            last = Round(0, self._run, self._source, stream.stream_id, partitioner=self._partitioner)
             await self._journal.add(last)
         if last.source != self._source:
             raise CopyMismatch(
@@ -91,6 +110,11 @@ class RoundWriter:
                 f"stream {stream.name!r} is not the one that the copy has written to: it was deleted and made anew."
                 " kera connect forget has the copy begin anew, too",
                 stream=stream.name,
+            )
+        if last.partitioner != self._partitioner:
+            raise CopyMismatch(
+                f"the copy of this name places keys by {last.partitioner}, not by {self._partitioner}: go on with"
+                f" --partitioner {last.partitioner}, or copy anew, with another --name and into another stream"
             )
         self._last = last
         self._chunks = self._chunks.at_epoch(last.epoch)
@@ -247,8 +271,16 @@ def _changed(span: Span, rows: int) -> SourceChanged:
 class StreamSink:
     """See `kera.connect.pieces.Sink`."""
 
-    def __init__(self, client: Client, stream: str, name: str, creation: Creation | None) -> None:
-        """`name`: of the copy. `creation`: None if the stream has to be there."""
+    def __init__(
+        self,
+        client: Client,
+        stream: str,
+        name: str,
+        creation: Creation | None,
+        *,
+        partitioner: PartitionerName = "crc32c",
+    ) -> None:
+        """`name`: of the copy. `creation`: None if the stream has to be there. `partitioner`: that of producers."""
         self.shown = f"stream {stream}"
         self.piece_bytes = SLICE_BYTES
         self.notes: list[str] = []
@@ -256,6 +288,7 @@ class StreamSink:
         self._stream = stream
         self._name = name
         self._creation = creation
+        self._partitioner: PartitionerName = partitioner
         self._may_shrink = False
         self._writer: RoundWriter | None = None
 
@@ -271,17 +304,23 @@ class StreamSink:
             producer_epoch=FIRST_EPOCH,
             chunk_bytes_max=PAYLOAD_BYTES_MAX,
             cut_at_epochs=False,  # the journal says how many chunks there are; epochs may be others when it is read
+            partitioner=self._partitioner,
         )
         by_number = source.streamlets == streamlets
-        if source.streamlets and not by_number:
-            self.notes.append(
-                f"{source.shown} has {source.streamlets} parts, the stream {streamlets} streamlets: records go where"
-                " their keys say, and only those with the same key stay in order"
-            )
+        note = _note_of_placing(source, streamlets, self._partitioner)
+        if note:
+            self.notes.append(note)
         self.piece_bytes = min(PIECE_BYTES_MAX, SLICE_BYTES * streamlets)
         self._may_shrink = source.may_shrink
         run = secrets.token_hex(8)
-        self._writer = RoundWriter(chunks, journal, run=run, source=source.identity, by_number=by_number)
+        self._writer = RoundWriter(
+            chunks,
+            journal,
+            run=run,
+            source=source.identity,
+            by_number=by_number,
+            partitioner=self._partitioner,
+        )
         return await self._writer.begin()
 
     async def _described(self, source: Source) -> StreamDescription:
@@ -352,6 +391,21 @@ def _check_created(stream: StreamDescription, creation: Creation) -> None:
                 " copy into another stream",
                 option=option,
             )
+
+
+def _note_of_placing(source: Source, streamlets: int, partitioner: str) -> str:
+    """Where the records go; empty: there is one place only."""
+    if streamlets == 1:
+        return ""
+    if source.streamlets == streamlets:
+        return f"part p of {source.shown} goes to streamlet p, whatever the keys are"
+    by_key = f"records go where their keys say (partitioner {partitioner})"
+    if source.streamlets:
+        return (
+            f"{source.shown} has {source.streamlets} parts, the stream {streamlets} streamlets: {by_key}, and only"
+            " those with the same key stay in order"
+        )
+    return by_key
 
 
 def _check_columns(source: Source, stream: StreamDescription) -> None:
