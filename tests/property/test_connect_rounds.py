@@ -73,6 +73,9 @@ class Chunks:
         self.stream: Any = SimpleNamespace(name="s", stream_id=7, config=SimpleNamespace(streamlets=STREAMLETS))
         self.chunk_bytes_max = 64  # four rows a slice
 
+    def at_epoch(self, producer_epoch: int) -> Chunks:  # noqa: ARG002 - the store knows one writer
+        return self
+
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
 

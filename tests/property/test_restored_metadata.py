@@ -180,7 +180,7 @@ class Restored(RuleBasedStateMachine):
         for one in stream.assignments:
             here = self.world.launches[one.broker_id].node.engine.streams.get(stream.stream_id)
             newest = max(schema.schema_id for schema in stream.schemas)
-            assert newest in here.schema_ids, f"broker {one.broker_id} does not go by what {known} is now"
+            assert newest in here.schemas, f"broker {one.broker_id} does not go by what {known} is now"
 
     def name_of(self, known: Known) -> str:
         return str(self.coordinator.state.catalog.with_id(known.stream_id).name)

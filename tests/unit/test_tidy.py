@@ -745,11 +745,12 @@ def oversized(text: str) -> list[str]:
     for node in parsed(text).body:
         if isinstance(node, ast.ClassDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
-            methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+            functions = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+            methods = sum(not each.name.startswith("_") for each in functions)
             if length > CLASS_LINES_MAX:
                 found.append(f"class {node.name} of {length} lines")
             if methods > METHODS_MAX:
-                found.append(f"class {node.name} of {methods} methods")
+                found.append(f"class {node.name} of {methods} public methods")
     return found
 
 
@@ -763,7 +764,7 @@ def callbacks_set_from_outside(text: str) -> list[str]:
     [
         ("\n" * 501, ["module of 501 lines"]),
         ("class A:\n" + "    x = 1\n" * 400, ["class A of 401 lines"]),
-        ("class A:\n" + "    def f(self): ...\n    x = 1\n" * 26, ["class A of 26 methods"]),
+        ("class A:\n" + "    def f(self): ...\n    x = 1\n" * 26, ["class A of 26 public methods"]),
         ("class A:\n" + "    def f(self): ...\n    x = 1\n" * 25, []),
     ],
     ids=["module", "class", "methods", "as large as it may be"],

@@ -219,7 +219,7 @@ class People:
                 records = int((record - bounds.first_record) * share)
                 if share and records:
                     query = ChunkQuery(streamlet, entry, bounds.start, bounds.end, records_max=records)
-                    ((position, record, _),) = await client.locate(STREAM, [query])
+                    ((position, record, *_),) = await client.locate(STREAM, [query])
                 to.append(position)
                 removed[streamlet, entry] = max(record, removed.get((streamlet, entry), 0))
             await client.admin.truncate_stream(STREAM, {streamlet: to})
