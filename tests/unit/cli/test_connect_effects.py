@@ -44,6 +44,7 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any], Has]] = {
     "streamlets": (3, {"create": True}, lambda _, target: target in STREAMS | {"topic"}),
     "key": ("k", {"create": True}, lambda _, target: target in STREAMS),
     "time": ("t", {"value": ValueFormat.JSON}, lambda _, target: target in STREAMS),
+    "partitioner": ("murmur2_random", {}, lambda _, target: target in STREAMS),
     "value": (ValueFormat.AVRO, {}, lambda _, target: target in STREAMS),
     "subject": ("orders", {"value": ValueFormat.AVRO}, lambda _, target: target in STREAMS),
     "follow": (True, {}, lambda source, target: "file" not in {source, target}),
