@@ -12,6 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -314,6 +315,30 @@ def fill(kera: Kera, numbers: range, streamlet: int) -> None:
             await producer.send_batch(kera.stream, pa.record_batch({"value": values}), streamlet=streamlet)
 
     asyncio.run(send())
+
+
+def test_a_name_that_does_not_exist_is_told_with_the_one_that_was_meant(kera: Kera, stream: str) -> None:
+    assert kera.fails(1, "stream", "describe", stream[:-1] + "z").endswith(f"; did you mean {stream!r}?")
+    kera("group", "reset", "name-meant", stream, "--to", "latest", "--yes")
+    assert kera.fails(1, "group", "describe", "name-meand").endswith("; did you mean 'name-meant'?")
+
+
+def test_internal_streams_are_hidden_and_journals_deleted_with_their_streams(kera: Kera, tmp_path: Path) -> None:
+    (tmp_path / "lines.jsonl").write_text('{"value": "a"}\n')
+    journal = f"_connect.{kera.stream}"
+    kera("connect", "copy", str(tmp_path / "lines.jsonl"), f"kera:{kera.stream}", "--create", "--name", kera.stream)
+    assert journal not in [each["name"] for each in kera.json("stream", "list")]
+    assert journal in [each["name"] for each in kera.json("stream", "list", "--internal")]
+    (streamlet,) = kera.json("stream", "describe", kera.stream)["streamlets"]
+    assert [(entry["first_offset"], entry["end_offset"]) for entry in streamlet["entries"]] == [(0, 1)]
+
+    deleted = kera("stream", "delete", kera.stream, "--yes").decode()
+
+    assert deleted.splitlines() == [
+        f"deleted {kera.stream}",
+        f"deleted {journal}, the journal of copy {kera.stream} into {kera.stream}",
+    ]
+    assert journal not in kera("stream", "list", "--internal").decode()
 
 
 def test_json_of_one_stream_can_be_put_into_another(kera: Kera, stream: str) -> None:

@@ -15,6 +15,8 @@ import typer
 from kera.cli import _contexts
 from kera.cli._contexts import BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE, Context
 from kera.cli._run import UsageError
+from kera.core.errors import InvalidArgument, KeraError, UnknownStream
+from kera.core.spelling import closest
 
 if TYPE_CHECKING:
     from kera.client import Client
@@ -146,8 +148,26 @@ async def _connected(
     client = await Client.connect(bootstrap, loaded, runtime=runtime)
     try:
         yield client
+    except (UnknownStream, InvalidArgument) as error:
+        raise await _with_name_meant(client, error) from error
     finally:
         await client.close()
+
+
+async def _with_name_meant(client: Client, error: KeraError) -> KeraError:
+    """The error, with the name of a stream or consumer group that was most likely meant, if one is like it."""
+    stream, group = (error.attributes.get(name) for name in ("stream", "consumer_group"))
+    with contextlib.suppress(KeraError):  # who may not list names gets the error as it is
+        if isinstance(error, UnknownStream) and error.message == f"there is no stream {stream!r}":
+            known = {each.name for each in await client.admin.list_streams()}
+        elif error.message == f"there is no consumer group {group!r}":
+            known = {each.consumer_group for each in await client.admin.consumer_groups()}
+        else:
+            return error
+        meant = closest(str(stream or group), known)
+        if meant is not None:
+            return type(error)(f"{error.message}; did you mean {meant!r}?", **error.attributes)
+    return error
 
 
 Connect = Callable[..., contextlib.AbstractAsyncContextManager[Any]]

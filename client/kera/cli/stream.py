@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -18,11 +19,13 @@ from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._schema_files import arrow_schema_of
 from kera.cli._sizes import format_size, parse_size
+from kera.cli._stream_document import stream_document
 from kera.cli._table import fields, format_time, plural, table
+from kera.core.errors import KeraError, UnknownStream
 from kera.core.push import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
-    from kera.client import EntryBounds, Position, StreamConfig, StreamDescription
+    from kera.client import Client, EntryBounds, Position, StreamConfig, StreamDescription
 
 app = Commands(help="Create, list, describe, alter, truncate and delete streams.", no_args_is_help=True)
 
@@ -146,17 +149,24 @@ async def _create(bootstrap: str, name: str, arguments: dict[str, Any]) -> None:
 
 
 @app.command("list")
-def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
-    """List all streams."""
-    run_async(_list(bootstrap, output))
+def list_(
+    internal: bool = typer.Option(
+        False, "--internal", help="With the streams that KerA keeps for itself, whose names begin with _."
+    ),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """List streams."""
+    run_async(_list(bootstrap, output, internal=internal))
 
 
-async def _list(bootstrap: str, output: Output) -> None:
+async def _list(bootstrap: str, output: Output, *, internal: bool) -> None:
     async with connected(bootstrap) as client:
         streams = await client.admin.list_streams()
-    streams = sorted(streams, key=lambda stream: stream.name)
+    shown = (stream for stream in streams if internal or not stream.name.startswith("_"))
+    streams = sorted(shown, key=lambda stream: stream.name)
     if output.is_document:
-        show_document([_to_json(stream) for stream in streams], output)
+        show_document([stream_document(stream) for stream in streams], output)
         return
     if not streams:
         print("no streams", file=sys.stderr)
@@ -190,7 +200,7 @@ async def _describe(bootstrap: str, name: str, output: Output) -> None:
         stream = await client.describe(name)
         bounds = await client.bounds(name)
     if output.is_document:
-        show_document(_to_json(stream, bounds), output)
+        show_document(stream_document(stream, bounds), output)
         return
     config = stream.config
     pairs: list[tuple[str, object]] = [
@@ -216,8 +226,8 @@ async def _describe(bootstrap: str, name: str, output: Output) -> None:
         "BROKER",
         "ENTRY",
         "RECORDS",
-        "FIRST",
-        "NEXT",
+        "FIRST OFFSET",
+        "END OFFSET",
         "SIZE",
         "HEAD (GROUP/SEGMENT+OFFSET)",
     )
@@ -448,53 +458,31 @@ async def _truncate(bootstrap: str, name: str, place: tuple[Position, int, int] 
 
 @app.command()
 def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
-    """Delete a stream and all its records."""
+    """Delete a stream and all its records, with what copies into it have noted of their progress."""
     confirm(f"deleting {name}", f"Delete {name} and all its records?", yes=yes)
     run_async(_delete(bootstrap, name))
-    print(f"deleted {name}")
 
 
 async def _delete(bootstrap: str, name: str) -> None:
+    from kera.connect.streams.journal import journal_stream
+
     async with connected(bootstrap) as client:
+        copies = await _copies_into(client, name)
         await client.admin.delete_stream(name)
+        print(f"deleted {name}")
+        for copy in copies:
+            with contextlib.suppress(UnknownStream):  # somebody else was faster
+                await client.admin.delete_stream(journal_stream(copy))
+            print(f"deleted {journal_stream(copy)}, the journal of copy {copy} into {name}")
 
 
-def _to_json(stream: StreamDescription, bounds: dict[int, list[EntryBounds]] | None = None) -> dict[str, Any]:
-    """`stream` as JSON; with `bounds`, also what each entry holds."""
-    import dataclasses
+async def _copies_into(client: Client, name: str) -> list[str]:
+    """The copies whose journals say nothing without the stream; none if their journals cannot be read."""
+    from kera.connect.streams.journal import journals_of
 
-    document: dict[str, Any] = {
-        "name": stream.name,
-        "stream_id": stream.stream_id,
-        "created_us": stream.created_us,
-        "created_by": stream.created_by,
-        "config": dataclasses.asdict(stream.config),
-        "typed": stream.typed,
-        "schema_id": stream.schema_id,
-        "schema": [
-            {"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in stream.schema
-        ],
-        "key_column": stream.key_column,
-        "timestamp_column": stream.timestamp_column,
-        "streamlets": [
-            {
-                "streamlet": streamlet,
-                "broker_id": assignment.broker_id,
-                "broker_epoch": assignment.broker_epoch,
-            }
-            for streamlet, assignment in sorted(stream.assignments.items())
-        ],
-    }
-    if bounds is not None:
-        for streamlet in document["streamlets"]:
-            streamlet["entries"] = [
-                {
-                    "first_record": bound.first_record,
-                    "next_record": bound.next_record,
-                    "length_bytes": bound.length_bytes,
-                    "start": bound.start._asdict(),
-                    "end": bound.end._asdict(),
-                }
-                for bound in bounds.get(streamlet["streamlet"], [])
-            ]
-    return document
+    stream = await client.admin.describe_stream(name)
+    try:
+        return sorted(await journals_of(client, stream.stream_id))
+    except KeraError as error:
+        print(f"kera: warning: journals of copies into {name} are kept: {error.message}", file=sys.stderr)
+        return []
