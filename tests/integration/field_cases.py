@@ -82,6 +82,9 @@ def _group_step(theirs: Theirs) -> consumer_group.GroupStep:
         finished=False,
         next_record=3,
         told=[consumer_group.RecordRange(first_record=1, end_record=2)],
+        part=1,
+        split=theirs.at,
+        split_record=3,
     )
 
 
@@ -110,6 +113,8 @@ def _round(theirs: Theirs) -> Message:
         ],
         wait_ms=WAIT_MS,
         ended=[_group_step(theirs)],
+        splits=True,
+        in_order=True,
     )
 
 

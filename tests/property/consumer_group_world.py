@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
 from kera.coordinator.consumer_groups.members import leases_of
-from kera.coordinator.consumer_groups.progress import key_of, position_of
+from kera.coordinator.consumer_groups.progress import GroupId, StreamletProgress, key_of, position_of
 from kera.coordinator.consumer_groups.requests import StreamShape
 from kera.core.turns import at_once
 from kera.v1 import common_pb2
@@ -52,10 +52,12 @@ class FakeMember:
     """A consumer that does what the protocol says, and remembers what it has been told."""
 
     member_id: str
-    held: dict[tuple[int, int, int], messages.GroupLease] = field(default_factory=dict)
+    held: dict[GroupId, messages.GroupLease] = field(default_factory=dict)
     looks: list[messages.Look] = field(default_factory=list)
     consumed: int = 0
     busy_ms: int = 0
+    splits: bool = False
+    in_order: bool = False
 
 
 class World:
@@ -66,12 +68,18 @@ class World:
         self.groups: dict[int, list[TrueGroup]] = {0: [], 1: []}
         self.next_id = {0: 1, 1: 1}
         self.members: dict[str, FakeMember] = {}
-        self.processed: dict[tuple[int, int], int] = {}
-        """(Streamlet, group) → up to where it was committed."""
+        self.processed: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+        """(Streamlet, group) → how often each of its records was committed."""
         self.written: Counter[tuple[int, int]] = Counter()
         """Records of each (streamlet, entry)."""
         self.began: dict[tuple[int, int], int] = {}
         """(Streamlet, entry) → the record with which the consumer group began."""
+        self.splitting: set[str] = set()
+        """The members that understand parts of groups."""
+        self.in_order = False
+        """All members want entries in order."""
+        self.exact = True
+        """No member that understands no parts has read groups again of which others had done parts."""
         self.told: Counter[tuple[int, int]] = Counter()
         """(Streamlet, entry) → how many records the consumer group was told are lost."""
 
@@ -110,7 +118,8 @@ class World:
     # -- members -----------------------------------------------------------------------------------------------
 
     def join(self, member_id: str) -> FakeMember:
-        return self.members.setdefault(member_id, FakeMember(member_id))
+        splits = member_id in self.splitting
+        return self.members.setdefault(member_id, FakeMember(member_id, splits=splits, in_order=self.in_order))
 
     def request(self, member: FakeMember, steps: list[messages.GroupStep]) -> messages.ConsumeRoundRequest:
         request = messages.ConsumeRoundRequest(
@@ -123,6 +132,8 @@ class World:
             groups_max=100,
             stream_ids=[STREAM_ID],
             steps=steps,
+            splits=member.splits,
+            in_order=member.in_order,
         )
         for look in member.looks:
             after = look.after_group_id
@@ -157,12 +168,13 @@ class World:
     def steps(self, member: FakeMember, share: float) -> list[messages.GroupStep]:
         """What a member has done since: a share of what is left of each group."""
         found = []
-        for (_, streamlet, group_id), lease in member.held.items():
+        for (_, streamlet, group_id, part), lease in member.held.items():
             group = self.true_group(streamlet, group_id)
             offset = lease.next.position
-            taken = offset + int((group.length - offset) * share + 0.999) if not group.gone else offset
+            end = lease.end.position if lease.HasField("end") else group.length
+            taken = offset + int((end - offset) * share + 0.999) if not group.gone else offset
             member.consumed += taken - offset
-            step = messages.GroupStep(lease=lease.lease)
+            step = messages.GroupStep(lease=lease.lease, part=part)
             step.next.CopyFrom(cursor(streamlet, group.entry, group_id, 1, taken))
             step.next_record = group.first_record + taken
             if share and not lease.give_back:
@@ -172,7 +184,12 @@ class World:
                 step.next_record = lease.end_record if known else self.oldest(streamlet, group.entry, group.group_id)
                 step.finished = True
             else:
-                step.finished = group.closed and taken == group.length
+                step.finished = taken == end and (group.closed or lease.HasField("end"))
+            if lease.split_bytes and not step.finished and taken < group.length and (not group.gone):
+                at = taken + 1 + (group.length - taken - 1) // 2  # reads up to there, though it has not said so yet
+                if at < group.length or not group.closed:
+                    step.split.CopyFrom(cursor(streamlet, group.entry, group_id, 1, at))
+                    step.split_record = group.first_record + at
             step.released = lease.give_back and not step.finished
             found.append(step)
         return found
@@ -183,7 +200,7 @@ class World:
         self.consumer_group.expire(self.now_s)
         request = self.request(member, steps)
         leases = {key_of(step): step.lease for step in steps}
-        ended = {step.next.group_id for step in steps if self.true_group(*key_of(step)[1:]).gone and step.finished}
+        ended = {step.next.group_id for step in steps if self.true_group(*key_of(step)[1:3]).gone and step.finished}
         valid = {
             key
             for key, lease in leases.items()
@@ -192,6 +209,8 @@ class World:
             and held.held[key].lease == lease
         }
         valid |= {key_of(step) for step in steps if self._is_given_back(step)}
+        before = {key: lease.next.position for key, lease in member.held.items()}
+        parts = sum(streamlet.parts for streamlet in self.consumer_group.streamlets.values())
         response = at_once(self.consumer_group.consuming(request, SHAPES, self.now_s))
         if answer_lost:
             response = at_once(self.consumer_group.consuming(request, SHAPES, self.now_s))
@@ -202,16 +221,18 @@ class World:
         for step in steps:
             if key_of(step) not in refused:
                 place = (step.next.streamlet_id, step.next.group_id)
-                self.processed[place] = max(self.processed.get(place, 0), step.next.position)
+                self.processed[place].update(range(before[key_of(step)], step.next.position))
                 self._note_told(step, ended=step.next.group_id in ended)
         member.held = {key_of(lease): lease for lease in response.held}  # type: ignore[arg-type]
         member.looks = list(response.look)
+        if parts and not any(each.splits for each in self.consumer_group.members.values()):
+            self.exact = False
         self.store()
 
     def _is_given_back(self, step: messages.GroupStep) -> bool:
         """Whether a member gives back what it has lost already, and nobody has had since, with nothing new to tell."""
         streamlet = self.consumer_group.streamlets.get(key_of(step)[:2])
-        group = streamlet.groups.get(step.next.group_id) if streamlet is not None else None
+        group = streamlet.groups.get(key_of(step)[2:]) if streamlet is not None else None
         known = group is not None and group.lease == step.lease and position_of(step.next) <= group.next
         return step.released and known
 
@@ -243,7 +264,7 @@ class World:
     # -- what must hold ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        holders: dict[tuple[int, int, int], str] = {}
+        holders: dict[GroupId, str] = {}
         for member_id, member in self.consumer_group.members.items():
             told = list(leases_of(member))
             assert len(told) == len(member.held)
@@ -252,22 +273,50 @@ class World:
                 holders[key] = member_id
                 assert group.member_id == member_id
                 assert not group.done
-            assert member.give_back <= set(member.held)
+                assert member.splits or not member.stream_ids or (not key.part and group.end is None)
+                if self.in_order:
+                    assert self.consumer_group.streamlets[key[:2]].is_next(key)
+            assert member.give_back | member.splitting <= set(member.held)
         for (_, streamlet_id), streamlet in self.consumer_group.streamlets.items():
-            for group_id, group in streamlet.groups.items():
-                assert holders.get((STREAM_ID, streamlet_id, group_id), "") == group.member_id
-                assert group_id <= streamlet.listed
-                assert group.entry == self.true_group(streamlet_id, group_id).entry
-                assert group.next.offset == self.processed.get((streamlet_id, group_id), 0), "no commit is lost"
+            for place, group in streamlet.groups.items():
+                assert holders.get(GroupId(STREAM_ID, streamlet_id, *place), "") == group.member_id
+                assert place[0] <= streamlet.listed
+                assert group.entry == self.true_group(streamlet_id, place[0]).entry
+                self._check_parts(streamlet, place)
+                self._check_commits(streamlet, place)
             for true in self.groups[streamlet_id]:
-                if true.group_id <= streamlet.listed and true.group_id not in streamlet.groups:
-                    done = self.processed.get((streamlet_id, true.group_id), 0)
-                    whole = (true.closed, done) == (True, true.length)
-                    assert whole or true.gone, "nothing is left behind that is not done"
+                if true.group_id <= streamlet.listed and not any(
+                    group_id == true.group_id for group_id, _ in streamlet.groups
+                ):
+                    assert self.is_done(streamlet_id, true) or true.gone, "nothing is left behind that is not done"
             for entry, position in enumerate(streamlet.cursors):
                 for true in self.groups[streamlet_id]:
                     if true.entry == entry and true.group_id < position.group_id and not true.gone:
-                        assert self.processed.get((streamlet_id, true.group_id), 0) == true.length
+                        assert self.is_done(streamlet_id, true)
+
+    def _check_parts(self, streamlet: StreamletProgress, key: tuple[int, int]) -> None:
+        group, following = streamlet.groups[key], streamlet.groups.get((key[0], key[1] + 1))
+        assert (group.end is None) == (following is None), "the rest of a group is known"
+        if group.end is not None and following is not None:
+            assert following.joined
+            assert group.next <= group.end <= following.next
+            assert group.end_record in {None, following.first_record}
+
+    def _check_commits(self, streamlet: StreamletProgress, key: tuple[int, int]) -> None:
+        group, true = streamlet.groups[key], self.true_group(streamlet.streamlet_id, key[0])
+        if not self.exact or true.gone:
+            return
+        done = self.processed[streamlet.streamlet_id, key[0]]
+        first_record = group.first_record if key[1] else true.first_record
+        assert first_record is not None
+        start = first_record - true.first_record
+        assert all(offset in done for offset in range(start, group.next.offset)), "what is committed was done"
+        if not group.done and group.next != group.end:
+            assert group.next.offset not in done, "no commit is lost"
+
+    def is_done(self, streamlet: int, group: TrueGroup) -> bool:
+        """All of it was committed, and nothing more comes."""
+        return group.closed and len(self.processed[streamlet, group.group_id]) == group.length
 
     def finish(self) -> None:
         """Let those who live go on until nothing changes."""
@@ -286,7 +335,7 @@ class World:
 
     def all_done(self) -> bool:
         return all(
-            self.processed.get((streamlet, group.group_id), 0) == group.length
+            all(offset in self.processed[streamlet, group.group_id] for offset in range(group.length))
             for streamlet, groups in self.groups.items()
             for group in groups
             if not group.gone
@@ -298,9 +347,11 @@ class World:
 
     def check_told(self) -> None:
         """Every record was dealt with, or told to be lost, once."""
+        if not self.exact:
+            return
         for place, first in self.began.items():
             done = sum(
-                self.processed.get((place[0], group.group_id), 0)
+                self.processed[place[0], group.group_id].total()
                 for group in self.groups[place[0]]
                 if group.entry == place[1] and group.first_record >= first
             )

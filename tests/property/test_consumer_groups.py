@@ -1,13 +1,14 @@
 """Any history of joins, crashes, restarts, lost answers and retention.
 
-Each group has one holder at most, and none is left out: every record is dealt with, or told to be lost, exactly once.
+Each group, or part of one, has one holder at most, and none is left out: every record is dealt with, or told to be
+lost, exactly once. Members that understand no parts and take over from those that do may deal with records again.
 """
 
 from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.examples import examples
 from tests.property.consumer_group_world import PROGRESS_MS, SESSION_MS, World
@@ -23,6 +24,12 @@ class ConsumerGroups(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.cursors = self.world.cursors()
+
+    @initialize(whole=st.sampled_from(["", "", "e", "ae", "abcde"]), ordered=st.booleans())
+    def versions(self, whole: str, ordered: bool) -> None:
+        """Some members understand no parts of groups; some consumer groups read in order."""
+        self.world.splitting = {*"abcde", "last"} - set(whole)
+        self.world.in_order = ordered
 
     @rule(streamlet=STREAMLETS, entry=ENTRIES, count=st.integers(1, 50), skipped=st.sampled_from([0, 0, 5]))
     def append(self, streamlet: int, entry: int, count: int, skipped: int) -> None:

@@ -109,6 +109,19 @@ class ChunkBatch(NamedTuple):
         header = self.header._replace(first_record=first, record_count=0)
         yield self._replace(batch=self.batch.slice(0, 0), header=header, joined=b"")
 
+    def until(self, position: Position) -> ChunkBatch | None:
+        """The chunks before `position`, which is where one of them starts; None: there are none."""
+        if position <= self.start:
+            return None
+        if position >= self.next:
+            return self
+        count, last = next((number, last) for number, (last, end) in enumerate(self.ends(), 1) if end == position)
+        batch = self.batch.slice(0, last + 1 - self.header.first_record)
+        header = self.header._replace(
+            record_count=batch.num_rows, payload_bytes=position.offset - self.start.offset - HEADER_BYTES
+        )
+        return self._replace(batch=batch, header=header, next=position, joined=self.joined[: count * HEADER_BYTES])
+
     @property
     def pushed(self) -> bool:
         """Whether the columns lie in the broker's memory."""

@@ -41,6 +41,8 @@ class ConsumeRoundRequest(_message.Message):
     SEEN_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    SPLITS_FIELD_NUMBER: _builtins.int
+    IN_ORDER_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     member_id: _builtins.str
     """Unique for each consumer."""
@@ -58,6 +60,10 @@ class ConsumeRoundRequest(_message.Message):
     """It holds no more groups than this."""
     wait_ms: _builtins.int
     """How long the answer may wait for something new to say. The next round of the same consumer ends the wait."""
+    splits: _builtins.bool
+    """The consumer understands parts of groups: `end` and `split_bytes` of a GroupLease."""
+    in_order: _builtins.bool
+    """Each entry is to be read in order: nobody gets anything of it before all that comes before it is done."""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The streams it reads."""
@@ -93,10 +99,12 @@ class ConsumeRoundRequest(_message.Message):
         seen: _abc.Iterable[Global___SeenGroups] | None = ...,
         wait_ms: _builtins.int = ...,
         ended: _abc.Iterable[Global___GroupStep] | None = ...,
+        splits: _builtins.bool = ...,
+        in_order: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "bytes_consumed", b"bytes_consumed", "client", b"client", "consumer_group", b"consumer_group", "ended", b"ended", "groups_max", b"groups_max", "member_id", b"member_id", "progress_timeout_ms", b"progress_timeout_ms", "seen", b"seen", "session_timeout_ms", b"session_timeout_ms", "starts", b"starts", "steps", b"steps", "stream_ids", b"stream_ids", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "bytes_consumed", b"bytes_consumed", "client", b"client", "consumer_group", b"consumer_group", "ended", b"ended", "groups_max", b"groups_max", "in_order", b"in_order", "member_id", b"member_id", "progress_timeout_ms", b"progress_timeout_ms", "seen", b"seen", "session_timeout_ms", b"session_timeout_ms", "splits", b"splits", "starts", b"starts", "steps", b"steps", "stream_ids", b"stream_ids", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -110,6 +118,9 @@ class ConsumeRoundResponse(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     LOOK_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
+    IN_ORDER_FIELD_NUMBER: _builtins.int
+    in_order: _builtins.bool
+    """The coordinator keeps the order that the consumer has asked for; an older one does not know of it."""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupLease]:
         """All that the consumer holds now. What it held and is not here, has gone to others."""
@@ -133,10 +144,11 @@ class ConsumeRoundResponse(_message.Message):
         refused: _abc.Iterable[Global___GroupStep] | None = ...,
         look: _abc.Iterable[Global___Look] | None = ...,
         moved: _abc.Iterable[_common_pb2.Cursor] | None = ...,
+        in_order: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "look", b"look", "moved", b"moved", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "in_order", b"in_order", "look", b"look", "moved", b"moved", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -144,7 +156,7 @@ Global___ConsumeRoundResponse: _TypeAlias = ConsumeRoundResponse  # noqa: Y015
 
 @_typing.final
 class GroupLease(_message.Message):
-    """A group of segments that is with one consumer alone."""
+    """A group of segments, or a part of one, that is with one consumer alone."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -154,6 +166,9 @@ class GroupLease(_message.Message):
     NEXT_RECORD_FIELD_NUMBER: _builtins.int
     END_RECORD_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    SPLIT_BYTES_FIELD_NUMBER: _builtins.int
     lease: _builtins.int
     """Another one each time that the group is given to anybody."""
     give_back: _builtins.bool
@@ -162,6 +177,12 @@ class GroupLease(_message.Message):
     """Ordinal of the record at `next`, if it is known."""
     end_record: _builtins.int
     """Ordinal of the end of the group, if it is known."""
+    part: _builtins.int
+    """Number of the part within its group, from 0; the consumer repeats it in its steps."""
+    split_bytes: _builtins.int
+    """Others have nothing to read: after about this many bytes the consumer is to give up the rest, see GroupStep.split.
+    0: it keeps the rest.
+    """
     @_builtins.property
     def next(self) -> _common_pb2.Cursor:
         """Where to go on."""
@@ -169,6 +190,10 @@ class GroupLease(_message.Message):
     @_builtins.property
     def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordRange]:
         """What went before anybody had found it, and comes before `next` in the entry: to be told to the consumer group."""
+
+    @_builtins.property
+    def end(self) -> _common_pb2.Cursor:
+        """Where the part ends; absent: with the group. Only for consumers that set `splits`."""
 
     def __init__(
         self,
@@ -179,10 +204,13 @@ class GroupLease(_message.Message):
         next_record: _builtins.int | None = ...,
         end_record: _builtins.int | None = ...,
         lost: _abc.Iterable[Global___RecordRange] | None = ...,
+        part: _builtins.int = ...,
+        end: _common_pb2.Cursor | None = ...,
+        split_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_record", b"_end_record", "_next_record", b"_next_record", "end_record", b"end_record", "next", b"next", "next_record", b"next_record"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_record", b"_end_record", "_next_record", b"_next_record", "end", b"end", "end_record", b"end_record", "next", b"next", "next_record", b"next_record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_record", b"_end_record", "_next_record", b"_next_record", "end_record", b"end_record", "give_back", b"give_back", "lease", b"lease", "lost", b"lost", "next", b"next", "next_record", b"next_record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_record", b"_end_record", "_next_record", b"_next_record", "end", b"end", "end_record", b"end_record", "give_back", b"give_back", "lease", b"lease", "lost", b"lost", "next", b"next", "next_record", b"next_record", "part", b"part", "split_bytes", b"split_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__end_record: _TypeAlias = _typing.Literal["end_record"]  # noqa: Y015
     _WhichOneofArgType__end_record: _TypeAlias = _typing.Literal["_end_record", b"_end_record"]  # noqa: Y015
@@ -232,6 +260,9 @@ class GroupStep(_message.Message):
     RELEASED_FIELD_NUMBER: _builtins.int
     NEXT_RECORD_FIELD_NUMBER: _builtins.int
     TOLD_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    SPLIT_RECORD_FIELD_NUMBER: _builtins.int
     lease: _builtins.int
     finished: _builtins.bool
     """The group is closed, and all of it is done."""
@@ -239,6 +270,10 @@ class GroupStep(_message.Message):
     """The consumer does not go on with it."""
     next_record: _builtins.int
     """Ordinal of the record that comes behind what is done, or was told to be lost; absent: not known."""
+    part: _builtins.int
+    """That of the lease."""
+    split_record: _builtins.int
+    """Ordinal of the record there."""
     @_builtins.property
     def next(self) -> _common_pb2.Cursor:
         """Next byte of the group to read; what is before is done. Never goes back."""
@@ -246,6 +281,12 @@ class GroupStep(_message.Message):
     @_builtins.property
     def told(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordRange]:
         """Of what was `lost`, what the consumer group has been told."""
+
+    @_builtins.property
+    def split(self) -> _common_pb2.Cursor:
+        """The consumer reads up to here, where a chunk starts; what follows is free, as the next part of the group. If the
+        lease has this `end` in the answer, the coordinator has agreed; if it has none, the consumer still has the rest.
+        """
 
     def __init__(
         self,
@@ -256,14 +297,22 @@ class GroupStep(_message.Message):
         released: _builtins.bool = ...,
         next_record: _builtins.int | None = ...,
         told: _abc.Iterable[Global___RecordRange] | None = ...,
+        part: _builtins.int = ...,
+        split: _common_pb2.Cursor | None = ...,
+        split_record: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_record", b"_next_record", "next", b"next", "next_record", b"next_record"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_record", b"_next_record", "_split_record", b"_split_record", "next", b"next", "next_record", b"next_record", "split", b"split", "split_record", b"split_record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_record", b"_next_record", "finished", b"finished", "lease", b"lease", "next", b"next", "next_record", b"next_record", "released", b"released", "told", b"told"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_record", b"_next_record", "_split_record", b"_split_record", "finished", b"finished", "lease", b"lease", "next", b"next", "next_record", b"next_record", "part", b"part", "released", b"released", "split", b"split", "split_record", b"split_record", "told", b"told"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_record: _TypeAlias = _typing.Literal["next_record"]  # noqa: Y015
     _WhichOneofArgType__next_record: _TypeAlias = _typing.Literal["_next_record", b"_next_record"]  # noqa: Y015
+    _WhichOneofReturnType__split_record: _TypeAlias = _typing.Literal["split_record"]  # noqa: Y015
+    _WhichOneofArgType__split_record: _TypeAlias = _typing.Literal["_split_record", b"_split_record"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__next_record) -> _WhichOneofReturnType__next_record | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__split_record) -> _WhichOneofReturnType__split_record | None: ...
 
 Global___GroupStep: _TypeAlias = GroupStep  # noqa: Y015
 
@@ -855,6 +904,9 @@ class GroupProgress(_message.Message):
     LOST_FIELD_NUMBER: _builtins.int
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     PROGRESS_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
     member_id: _builtins.str
     """Who holds it; empty: nobody."""
@@ -871,6 +923,8 @@ class GroupProgress(_message.Message):
     session_timeout_ms: _builtins.int
     """Time-outs of who holds it, which a coordinator goes by before it has heard of them itself."""
     progress_timeout_ms: _builtins.int
+    part: _builtins.int
+    """Number of the part."""
     @_builtins.property
     def next(self) -> _common_pb2.Cursor:
         """Next byte to read; of a group that is done, its end."""
@@ -878,6 +932,16 @@ class GroupProgress(_message.Message):
     @_builtins.property
     def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordRange]:
         """Records that went before anybody had found them, of which the consumer group has not been told."""
+
+    @_builtins.property
+    def end(self) -> _common_pb2.Cursor:
+        """Where it ends, if it is a part of a group that others follow."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupProgress]:
+        """If the group is in parts: those that are not left behind. The fields above then describe the whole, with no holder,
+        so that a coordinator that knows nothing of parts has the group read from the first place that is not done.
+        """
 
     def __init__(
         self,
@@ -893,10 +957,13 @@ class GroupProgress(_message.Message):
         lost: _abc.Iterable[Global___RecordRange] | None = ...,
         session_timeout_ms: _builtins.int = ...,
         progress_timeout_ms: _builtins.int = ...,
+        end: _common_pb2.Cursor | None = ...,
+        part: _builtins.int = ...,
+        parts: _abc.Iterable[Global___GroupProgress] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_record", b"_end_record", "_first_record", b"_first_record", "_next_record", b"_next_record", "end_record", b"end_record", "first_record", b"first_record", "next", b"next", "next_record", b"next_record"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_record", b"_end_record", "_first_record", b"_first_record", "_next_record", b"_next_record", "end", b"end", "end_record", b"end_record", "first_record", b"first_record", "next", b"next", "next_record", b"next_record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_record", b"_end_record", "_first_record", b"_first_record", "_next_record", b"_next_record", "done", b"done", "end_record", b"end_record", "first_record", b"first_record", "joined", b"joined", "lease", b"lease", "lost", b"lost", "member_id", b"member_id", "next", b"next", "next_record", b"next_record", "progress_timeout_ms", b"progress_timeout_ms", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_record", b"_end_record", "_first_record", b"_first_record", "_next_record", b"_next_record", "done", b"done", "end", b"end", "end_record", b"end_record", "first_record", b"first_record", "joined", b"joined", "lease", b"lease", "lost", b"lost", "member_id", b"member_id", "next", b"next", "next_record", b"next_record", "part", b"part", "parts", b"parts", "progress_timeout_ms", b"progress_timeout_ms", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__end_record: _TypeAlias = _typing.Literal["end_record"]  # noqa: Y015
     _WhichOneofArgType__end_record: _TypeAlias = _typing.Literal["_end_record", b"_end_record"]  # noqa: Y015

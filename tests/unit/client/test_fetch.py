@@ -11,6 +11,7 @@ from pydantic import ByteSize
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.fetch import Fetched, NewerSchema, Wanted, batches_of
 from kera.client.cluster.read_session import ReadSession
+from kera.client.consuming.cutting import Cut, bytes_behind, cut_behind
 from kera.client.settings import ConsumerSettings
 from kera.core.chunk import (
     ARROW_VERSION,
@@ -328,6 +329,36 @@ def test_the_rest_of_what_came_together_is_as_if_it_had_begun_there() -> None:
         assert rest.header.first_record == chunk.header.first_record
         assert rest.header.chunk_bytes == sum(left.header.chunk_bytes for left in each[number:])
     assert each[1].rest(each[1].start) is each[1]
+
+
+def test_what_came_together_before_a_place_is_as_if_it_had_ended_there() -> None:
+    fetched = fetched_of(lean_ones([1, 3, 2, 5]))
+    each = chunks(fetched)
+    (all_of_them,) = batches_of(fetched, STREAM, ConsumerSettings())
+    for number, chunk in enumerate(each[1:], 1):
+        first = all_of_them.until(chunk.start)
+        assert first is not None
+        assert values([first]) == values(each[:number])
+        assert first.headers == [taken.header for taken in each[:number]]
+        assert (first.start, first.next) == (fetched.start, chunk.start)
+        assert first.header.record_count == sum(taken.header.record_count for taken in each[:number])
+        assert first.header.chunk_bytes == sum(taken.header.chunk_bytes for taken in each[:number])
+    assert all_of_them.until(fetched.start) is None
+    assert all_of_them.until(fetched.next) is all_of_them
+
+
+def test_what_was_fetched_is_cut_where_a_chunk_ends() -> None:
+    fetched = fetched_of(lean_ones([1, 3, 2, 5]))
+    each = chunks(fetched)
+    for number, chunk in enumerate(each[:-1]):
+        behind = chunk.next.offset - each[0].start.offset
+        cut = Cut(chunk.next, each[number + 1].header.first_record)
+        assert cut_behind(fetched, fetched.start, behind) == cut
+        assert cut_behind(fetched, fetched.start, behind - 1) == cut
+        assert bytes_behind(fetched, chunk.next) == fetched.next.offset - chunk.next.offset
+    assert cut_behind(fetched, each[2].start, 1) == Cut(each[3].start, each[3].header.first_record)
+    assert cut_behind(fetched, fetched.start, fetched.size_bytes + 1) is None
+    assert cut_behind(fetched_of(bytes(fetched.buffers[0])[:-64]), each[3].start, 1) is None, "it is no whole chunk"
 
 
 def test_what_is_damaged_ends_what_comes_together() -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from kera.coordinator.consumer_groups import progress as consumer_group_progress
-from kera.coordinator.consumer_groups.assignment import AHEAD
 from kera.coordinator.consumer_groups.consumer_group import MEMBERS_MAX, ConsumerGroup
 from kera.coordinator.consumer_groups.discovery import LOOK_INTERVAL_S
-from kera.coordinator.consumer_groups.members import leases_of
-from kera.coordinator.consumer_groups.progress import StreamletProgress, key_of, lowest, position_of
+from kera.coordinator.consumer_groups.members import AHEAD, leases_of
+from kera.coordinator.consumer_groups.progress import GroupId, StreamletProgress, key_of, lowest, position_of
 from kera.coordinator.consumer_groups.requests import StreamShape
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import EARLIEST, Position
@@ -171,6 +170,138 @@ def test_groups_that_only_wait_for_a_commit_do_not_count() -> None:
         assert len(member.held) == expected
 
 
+# -- parts of groups ---------------------------------------------------------------------------------------------------
+
+
+def splitting(*names: str, in_order: bool = False) -> World:
+    """Members that understand parts, and one open group that all of them want."""
+    world = World()
+    world.splitting, world.in_order = set(names), in_order
+    world.append(0, 0, 1000)
+    for name in names:
+        world.join(name)
+    return world
+
+
+def parts_of(world: World) -> dict[int, tuple[int, int | None]]:
+    """Of group 1: from where to where each of its parts is not done."""
+    streamlet = world.consumer_group.streamlets[STREAM_ID, 0]
+    return {
+        part: (group.next.offset, group.end.offset if group.end is not None else None)
+        for (_, part), group in streamlet.groups.items()
+        if not group.done
+    }
+
+
+def test_members_share_one_open_group() -> None:
+    world = splitting(*"abcd")
+    rounds(world, 2)
+    assert sorted(held(world)) == [0, 0, 0, 1], "nobody has split it yet"
+    rounds(world, 12, share=0.05)
+    assert min(member.consumed for member in world.members.values()) > 0
+    assert min(held(world)) >= 1
+    world.finish()
+    assert world.exact
+
+
+def test_a_group_is_not_split_while_there_is_a_group_for_each_member() -> None:
+    world = splitting(*"ab")
+    world.append(1, 0, 1000)
+    rounds(world, 8, share=0.1)
+    assert held(world) == [1, 1]
+    assert not any(streamlet.parts for streamlet in world.consumer_group.streamlets.values())
+
+
+def test_a_member_alone_splits_nothing() -> None:
+    world = splitting("a")
+    rounds(world, 8, share=0.1)
+    assert parts_of(world) == {0: (parts_of(world)[0][0], None)}
+
+
+def test_a_member_that_knows_no_parts_gets_none_and_is_asked_for_none() -> None:
+    world = splitting(*"ab")
+    world.splitting = {"b"}
+    world.members["a"].splits = False
+    world.round(world.members["a"])
+    rounds(world, 8, share=0.1)
+    assert [len(world.members[name].held) for name in "ab"] == [1, 0]
+    world.consumer_group.leave("a", [], world.now_s)
+    del world.members["a"]
+    world.splitting = {"b", "c"}
+    world.join("c")
+    rounds(world, 8, share=0.1)
+    assert len(parts_of(world)) > 1, "those who know parts share it"
+
+
+def test_who_knows_no_parts_reads_the_group_from_the_first_place_that_is_not_done_when_alone() -> None:
+    world = splitting(*"ab")
+    rounds(world, 8, share=0.1)
+    start = parts_of(world)[min(parts_of(world))][0]
+    for name in "ab":
+        world.consumer_group.leave(name, [], world.now_s)
+    world.members.clear()
+    world.splitting = set()
+    world.join("old")
+    rounds(world, 2)
+    ((key, lease),) = world.members["old"].held.items()
+    assert (key.group_id, key.part, lease.next.position, lease.HasField("end")) == (1, 0, start, False)
+    assert parts_of(world) == {0: (start, None)}
+    world.finish()
+
+
+def test_a_group_has_few_parts_when_one_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts_max = 12
+    monkeypatch.setattr(consumer_group_progress, "PARTS_MAX", parts_max)
+    world = splitting(*"abc")
+    world.append(0, 0, 10_000)
+    rounds(world, 6)
+    stuck = next(member for member in world.members.values() if any(not key.part for key in member.held))
+    for _ in range(2 * parts_max):
+        world.append(0, 0, 100)
+        world.advance(0.6)
+        for member in world.members.values():
+            world.round(member, 0.0 if member is stuck else 0.5)
+    assert world.consumer_group.streamlets[STREAM_ID, 0].parts <= parts_max
+    assert stuck.consumed < 1000
+    assert sum(member.consumed for member in world.members.values()) > parts_max * 50, "the others go on"
+    world.finish()
+    assert world.exact
+
+
+def test_a_split_that_comes_again_is_the_same() -> None:
+    streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST])
+    streamlet.see(listed(0, (1, 0, None)))
+    key = GroupId(STREAM_ID, 0, 1)
+    assert streamlet.split(key, Position(1, 1, 640), 10)
+    assert streamlet.split(key, Position(1, 1, 640), 10)
+    assert not streamlet.split(key, Position(1, 1, 1280), 20)
+    assert list(streamlet.groups) == [(1, 0), (1, 1)]
+
+
+def test_a_coordinator_that_knows_no_parts_reads_a_record_without_leaving_anything_out() -> None:
+    """It sees one group, at the first place that is not done, that nobody holds."""
+    world = splitting(*"abc")
+    rounds(world, 12, share=0.1)
+    streamlet = world.consumer_group.streamlets[STREAM_ID, 0]
+    (stored,) = streamlet.to_message("app").groups
+    first = next(group for group in streamlet.groups.values() if not group.done)
+    assert (stored.next.position, stored.member_id, stored.lease, stored.done) == (first.next.offset, "", 0, False)
+    assert stored.first_record == next(iter(streamlet.groups.values())).first_record
+    assert not stored.HasField("end")
+    assert StreamletProgress.from_message(streamlet.to_message("app")).groups.keys() == streamlet.groups.keys()
+
+
+def test_in_order_only_the_oldest_group_of_an_entry_is_with_anybody() -> None:
+    world = splitting(*"abc", in_order=True)
+    for _ in range(4):
+        world.close(0, 0)
+        world.append(0, 0, 1000)
+    rounds(world, 8, share=0.1)
+    assert sorted(held(world)) == [0, 0, 1]
+    world.finish()
+    assert world.exact
+
+
 # -- leases ------------------------------------------------------------------------------------------------------------
 
 
@@ -243,7 +374,7 @@ def test_a_report_that_is_repeated_to_a_new_coordinator_is_no_late_one(group_id:
     assert not at_once(world.consumer_group.consuming(world.request(member, [step]), SHAPES, world.now_s)).refused
     world.store()
     known = world.consumer_group.streamlets[STREAM_ID, 0].groups
-    assert (group_id in known) == (group_id == 2), "the first is left behind, the other one waits for it"
+    assert ((group_id, 0) in known) == (group_id == 2), "the first is left behind, the other one waits for it"
     world.restart()
     assert not at_once(world.consumer_group.consuming(world.request(member, [step]), SHAPES, world.now_s)).refused
     step.lease += 100
@@ -346,14 +477,14 @@ def test_intervals_of_groups_must_join_on() -> None:
     assert streamlet.see(seen(1, (1, 2), (0, 3)))
     assert streamlet.see(seen(3, through=9))
     assert not streamlet.see(seen(0, (0, 1), (1, 2), (0, 3)))
-    assert (list(streamlet.groups), streamlet.listed) == ([1, 2, 3], 9)
+    assert (list(streamlet.groups), streamlet.listed) == ([(1, 0), (2, 0), (3, 0)], 9)
 
 
 def test_where_reading_begins() -> None:
     """At what there is of the first group; later ones have to be whole; groups behind a cursor are done."""
     streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST, Position(4, 2, 100)])
     streamlet.see(seen(0, (0, 1), (1, 2), (0, 3), (1, 4), (1, 5)))
-    assert {number: group.next for number, group in streamlet.groups.items()} == {
+    assert {number: group.next for (number, _), group in streamlet.groups.items()} == {
         1: Position(1, 1, 64),
         3: Position(3, 1, 0),
         4: Position(4, 2, 100),
@@ -440,7 +571,7 @@ def listed(after: int, *groups: tuple[int, int, int | None], begin: int = 0) -> 
 def lost_of(streamlet: StreamletProgress) -> dict[int, list[tuple[int, int]]]:
     return {
         group_id: [(each.first, each.end) for each in group.lost]
-        for group_id, group in streamlet.groups.items()
+        for (group_id, _), group in streamlet.groups.items()
         if group.lost
     }
 
@@ -451,9 +582,9 @@ def test_groups_that_went_before_anybody_found_them_are_missed() -> None:
     streamlet.advance()
     assert not lost_of(streamlet)
     streamlet.see(listed(2, (9, 250, None), begin=64))
-    assert streamlet.advance()[1] == [streamlet.groups[9]]
+    assert streamlet.advance()[1] == [streamlet.groups[9, 0]]
     assert lost_of(streamlet) == {9: [(200, 250)]}
-    assert streamlet.groups[9].next == Position(9, 1, 64), "what is gone of its start is in the gap"
+    assert streamlet.groups[9, 0].next == Position(9, 1, 64), "what is gone of its start is in the gap"
     assert streamlet.advance()[1] == [], "it is told once"
 
 
@@ -488,8 +619,8 @@ def test_a_gap_waits_for_the_end_of_the_group_before_it() -> None:
     streamlet.see(listed(1, (5, 150, None)))
     streamlet.advance()
     assert not lost_of(streamlet)
-    streamlet.groups[5].done, streamlet.groups[5].end_record = True, 160
-    streamlet.groups[1].done, streamlet.groups[1].end_record = True, 100
+    streamlet.groups[5, 0].done, streamlet.groups[5, 0].end_record = True, 160
+    streamlet.groups[1, 0].done, streamlet.groups[1, 0].end_record = True, 100
     streamlet.advance()
     assert (streamlet.groups, streamlet.lost) == ({}, [[(100, 150)]])
     streamlet.see(listed(5, (7, 160, None)))
@@ -544,7 +675,7 @@ def test_a_cursor_waits_for_the_oldest_group() -> None:
         world.close(0, 0)
     rounds(world, 3)
     first, second = (world.members[name] for name in "ab")
-    if (STREAM_ID, 0, 1) not in first.held:
+    if GroupId(STREAM_ID, 0, 1) not in first.held:
         first, second = second, first
     world.round(second, 1.0)
     assert world.cursors()[0, 0] == (1, 1, 0)

@@ -54,10 +54,10 @@ def test_all_brokers_that_have_groups_from_the_cursor_on_are_asked() -> None:
 def test_what_is_done_behind_a_cursor_is_not_behind() -> None:
     progress = StreamletProgress(1, 0, [Position(3, 1, 64)])
     progress.groups = {
-        3: Group(0, Position(3, 1, 64), first_record=10, next_record=12),
-        4: Group(0, Position(4, 9, 0), done=True, first_record=20, end_record=30),
-        5: Group(0, Position(5, 1, 0), first_record=30, next_record=33),
-        6: Group(0, Position(6, 9, 0), done=True, first_record=40),
+        (3, 0): Group(0, Position(3, 1, 64), first_record=10, next_record=12),
+        (4, 0): Group(0, Position(4, 9, 0), done=True, first_record=20, end_record=30),
+        (5, 0): Group(0, Position(5, 1, 0), first_record=30, next_record=33),
+        (6, 0): Group(0, Position(6, 9, 0), done=True, first_record=40),
     }
     assert done_behind_cursors(progress) == 10 + 3, (
         "before the cursor is before it, and what is unknown counts as unread"

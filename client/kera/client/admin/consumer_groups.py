@@ -194,7 +194,8 @@ async def _progress(
     for progress in progresses:
         for number, cursor in enumerate(progress.cursors):
             entry = EntryId(progress.stream_id, progress.streamlet_id, number)
-            groups = [group for group in progress.groups if group.next.entry == number]
+            groups = [part for group in progress.groups for part in group.parts or (group,)]
+            groups = [group for group in groups if group.next.entry == number]
             spans = unread(position_of(cursor), groups)
             found.append((entry, position_of(cursor), groups, spans))
             points.update(_Point(entry, position) for span in spans for position in span if position is not None)
@@ -222,7 +223,8 @@ def unread(cursor: Position, groups: Sequence[consumer_group_pb2.GroupProgress])
         if following is None:
             spans.append((position_of(group.next), None))
         elif not group.done:
-            spans.append((position_of(group.next), start_of_group(following.next.group_id)))
+            end = position_of(group.end) if group.HasField("end") else start_of_group(following.next.group_id)
+            spans.append((position_of(group.next), end))
     return spans
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
-from kera.client.consuming.ranges import Arrived
+from kera.client.cluster.fetch import Fetched
+from kera.client.consuming.ranges import Arrived, Range
 from kera.core.errors import ClosedError
 
 LOOK_MAX = 1000
@@ -28,6 +29,7 @@ class Arrivals:
         self._arrived = asyncio.Event()
         """Something has, or the queue is woken or closed. It is looked at only when the queue is empty."""
         self._room = asyncio.Event()
+        self._watchers: dict[Range, Callable[[Fetched], None]] = {}
         self._woken = False
         self._closed = False
         self._failure: BaseException | None = None
@@ -45,6 +47,16 @@ class Arrivals:
             self.pulled_bytes += item.fetched.size_bytes
         self._queue.append(item)
         self._arrived.set()
+        if isinstance(item, Arrived) and item.fetched is not None and item.range in self._watchers:
+            self._watchers[item.range](item.fetched)
+
+    def watch(self, item: Range, watcher: Callable[[Fetched], None]) -> None:
+        """Have somebody see what comes of a range, as soon as it is put in."""
+        self._watchers[item] = watcher
+
+    def unwatch(self, item: Range) -> None:
+        """Nobody wants to see it any more."""
+        self._watchers.pop(item, None)
 
     def waiting(self) -> Iterable[Arrived]:
         """What has come and is not taken yet, the oldest first; of very much only what comes next."""

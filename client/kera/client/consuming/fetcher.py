@@ -67,7 +67,7 @@ class Fetcher:
         """For which brokers have held answers back, as a quota was used up."""
 
     def add(self, stream: StreamDescription, wanted: Wanted, *, is_group: bool = False) -> Range:
-        """Fetch a range of `stream`, too. `is_group`: it is the `rest_of_group`."""
+        """Fetch a range of `stream`, too. `is_group`: it is of a group, see `rest_of_group`."""
         known = self._streams.get(stream.stream_id)
         if known is None or known.is_older_than(stream):
             self._streams[stream.stream_id] = stream
@@ -206,7 +206,7 @@ class Fetcher:
     def push_ended(self, home: Home, item: Range, end: SubscriptionEnd) -> None:
         """Nothing more is pushed of a range by this broker, for now."""
         item.stop = None
-        if isinstance(end.error, InvalidCursor) and item.is_group and not item.open_end:
+        if isinstance(end.error, InvalidCursor) and item.ends_with_group and not item.open_end:
             item.open_end = True
             self.assign(item)
         elif end.reason is Reason.PULL or isinstance(end.error, InvalidCursor):  # pulling tells what is wrong, if it is

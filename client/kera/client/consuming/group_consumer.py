@@ -352,7 +352,9 @@ class GroupConsumer(DecodedRecords):
                 if lease is not None:
                     chunk = await _following(self._chunks, lease, copied=copied)
                     if chunk is not None:
+                        lease.given = chunk.next
                         return lease, chunk
+                    self._leases.end_opened(lease)
                     self._current = None
                     self._chunks.clear()
                 arrived = await self._fetcher.take()
@@ -373,10 +375,12 @@ class GroupConsumer(DecodedRecords):
         if lease is None:
             return
         if arrived.fetched is not None:
-            self._current = lease
-            self._chunks.open(arrived.fetched)
+            if lease.open(arrived.fetched, arrived.range):
+                self._current = lease
+                self._chunks.open(arrived.fetched)
         elif arrived.gap is None:
-            self._leases.end(lease)
+            if arrived.range is lease.range:
+                self._leases.end(lease)
         else:
             self._tell_gap(self._leases.pass_gap(lease, arrived.gap))
 
@@ -392,4 +396,7 @@ async def _following(chunks: Chunks, lease: Lease, *, copied: bool) -> ChunkBatc
     """The next chunk of a lease's group; None: it has no further one."""
     chunk = await chunks.following(copied=copied) if lease.usable else None
     # Behind the end of the group, the entry's next one may have come along.
-    return chunk if chunk is not None and chunk.start.group_id == lease.key.group_id else None
+    if chunk is None or chunk.start.group_id != lease.key.group_id:
+        return None
+    cut_at = lease.opened_range.cut_at
+    return chunk if cut_at is None or chunk.next <= cut_at else chunk.until(cut_at)

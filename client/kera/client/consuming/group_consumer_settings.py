@@ -45,6 +45,13 @@ class GroupConsumerSettings(ConsumerSettings):
         description="Groups of segments that the consumer holds at once. All consumers of a consumer group together"
         " should take a group for each entry of its streams: else some wait until others come to their ends.",
     )
+    in_order: bool = Field(
+        default=False,
+        description="Whether each entry is read in order by the consumer group: nobody gets records of an entry before"
+        " all that comes before them is processed and committed, so records with the same key are processed in their"
+        " order. It holds for all consumers of the consumer group as soon as one of them asks for it. Then no more"
+        " consumers work at once than the streams have entries.",
+    )
     on_data_lost: Literal["raise", "skip"] = Field(
         "raise",
         description="When records are gone that should come next (retention, truncation, lost hosts): raise DataLost"

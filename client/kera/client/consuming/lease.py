@@ -1,5 +1,9 @@
 """A lease: a group of segments that the coordinator has given to this member of a consumer group, and how far it is.
 
+The coordinator may give a part of a group, which ends before the group does. And it may ask for the rest of a group
+that is being read: then the lease is *cut* where a chunk ends, behind what was delivered, and ends there when the
+coordinator has agreed.
+
     given ──► fetched ahead ──► its chunks are delivered ──► closed, and all of it processed: finished
                      │                  └── asked back: when what was delivered is processed, released
                      └── lost: others have it, since this member was silent or stuck for too long
@@ -11,10 +15,12 @@ and *committed* when that has answered: nobody reads it again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from kera.client.cluster.fetch import Fetched
 from kera.client.cluster.intervals import start_of_group
+from kera.client.consuming.cutting import Cut, bytes_behind, cut_behind
 from kera.client.consuming.ranges import Range
 from kera.client.types import fill_cursor, position_of
 from kera.core.errors import DataLost
@@ -62,6 +68,8 @@ class Lease:
         self.key = key
         self.range = fetched
         """What is fetched of it."""
+        self.former: list[Range] = []
+        """What was fetched of it before; all that is wanted of that has come."""
         self.delivered = Reach(
             position_of(message.next), message.next_record if message.HasField("next_record") else None
         )
@@ -74,6 +82,20 @@ class Lease:
         """Ordinal of the end of the group; None: not known."""
         self.gaps: list[Gap] = []
         """Before the group; the caller has to be told of them."""
+        self.part = message.part
+        """Number of the part within its group."""
+        self.end = position_of(message.end) if message.HasField("end") else None
+        """Where the part ends; None: with the group."""
+        self.cut: Cut | None = None
+        """Where it is to end, which the coordinator has not agreed to yet."""
+        self.split_left_bytes = 0
+        """So much more of it is to come before it is cut; 0: it is not to be cut."""
+        self.opened: Fetched | None = None
+        """What was fetched of it and is being delivered."""
+        self.opened_range = fetched
+        """Of which that was fetched."""
+        self.given = self.delivered.next
+        """Up to here it was opened for the caller, who may not have got all of that yet."""
         self.ended = False
         """It is closed, and the caller has got all of it."""
         self.asked_back = False
@@ -89,17 +111,57 @@ class Lease:
     @property
     def finished(self) -> bool:
         """All of it is processed."""
-        return self.ended and self.processed == self.delivered
+        return self.ended and self.cut is None and self.processed == self.delivered
 
     def deliver(self, position: Position, record: int) -> None:
         """All before `position`, where the record with that ordinal is, goes to the caller."""
         self.delivered = self.delivered._replace(next=position, record=record)
 
+    def open(self, fetched: Fetched, of: Range) -> bool:
+        """What was fetched of a range is to be delivered; False: it was given up, as it is behind a cut."""
+        if of.cut_at is not None and fetched.start >= of.cut_at:
+            return False
+        self.opened, self.opened_range = fetched, of
+        return True
+
+    def go_on_with(self, following: Range) -> None:
+        """It does not end where it was cut: `following` begins there."""
+        self.former.append(self.range)
+        self.range, self.ended = following, False
+
+    def split_behind(self, split_bytes: int, waiting: Iterable[Fetched]) -> None:
+        """Others want the rest: keep so many bytes of what comes next, of which `waiting` is fetched; 0: keep all."""
+        if not split_bytes or self.cut is not None or self.end is not None or self.ended:
+            self.split_left_bytes = 0
+            return
+        if self.split_left_bytes:
+            return  # that is being done
+        self.split_left_bytes = split_bytes
+        if self.opened is not None and self.opened_range is self.range:
+            self.came(self.opened)
+        for fetched in waiting:
+            self.came(fetched)
+
+    def came(self, fetched: Fetched) -> None:
+        """More of it was fetched: see whether that is enough to be cut."""
+        if not self.split_left_bytes:
+            return
+        size_bytes = bytes_behind(fetched, self.given)
+        if size_bytes < self.split_left_bytes:
+            self.split_left_bytes -= size_bytes
+            return
+        self.cut = cut_behind(fetched, self.given, self.split_left_bytes)
+        if self.cut is not None:
+            self.range.cut_at, self.split_left_bytes = self.cut.position, 0
+
     def step(self) -> consumer_group_pb2.GroupStep:
         """How far it is, as the coordinator is told."""
         step = consumer_group_pb2.GroupStep(
-            lease=self.key.lease, finished=self.finished, next_record=self.processed.record
+            lease=self.key.lease, finished=self.finished, next_record=self.processed.record, part=self.part
         )
+        if self.cut is not None:
+            fill_cursor(step.split, self.key.entry, self.cut.position)
+            step.split_record = self.cut.record
         fill_cursor(step.next, self.key.entry, self.processed.next)
         for first, end in self.processed.gaps:
             step.told.add(first_record=first, end_record=end)
@@ -113,8 +175,8 @@ class Lease:
         available = Position(*gap.attributes["available_from"])
         record: int | None = gap.attributes.get("available_record")
         known, end, clipped = self.delivered.record, self.end_record, False
-        if available.group_id != self.key.group_id:
-            available = self.delivered.next
+        if available.group_id != self.key.group_id or (self.end is not None and available > self.end):
+            available = self.delivered.next if self.end is None else self.end
             if record is not None and end is not None and record > end:  # the coordinator sees what went behind it
                 record, clipped = end, True
                 gap = self._rest_gone(stream, gap, end)
@@ -128,7 +190,7 @@ class Lease:
             f" {tuple(self.delivered.next)} on is gone",
             **{
                 **gap.attributes,
-                "available_from": list(start_of_group(group_id + 1)),
+                "available_from": list(self.end or start_of_group(group_id + 1)),
                 "available_record": end,
             },
         )

@@ -6,10 +6,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from kera.client.cluster.fetch import Wanted
+from kera.client.cluster.retry import RetryTime
 from kera.client.cluster.sense import making_sense
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.lease import Lease, LeaseKey, Reach
 from kera.client.consuming.ranges import Range, rest_of_group
+from kera.client.consuming.splitting import Splitting
 from kera.client.types import StreamDescription, position_of
 from kera.core.errors import DataLost, LeaseLost
 from kera.core.ids import Position
@@ -52,6 +55,7 @@ class Leases:
         self._fetcher = fetcher
         self._processed_when_back = processed_when_back
         self._report_soon = report_soon
+        self._splitting = Splitting(fetcher, report_soon=report_soon)
         self._on_lost = on_lost
         self._steps_max = steps_max
         self._held: dict[LeaseKey, Lease] = {}
@@ -71,10 +75,10 @@ class Leases:
         return lease if lease is not None and lease.usable else None
 
     def positions(self, stream: str) -> dict[tuple[int, int], Position]:
-        """By streamlet and group: up to where they were delivered."""
+        """By streamlet and group: up to where they were delivered; of several parts of a group the first one's."""
         return {
             (key.entry.streamlet_id, key.group_id): lease.delivered.next
-            for key, lease in sorted(self._held.items())
+            for key, lease in sorted(self._held.items(), key=lambda item: item[1].delivered.next, reverse=True)
             if self._streams[key.entry.stream_id].name == stream
         }
 
@@ -103,6 +107,14 @@ class Leases:
         """All of it was delivered, and it is closed."""
         lease.ended = True
         self._report_soon()
+
+    def end_opened(self, lease: Lease) -> None:
+        """All that was opened of it was delivered. If it is cut there, nothing more comes."""
+        opened, lease.opened = lease.opened, None
+        if opened is None or lease.opened_range is not lease.range or not lease.usable:
+            return
+        if lease.range.cut_at is not None and opened.next >= lease.range.cut_at:
+            self.end(lease)
 
     def pass_gap(self, lease: Lease, gap: DataLost) -> DataLost | None:
         """See `Lease.pass_gap`."""
@@ -158,9 +170,15 @@ class Leases:
         """
         for lease in list(self._held.values()):
             over = self._is_over(lease)
-            if not over and lease.ended and not lease.asked_back and len(request.ended) < ENDED_MAX:
+            if (
+                not over
+                and lease.cut is None
+                and lease.ended
+                and not lease.asked_back
+                and len(request.ended) < ENDED_MAX
+            ):
                 request.ended.append(lease.step())
-            if not (over or (due and lease.processed != lease.reported)):
+            if not (over or lease.cut is not None or (due and lease.processed != lease.reported)):
                 continue
             if len(request.steps) == self._steps_max:
                 return True
@@ -198,8 +216,13 @@ class Leases:
         lost += [lease for key, lease in self._held.items() if key not in given and key not in refused]
         for lease in lost:
             self._lose(lease)
+        asked = {LeaseKey.of(step) for step in request.steps if step.HasField("split")}
         for key, message in given.items():
             lease = self._held.get(key) or self._take_up(key, message)
+            if lease.cut is not None and (message.HasField("end") or key in asked):
+                behind = self._splitting.answered(lease, message)
+                if behind is not None:
+                    self._go_on(lease, behind)
             gaps = [(gap.first_record, gap.end_record) for gap in message.lost]
             lease.gaps = [gap for gap in gaps if gap not in lease.delivered.gaps]
             if lease.gaps and lease not in self._with_gaps:
@@ -208,21 +231,40 @@ class Leases:
             if message.give_back and not lease.asked_back:
                 lease.asked_back = True
                 self._fetcher.remove(lease.range)
+            self._splitting.asked(lease, 0 if lease.asked_back else message.split_bytes)
             self._report_if_over(lease)
         if lost:
             self._fetcher.arrivals.wake()
 
     def _take_up(self, key: LeaseKey, message: consumer_group_pb2.GroupLease) -> Lease:
-        wanted = rest_of_group(key.entry, position_of(message.next))
-        with making_sense():
-            fetched = self._fetcher.add(self._streams[key.entry.stream_id], wanted, is_group=True)
+        start, end = position_of(message.next), position_of(message.end) if message.HasField("end") else None
+        if end is not None and start >= end:  # all of it is done, and nobody has said so
+            fetched = Range(rest_of_group(key.entry, start, end), RetryTime(self._fetcher.cluster.settings))
+            fetched.closed = True
+        else:
+            fetched = self._fetch(key, rest_of_group(key.entry, start, end))
         lease = self._held[key] = self._of_range[fetched] = Lease(key, message, fetched)
+        lease.ended = fetched.closed
+        self._splitting.watch(lease)
         return lease
 
+    def _fetch(self, key: LeaseKey, wanted: Wanted) -> Range:
+        with making_sense():
+            return self._fetcher.add(self._streams[key.entry.stream_id], wanted, is_group=True)
+
+    def _go_on(self, lease: Lease, start: Position) -> None:
+        """Fetch what is behind a place where a lease was cut in vain."""
+        lease.go_on_with(self._fetch(lease.key, rest_of_group(lease.key.entry, start)))
+        self._of_range[lease.range] = lease
+        self._splitting.watch(lease)
+
     def _drop(self, lease: Lease) -> None:
-        self._fetcher.remove(lease.range)
-        lease.range.dropped = True
-        del self._held[lease.key], self._of_range[lease.range]
+        del self._held[lease.key]
+        for each in (lease.range, *lease.former):
+            self._fetcher.remove(each)
+            self._fetcher.arrivals.unwatch(each)
+            each.dropped = True
+            del self._of_range[each]
 
     def _lose(self, lease: Lease) -> None:
         lease.lost = True

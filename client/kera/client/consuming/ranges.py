@@ -16,15 +16,25 @@ Home = tuple[int, int]
 """Stream and broker."""
 
 
-def rest_of_group(entry: EntryId, start: Position) -> Wanted:
-    """All of a group from a position on. It ends where the next group of its entry begins."""
-    return Wanted(entry, start, Position(start.group_id, _LAST, _LAST))
+def rest_of_group(entry: EntryId, start: Position, end: Position | None = None) -> Wanted:
+    """All of a group from a position on, up to `end`; without one, it ends where the next group of its entry begins."""
+    return Wanted(entry, start, end or Position(start.group_id, _LAST, _LAST))
 
 
 class Range:
     """What is left to read of an entry, or of one of its groups."""
 
-    __slots__ = ("closed", "dropped", "is_group", "open_end", "patience", "pull_until_s", "stop", "wanted")
+    __slots__ = (
+        "closed",
+        "cut_at",
+        "dropped",
+        "is_group",
+        "open_end",
+        "patience",
+        "pull_until_s",
+        "stop",
+        "wanted",
+    )
 
     def __init__(self, wanted: Wanted, patience: RetryTime, *, is_group: bool = False) -> None:
         self.wanted = wanted
@@ -36,10 +46,17 @@ class Range:
         """Has whoever reads it do so no more."""
         self.pull_until_s: float | None = None
         """It is pulled until then, though its broker may be able to push; None: not so."""
+        self.cut_at: Position | None = None
+        """What has come of it from there on is not delivered."""
         self.closed = False
         """It has come to its end, or nobody wants it any more."""
         self.dropped = False
         """What came of it is done with, or somebody else's."""
+
+    @property
+    def ends_with_group(self) -> bool:
+        """It is a group up to its end, wherever that is."""
+        return self.is_group and self.wanted.end is not None and self.wanted.end.segment_id == _LAST
 
     @property
     def at_end(self) -> bool:

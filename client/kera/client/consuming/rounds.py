@@ -20,7 +20,7 @@ from kera.client.consuming.liveness import Liveness
 from kera.client.tasks import Tasks
 from kera.client.types import StreamDescription
 from kera.core.clock import Clock
-from kera.core.errors import ClosedError, KeraError, LeaseLost
+from kera.core.errors import ClosedError, InvalidArgument, KeraError, LeaseLost
 from kera.core.rpc import api
 from kera.core.rpc.method import Method, RequestT, ResponseT
 from kera.core.telemetry import get_logger
@@ -167,6 +167,8 @@ class Rounds:
             bytes_consumed=self._bytes_delivered,
             groups_max=self._settings.groups_max,
             stream_ids=self._streams,
+            splits=True,
+            in_order=self._settings.in_order,
         )
 
     def _request(self, *, committing: bool) -> consumer_group_pb2.ConsumeRoundRequest:
@@ -192,6 +194,12 @@ class Rounds:
         answer: consumer_group_pb2.ConsumeRoundResponse,
         sent_s: float,
     ) -> None:
+        if request.in_order and not answer.in_order:
+            raise InvalidArgument(
+                "in_order: the coordinator is older than this setting, and would have several consumers read an"
+                " entry at once; upgrade the coordinators, or read without it",
+                setting="in_order",
+            )
         self._leases.apply(request, answer)
         self._discovery.look(answer.look)
         self._broker_cursors.note(answer.moved)

@@ -4,20 +4,26 @@ The oldest group of each entry that is not done is given to some member, and mor
 than `AHEAD`. A free group goes to the member that holds least, and of those to the one that has consumed least lately.
 So holdings differ by at most one, and as groups come to their ends, the extra ones go round. When a member joins and
 nothing is free, those that hold most are asked to give back groups: nobody else is disturbed.
+
+When there are fewer groups than members, a group is shared: its holder is asked to keep a part of it, and give up the
+rest (`Member.splitting`), which goes to a member that has nothing, and is shared further in the same way. So all
+members read a group at once, each another part of it, and nobody splits anything while there are enough groups for all.
+
+A stream that a member wants in order is not shared like that: of each entry only the oldest group that is not done is
+given to anybody.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from kera.coordinator.consumer_groups.leases import Leases
-from kera.coordinator.consumer_groups.members import Member, evened_out
-from kera.coordinator.consumer_groups.progress import GroupId, StreamletProgress
+from kera.coordinator.consumer_groups.members import AHEAD, Member, evened_out
+from kera.coordinator.consumer_groups.progress import Group, GroupId, StreamletProgress
 from kera.core.turns import at_once
-
-AHEAD = 2
-"""Groups for each member, where there are so many: while one is at its end, the next one is being fetched."""
 
 
 class Assignment:
@@ -48,45 +54,78 @@ class Assignment:
 
     def _giving(self, now_s: float) -> Generator[None, None, None]:
         recent = {member_id: member.recent(now_s) for member_id, member in self._leases.members.items()}
-        takers: dict[int, list[tuple[int, float, str]]] = {}
-        """By stream, those who may take more of it, as a heap: how much they have, and had lately."""
+        takers: dict[tuple[int, bool], list[tuple[int, float, str]]] = {}
+        """By stream, those who may take more of it, as a heap: how much they have, and had lately. And likewise those
+        of them who may take parts of groups."""
         waiting = []
+        wanted: set[tuple[int, bool]] = set()
+        """Of `takers`, those of whom somebody may take more. The deeper groups wait, the fewer take them."""
+        in_order = self._in_order
+        self._unsplit()
         for key2, each in list(self._leases.streamlets.items()):
             if each.waiting:
                 waiting.append(_keys_of_waiting(key2, each))
+                wanted |= {(key2[0], False), (key2[0], True)}
             yield
         self.is_short = False
-        wanted = {stream_id for stream_id, _ in self._leases.streamlets}
-        """Streams of which somebody may take more. The deeper groups wait, the fewer take them."""
         for depth, key in heapq.merge(*waiting):
             if not wanted:
                 break
-            if key.stream_id not in wanted:
+            if (key.stream_id, False) not in wanted and not key.part:
                 continue
             yield
-            streamlet = self._leases.streamlets.get(key[:2])
-            group = streamlet.groups.get(key.group_id) if streamlet is not None else None
-            if group is None or group.member_id or group.done:
-                continue  # since it was looked for
-            if key.stream_id not in takers:
-                takers[key.stream_id] = self._takers(key.stream_id, recent)
-            taker = self._taker(takers[key.stream_id])
+            group = self._free_group(key, in_order, depth)
+            if group is None:
+                continue
+            kind = key.stream_id, key.part > 0 or group.end is not None
+            if kind not in wanted:
+                continue
+            if kind not in takers:
+                takers[kind] = self._takers(key.stream_id, recent, parts=kind[1])
+            taker = self._taker(takers[kind])
             if taker is None and not depth:
                 self.is_short |= any(key.stream_id in other.stream_ids for other in self._leases.members.values())
             if taker is None or (depth and taker.at_work >= AHEAD):
-                wanted.discard(key.stream_id)
+                wanted.discard(kind)
+                if not kind[1]:  # those who take parts are among them
+                    wanted.discard((key.stream_id, True))
                 continue
             self._leases.give(key, taker)
-        self._ask_back({member_id: member.recent(now_s) for member_id, member in self._leases.members.items()})
+        recent = {member_id: member.recent(now_s) for member_id, member in self._leases.members.items()}
+        self._ask_back(recent)
+        yield from self._ask_to_split(recent, in_order)
 
-    def _takers(self, stream_id: int, recent: Mapping[str, float]) -> list[tuple[int, float, str]]:
+    def _free_group(self, key: GroupId, in_order: AbstractSet[int], depth: int) -> Group | None:
+        """What nobody has taken or finished since it was looked for, if it may be given to somebody now."""
+        streamlet = self._leases.streamlets.get(key[:2])
+        group = streamlet.groups.get(key[2:]) if streamlet is not None else None
+        if streamlet is None or group is None or group.member_id or group.done:
+            return None
+        waits = key.stream_id in in_order and (depth > 0 or not streamlet.is_next(key))
+        return None if waits else group
+
+    def _takers(self, stream_id: int, recent: Mapping[str, float], *, parts: bool) -> list[tuple[int, float, str]]:
         found = [
             (member.at_work, recent.get(member_id, 0.0), member_id)
             for member_id, member in self._leases.members.items()
-            if stream_id in member.stream_ids
+            if stream_id in member.stream_ids and (member.splits or not parts)
         ]
         heapq.heapify(found)
         return found
+
+    @property
+    def _in_order(self) -> set[int]:
+        """Streams that a member wants in order."""
+        return {each for member in self._leases.members.values() if member.in_order for each in member.stream_ids}
+
+    def _unsplit(self) -> None:
+        """If none of the members understands parts of groups, what is in parts is made whole again."""
+        members = self._leases.members.values()
+        if not members or any(member.splits or not member.stream_ids for member in members):
+            return
+        for key, streamlet in self._leases.streamlets.items():
+            if streamlet.parts and streamlet.unsplit():
+                self._leases.dirty.add(key)
 
     def _taker(self, heap: list[tuple[int, float, str]]) -> Member | None:
         """Who has least, of those who may take more; what the heap says of others is brought up to date."""
@@ -111,7 +150,39 @@ class Assignment:
                 member.give_back = asked[member_id]
                 self._leases.note(member)
 
+    def _ask_to_split(self, recent: Mapping[str, float], in_order: AbstractSet[int]) -> Generator[None, None, None]:
+        """Decide anew who is to give up the rest of a group, for those who have too little to read.
+
+        As many holders as there are such members: those that were asked before, then those that have consumed most.
+        """
+        members = list(self._leases.members.values())
+        hungry: Counter[int] = Counter()
+        """By stream."""
+        for member in members:
+            if member.splits and len(member.held) < member.groups_max and member.is_hungry:
+                hungry.update(member.stream_ids - in_order)
+            yield
+        asked: dict[str, set[GroupId]] = {}
+        holders: list[tuple[bool, float, str, GroupId]] = []
+        for member in members if hungry else ():
+            for key, group in member.held.items():
+                if member.splits and hungry[key.stream_id] and group.end is None and key not in member.ended:
+                    holders.append(
+                        (key not in member.splitting, -recent.get(member.member_id, 0.0), member.member_id, key)
+                    )
+            yield
+        for _, _, member_id, key in sorted(holders):
+            streamlet = self._leases.streamlets.get(key[:2])
+            if hungry[key.stream_id] and streamlet is not None and streamlet.may_split:
+                hungry[key.stream_id] -= 1
+                asked.setdefault(member_id, set()).add(key)
+        for member_id, member in self._leases.members.items():
+            splitting = asked.get(member_id, set()) & member.held.keys()
+            if member.splitting != splitting:
+                member.splitting = splitting
+                self._leases.note(member)
+
 
 def _keys_of_waiting(key: tuple[int, int], streamlet: StreamletProgress) -> Iterator[tuple[int, GroupId]]:
     """As `StreamletProgress.waiting`, with what names them everywhere."""
-    return ((depth, GroupId(*key, group_id)) for depth, group_id in streamlet.waiting)
+    return ((depth, GroupId(*key, group_id, part)) for depth, group_id, part in streamlet.waiting)

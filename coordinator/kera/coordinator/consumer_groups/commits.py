@@ -6,7 +6,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
 from kera.coordinator.consumer_groups.leases import Leases
+from kera.coordinator.consumer_groups.members import Member
 from kera.coordinator.consumer_groups.progress import (
+    Group,
     GroupId,
     StreamletProgress,
     key_of,
@@ -56,26 +58,54 @@ class Commits:
                 continue
             if step.next.entry != group.entry:
                 raise InvalidArgument(f"group {key.group_id} belongs to entry {group.entry}, not {step.next.entry}")
-            position = position_of(step.next)
-            if position > group.next:
-                self._leases.dirty.add(key[:2])  # also if a later step makes no sense
-                group.next, group.next_record = position, known(step, "next_record")
+            if self._go_on(key, group, step):
                 changed.add(key[:2])
             for told in records_in(step.told):
                 if told in group.lost:
                     group.lost.remove(told)
                     self._leases.dirty.add(key[:2])
                     changed.add(key[:2])
+            if step.HasField("split"):
+                self._split(key, step)
+                changed.add(key[:2])
             if step.finished or step.released:
-                group.done = step.finished
-                if step.finished and group.end_record is None:
-                    group.end_record = known(step, "next_record")
-                self._ended[(*key[:2], step.lease)] = member_id
-                if len(self._ended) > ENDED_MAX:
-                    self._ended.popitem(last=False)
-                self._leases.free(member, key)
+                self._end(member, key, step)
                 changed.add(key[:2])
         return changed, refused
+
+    def _go_on(self, key: GroupId, group: Group, step: messages.GroupStep) -> bool:
+        """More of what the member holds is done; False: as much as before."""
+        position = position_of(step.next)
+        if group.end is not None and position > group.end:
+            raise InvalidArgument(
+                f"part {key.part} of group {key.group_id} ends at {tuple(group.end)}, before {tuple(position)}"
+            )
+        if position <= group.next:
+            return False
+        self._leases.dirty.add(key[:2])  # also if a later step makes no sense
+        group.next, group.next_record = position, known(step, "next_record")
+        return True
+
+    def _end(self, member: Member, key: GroupId, step: messages.GroupStep) -> None:
+        """The member has nothing more to do with what it holds."""
+        group = member.held[key]
+        group.done = step.finished
+        if step.finished and group.end_record is None:
+            group.end_record = known(step, "next_record")
+        self._ended[(*key[:2], step.lease)] = member.member_id
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+        self._leases.free(member, key)
+
+    def _split(self, key: GroupId, step: messages.GroupStep) -> None:
+        """The member gives up the rest of what it holds, unless that is not wanted any more."""
+        at = position_of(step.split)
+        if (step.split.group_id, step.split.entry) != (key.group_id, step.next.entry):
+            raise InvalidArgument(f"group {key.group_id} cannot be split at {tuple(at)}, in another group or entry")
+        streamlet = self._leases.streamlets[key[:2]]
+        streamlet.split(key, at, known(step, "split_record"))
+        self._leases.members[streamlet.groups[key[2:]].member_id].splitting.discard(key)
+        self._leases.balanced = False
 
     def _is_repeated(self, member_id: str, step: messages.GroupStep, key: GroupId) -> bool:
         """Whether a step was carried out before, and its answer was lost."""

@@ -67,7 +67,7 @@ class ConsumerGroup:
         """
         check_round(request)
         self.expire(now_s)
-        response = messages.ConsumeRoundResponse()
+        response = messages.ConsumeRoundResponse(in_order=request.in_order)
         member = self._speaking(request, now_s)
         moved: dict[tuple[int, int, int], common_pb2.Cursor] = {}
         steps: defaultdict[tuple[int, int], list[messages.GroupStep]] = defaultdict(list)
@@ -184,8 +184,9 @@ class ConsumerGroup:
         member.timeouts = Timeouts(request.session_timeout_ms, request.progress_timeout_ms)
         member.busy_since_s = now_s - request.busy_ms / 1000 if request.busy_ms else None
         stream_ids = frozenset(request.stream_ids)
-        if (member.groups_max, member.stream_ids) != (request.groups_max, stream_ids):
-            member.groups_max, member.stream_ids = request.groups_max, stream_ids
+        wishes = (request.groups_max, stream_ids, request.splits, request.in_order)
+        if (member.groups_max, member.stream_ids, member.splits, member.in_order) != wishes:
+            member.groups_max, member.stream_ids, member.splits, member.in_order = wishes
             self.leases.balanced = False
         ended = {key for step in request.ended if (key := key_of(step)) in member.held}
         for key in ended ^ member.ended:

@@ -188,8 +188,8 @@ def where_to_ask(
 def done_behind_cursors(progress: StreamletProgress) -> int:
     """Records behind the cursors that are done, as others before them are not; as far as it is known how many."""
     records = 0
-    for group_id, group in progress.groups.items():
+    for group in progress.groups.values():
         end = group.end_record if group.done else group.next_record
-        if group_id > progress.cursors[group.entry].group_id and None not in (group.first_record, end):
+        if group.next > progress.cursors[group.entry] and None not in (group.first_record, end):
             records += (end or 0) - (group.first_record or 0)
     return records

@@ -28,12 +28,12 @@ class Leases:
         """Take up what was stored. Holders of groups are members, and count as just seen."""
         streamlet = StreamletProgress.from_message(message)
         self.streamlets[message.stream_id, message.streamlet_id] = streamlet
-        for group_id, group in streamlet.groups.items():
+        for key, group in streamlet.groups.items():
             if group.member_id:
                 member = self.members.setdefault(
                     group.member_id, Member(group.member_id, now_s, timeouts=group.timeouts)
                 )
-                member.held[GroupId(message.stream_id, message.streamlet_id, group_id)] = group
+                member.held[GroupId(message.stream_id, message.streamlet_id, *key)] = group
 
     def take_dirty(self) -> list[tuple[int, int]]:
         """The streamlets of which something has to be stored, which counts as stored from now on."""
@@ -59,7 +59,7 @@ class Leases:
         """A member holds a group from now on."""
         streamlet = self.streamlets[key[:2]]
         streamlet.changed()
-        group = streamlet.groups[key.group_id]
+        group = streamlet.groups[key[2:]]
         streamlet.lease += 1
         group.lease = streamlet.lease
         group.member_id, group.timeouts = member.member_id, member.timeouts
@@ -73,6 +73,7 @@ class Leases:
         group.member_id, group.ended = "", False
         self.streamlets[key[:2]].changed()
         member.give_back.discard(key)
+        member.splitting.discard(key)
         member.ended.discard(key)
         self.note(member)
         self.balanced = False
@@ -81,6 +82,6 @@ class Leases:
     def free_streamlet(self, key: tuple[int, int]) -> None:
         """Nobody holds a group of this streamlet any more."""
         streamlet = self.streamlets.get(key)
-        for group_id, group in list(streamlet.groups.items()) if streamlet is not None else ():
+        for each, group in list(streamlet.groups.items()) if streamlet is not None else ():
             if group.member_id:
-                self.free(self.members[group.member_id], GroupId(*key, group_id))
+                self.free(self.members[group.member_id], GroupId(*key, *each))

@@ -17,6 +17,11 @@ from kera.v1 import consumer_group_pb2 as messages
 
 RECENT_HALF_LIFE_S = 60.0
 """What was consumed longer ago counts less."""
+AHEAD = 2
+"""Groups for each member, where there are so many: while one is at its end, the next one is being fetched."""
+SPLIT_BYTES = 1 << 20
+"""How much of a group a member keeps when others have nothing to read. Each part costs some requests to the
+coordinator, of some milliseconds together; so it is as much as takes longer to process than that."""
 
 
 @dataclass(slots=True)
@@ -32,10 +37,16 @@ class Member:
     groups_max: int = 0
     stream_ids: frozenset[int] = frozenset()
     """Empty: not known yet; it gets nothing."""
+    splits: bool = False
+    """It understands parts of groups."""
+    in_order: bool = False
+    """It wants the entries of its streams in order."""
     bytes_consumed: int = 0
     held: dict[GroupId, Group] = field(default_factory=dict)
     give_back: set[GroupId] = field(default_factory=set)
     """Of those it holds."""
+    splitting: set[GroupId] = field(default_factory=set)
+    """Likewise: it is to give up the rest of them after `SPLIT_BYTES`."""
     ended: set[GroupId] = field(default_factory=set)
     """Likewise: it has nothing more to do with them but to commit."""
     version: int = 0
@@ -49,6 +60,17 @@ class Member:
     def at_work(self) -> int:
         """How many groups it reads."""
         return len(self.held) - len(self.ended)
+
+    @property
+    def is_hungry(self) -> bool:
+        """It would read more if there was more: it has fewer than `AHEAD`, and only parts that end soon."""
+        if self.at_work >= AHEAD:
+            return False
+        return all(group.end is not None for key, group in self.held.items() if key not in self.ended)
+
+    def can_hold(self, key: GroupId, group: Group) -> bool:
+        """Whether it understands what it would be given."""
+        return self.splits or (not key.part and group.end is None)
 
     def recent(self, now_s: float) -> float:
         """Bytes consumed lately."""
@@ -76,6 +98,9 @@ def leases_of(member: Member) -> Iterator[messages.GroupLease]:
             next_record=group.next_record,
             end_record=group.end_record,
             lost=ranges_of(group.lost),
+            part=key.part,
+            end=cursor_of(entry, group.end) if group.end is not None else None,
+            split_bytes=SPLIT_BYTES if key in member.splitting else 0,
         )
 
 
@@ -112,6 +137,10 @@ def evened_out(members: Mapping[str, Member], recent: Mapping[str, float]) -> It
                 heapq.heappush(takers, (count[name], recent[name], name))
 
 
+def _suits(low: Member, key: GroupId, high: Member) -> bool:
+    return key.stream_id in low.stream_ids and low.can_hold(key, high.held[key])
+
+
 def _offer(
     members: Mapping[str, Member],
     low: Member,
@@ -132,7 +161,7 @@ def _offer(
             member = members[high]
             offer = sorted((key in member.give_back, key) for key in member.held.keys() - member.ended)
             offers[high] = offer
-        at = next((at for at in reversed(range(len(offer))) if offer[at][1].stream_id in low.stream_ids), None)
+        at = next((at for at in reversed(range(len(offer))) if _suits(low, offer[at][1], members[high])), None)
         if at is None:
             passed.append(giver)
         else:

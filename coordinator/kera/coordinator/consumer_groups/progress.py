@@ -7,7 +7,8 @@ Invariants:
 
 1. Positions of groups, and cursors of entries, never go back.
 2. No group is left out: members name the groups of a streamlet in intervals of ids that follow each other
-   (`StreamletProgress.see`), and a group stays known until it is done.
+   (`StreamletProgress.see`), and a group stays known until it is done. The parts of a group follow each other without
+   a gap: each ends where the next one starts, and the last one ends with the group.
 3. Everything before an entry's cursor is done.
 4. Records are not passed over silently. Groups that go as a whole before any member has found them leave a gap between
    the ordinals of their neighbours. It belongs to the group behind it (`Group.lost`), whose holder tells the user, and
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from kera.coordinator.consumer_groups.stored_parts import describe_whole, parts_in
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.v1 import common_pb2
@@ -32,16 +34,21 @@ its streamlet when there are so many after it."""
 WAITING_MAX = 128
 """Groups of a streamlet that nobody holds, of those that are known. Of a backlog the next ones are found when half of
 them are given; so what is stored and looked at does not grow with it."""
+PARTS_MAX = 128
+"""Parts of groups of a streamlet that are known: a group is not split further as long as there are so many. That bounds
+what is stored when a part stays behind: those after it are known until it is done."""
 SESSION_DEFAULT_MS = 10_000
 """Of members whose time-outs nobody has written down."""
 
 
 class GroupId(NamedTuple):
-    """Names a group."""
+    """Names a group, or a part of one."""
 
     stream_id: int
     streamlet_id: int
     group_id: int
+    part: int = 0
+    """Number of the part within the group; a group that was not split is its part 0."""
 
 
 class Records(NamedTuple):
@@ -67,11 +74,13 @@ UNKNOWN_TIMEOUTS = Timeouts(SESSION_DEFAULT_MS, 0)
 
 @dataclass(slots=True)
 class Group:
-    """A group that is not left behind yet."""
+    """A group, or a part of one, that is not left behind yet."""
 
     entry: int
     next: Position
     """Next byte to read; of one that is done, its end."""
+    end: Position | None = None
+    """Where the part ends, and the next one of the group starts; None: it ends with the group."""
     done: bool = False
     member_id: str = ""
     """Who holds it; empty: nobody."""
@@ -117,11 +126,13 @@ class StreamletProgress:
         """Per entry: with which the last group that was left behind was held."""
         self.listed = max(0, min((cursor.group_id for cursor in self.cursors), default=0) - 1)
         """Groups up to this id are done, or in `groups`."""
-        self.groups: dict[int, Group] = {}
-        """By id, in that order."""
+        self.groups: dict[tuple[int, int], Group] = {}
+        """By id and part, in that order."""
         self.lease = lease
         """The last one that was given."""
-        self._waiting: list[tuple[int, int]] | None = None
+        self._waiting: list[tuple[int, int, int]] | None = None
+        self.parts = 0
+        """How many of `groups` are parts of a group that was split."""
 
     @classmethod
     def from_message(cls, message: messages.StreamletProgress) -> StreamletProgress:
@@ -132,10 +143,11 @@ class StreamletProgress:
         for entry, each in enumerate(message.records):
             self.lost[entry], self.leases[entry] = records_in(each.lost), each.lease
         self.listed = message.listed_group_id
-        for item in message.groups:
-            self.groups[item.next.group_id] = Group(
+        for item in parts_in(message):
+            self.groups[item.next.group_id, item.part] = Group(
                 item.next.entry,
                 position_of(item.next),
+                position_of(item.end) if item.HasField("end") else None,
                 item.done,
                 item.member_id,
                 lease=item.lease,
@@ -146,6 +158,7 @@ class StreamletProgress:
                 lost=records_in(item.lost),
                 timeouts=Timeouts(item.session_timeout_ms or SESSION_DEFAULT_MS, item.progress_timeout_ms),
             )
+        self.parts = sum(_is_part(key, group) for key, group in self.groups.items())
         return self
 
     def to_message(self, consumer_group: str) -> messages.StreamletProgress:
@@ -162,22 +175,35 @@ class StreamletProgress:
                 for record, lost, left in zip(self.records, self.lost, self.leases, strict=True)
             ],
         )
-        for group in self.groups.values():
-            held = bool(group.member_id)
-            message.groups.add(
-                next=self._cursor(group.entry, group.next),
-                done=group.done,
-                member_id=group.member_id,
-                lease=group.lease,
-                first_record=group.first_record,
-                next_record=group.next_record,
-                end_record=group.end_record,
-                joined=group.joined,
-                lost=ranges_of(group.lost),
-                session_timeout_ms=group.timeouts.session_ms if held else 0,
-                progress_timeout_ms=group.timeouts.progress_ms if held else 0,
-            )
+        wholes: dict[int, messages.GroupProgress] = {}
+        for (group_id, part), group in self.groups.items():
+            if not _is_part((group_id, part), group):
+                message.groups.append(self._stored(part, group))
+                continue
+            if group_id not in wholes:
+                wholes[group_id] = message.groups.add()
+            wholes[group_id].parts.append(self._stored(part, group))
+        for whole in wholes.values():
+            describe_whole(whole)
         return message
+
+    def _stored(self, part: int, group: Group) -> messages.GroupProgress:
+        held = bool(group.member_id)
+        return messages.GroupProgress(
+            next=self._cursor(group.entry, group.next),
+            done=group.done,
+            member_id=group.member_id,
+            lease=group.lease,
+            first_record=group.first_record,
+            next_record=group.next_record,
+            end_record=group.end_record,
+            joined=group.joined,
+            lost=ranges_of(group.lost),
+            session_timeout_ms=group.timeouts.session_ms if held else 0,
+            progress_timeout_ms=group.timeouts.progress_ms if held else 0,
+            end=self._cursor(group.entry, group.end) if group.end is not None else None,
+            part=part,
+        )
 
     def cursor(self, entry: int) -> common_pb2.Cursor:
         """An entry's cursor as a message."""
@@ -187,23 +213,23 @@ class StreamletProgress:
         return cursor_of(EntryId(self.stream_id, self.streamlet_id, entry), position)
 
     @property
-    def waiting(self) -> list[tuple[int, int]]:
-        """Groups that nobody holds, in the order in which they are to be given.
+    def waiting(self) -> list[tuple[int, int, int]]:
+        """Groups and parts that nobody holds, in the order in which they are to be given.
 
-        Of each: how many groups of its entry come before it that are to be read, and its id.
+        Of each: how many of its entry come before it that are to be read, its id, and its part.
         """
         if self._waiting is None:
             self._waiting = self._find_waiting()
         return self._waiting
 
-    def _find_waiting(self) -> list[tuple[int, int]]:
+    def _find_waiting(self) -> list[tuple[int, int, int]]:
         found = []
         depths: Counter[int] = Counter()
-        for group_id, group in self.groups.items():
+        for (group_id, part), group in self.groups.items():
             if group.done or group.ended:
                 continue
             if not group.member_id:
-                found.append((depths[group.entry], group_id))
+                found.append((depths[group.entry], group_id, part))
             depths[group.entry] += 1
         return sorted(found)
 
@@ -214,7 +240,7 @@ class StreamletProgress:
     def has_done(self, step: messages.GroupStep) -> bool:
         """Whether what somebody says of a group that it held with this lease is known."""
         place = step.next
-        group = self.groups.get(place.group_id)
+        group = self.groups.get((place.group_id, step.part))
         if group is None:  # left behind
             return step.finished and step.lease > 0 and step.lease in self.leases[place.entry : place.entry + 1]
         if group.lease != step.lease:
@@ -257,7 +283,7 @@ class StreamletProgress:
             if last < self.cursors[start.entry].group_id:
                 continue
             room -= 1
-            group = newest[start.entry] = self.groups[last] = self._found(each, newest.get(start.entry))
+            group = newest[start.entry] = self.groups[last, 0] = self._found(each, newest.get(start.entry))
             group.next_record, group.end_record = group.first_record, known(each, "end_record")
         self.listed = max(self.listed, seen.through_group_id)
         return self.listed > before
@@ -275,6 +301,66 @@ class StreamletProgress:
             return Group(entry, start, first_record=seen.first_record)
         return Group(entry, begin)  # its start is gone, and the reader is told of that
 
+    def is_next(self, key: GroupId) -> bool:
+        """Whether all that comes before a group or part in its entry is done."""
+        entry = self.groups[key[2:]].entry
+        return key[2:] == next(each for each, group in self.groups.items() if group.entry == entry and not group.done)
+
+    @property
+    def may_split(self) -> bool:
+        """Whether a group may get another part."""
+        return self.parts < PARTS_MAX
+
+    def split(self, key: GroupId, at: Position, record: int | None) -> bool:
+        """End a part at a position, where the record with that ordinal is; what follows is the group's next part.
+
+        False if that is not possible: the part does not end with its group, more of it is done already, or there are
+        `PARTS_MAX` parts. Doing it again changes nothing, and is True.
+        """
+        group = self.groups[key[2:]]
+        if group.end is not None:
+            return group.end == at
+        if at < group.next or not self.may_split:
+            return False
+        following = Group(
+            group.entry, at, first_record=record, next_record=record, end_record=group.end_record, joined=True
+        )
+        self.parts += 1 if key.part else 2
+        group.end, group.end_record = at, record
+        self.groups[key.group_id, key.part + 1] = following
+        self.groups = dict(sorted(self.groups.items(), key=lambda item: item[0]))
+        self.changed()
+        return True
+
+    def unsplit(self) -> bool:
+        """Make one of the parts of each group of which nobody holds one; whether there was any.
+
+        It starts at the first place that is not done. What was done behind that is read again: this is for members
+        that do not understand parts, when there are no others.
+        """
+        parts: dict[int, list[tuple[tuple[int, int], Group]]] = {}
+        for key, group in self.groups.items():
+            if _is_part(key, group):
+                parts.setdefault(key[0], []).append((key, group))
+        found = False
+        for group_id, items in parts.items():
+            first, last = items[0][1], items[-1][1]
+            whole = next((group for _, group in items if not group.done), None)
+            if whole is None or any(group.member_id for _, group in items):
+                continue
+            found = True
+            whole.lost = [gap for _, group in items for gap in group.lost]
+            whole.first_record, whole.joined = first.first_record, first.joined
+            whole.end, whole.end_record, whole.lease = None, last.end_record, 0
+            self.parts -= len(items)
+            for key, _ in items:
+                del self.groups[key]
+            self.groups[group_id, 0] = whole
+        if found:
+            self.groups = dict(sorted(self.groups.items(), key=lambda item: item[0]))
+            self.changed()
+        return found
+
     def advance(self) -> tuple[list[int], list[Group]]:
         """Find gaps, leave behind what is done, and move cursors.
 
@@ -284,7 +370,7 @@ class StreamletProgress:
         telling = self._join()
         moved: set[int] = set()
         unfinished: set[int] = set()
-        for group_id, group in list(self.groups.items()):
+        for key, group in list(self.groups.items()):
             pending = self.lost[group.entry]
             if group.done:
                 pending += group.lost
@@ -296,7 +382,8 @@ class StreamletProgress:
             if group.entry in unfinished:
                 continue
             if group.done:
-                del self.groups[group_id]
+                self.parts -= _is_part(key, group)
+                del self.groups[key]
                 self.records[group.entry], self.leases[group.entry] = group.end_record, group.lease
             else:
                 unfinished.add(group.entry)
@@ -338,6 +425,10 @@ class StreamletProgress:
         return fresh
 
 
+def _is_part(key: tuple[int, int], group: Group) -> bool:
+    return key[1] > 0 or group.end is not None
+
+
 def lowest(cursors: Iterable[common_pb2.Cursor]) -> list[common_pb2.Cursor]:
     """Of several consumer groups' cursors, the lowest of each entry."""
     found: dict[EntryId, common_pb2.Cursor] = {}
@@ -350,7 +441,7 @@ def lowest(cursors: Iterable[common_pb2.Cursor]) -> list[common_pb2.Cursor]:
 
 def key_of(step: messages.GroupStep) -> GroupId:
     """The group of a step."""
-    return GroupId(step.next.stream_id, step.next.streamlet_id, step.next.group_id)
+    return GroupId(step.next.stream_id, step.next.streamlet_id, step.next.group_id, step.part)
 
 
 def position_of(cursor: common_pb2.Cursor) -> Position:

@@ -1,0 +1,58 @@
+"""Giving up the rest of a group of segments, when other consumers of the consumer group have nothing to read.
+
+The coordinator asks for it with a lease. As soon as enough is fetched the lease is cut where a chunk ends, nothing more
+is fetched, and the next round says where that is. If the coordinator agrees, the lease ends there. If it does not, as
+nobody wants the rest any more, fetching goes on behind the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from kera.client.cluster.fetch import Fetched
+from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.lease import Lease
+from kera.core.ids import Position
+from kera.v1 import consumer_group_pb2
+
+
+class Splitting:
+    """Of the leases of one member."""
+
+    def __init__(self, fetcher: Fetcher, *, report_soon: Callable[[], None]) -> None:
+        """`report_soon`: called when a lease is cut, which the coordinator has to be told."""
+        self._fetcher = fetcher
+        self._report_soon = report_soon
+
+    def watch(self, lease: Lease) -> None:
+        """See what comes of the range of a lease."""
+        self._fetcher.arrivals.watch(lease.range, partial(self._came, lease))
+
+    def asked(self, lease: Lease, split_bytes: int) -> None:
+        """Others want the rest of a lease after so many bytes; 0: nobody does."""
+        lease.split_behind(split_bytes, self._waiting(lease))
+        self._stop_at_cut(lease)
+
+    def answered(self, lease: Lease, message: consumer_group_pb2.GroupLease) -> Position | None:
+        """The coordinator has heard of a cut: it agrees, and the lease ends there. Else where reading goes on."""
+        cut, lease.cut = lease.cut, None
+        if cut is None or not message.HasField("end"):
+            return cut.position if cut is not None else None
+        lease.end, lease.end_record = cut.position, cut.record
+        return None
+
+    def _came(self, lease: Lease, fetched: Fetched) -> None:
+        lease.came(fetched)
+        self._stop_at_cut(lease)
+
+    def _waiting(self, lease: Lease) -> Iterator[Fetched]:
+        """What was fetched of a lease, and is not being delivered yet."""
+        for each in self._fetcher.arrivals.waiting():
+            if each.range is lease.range and each.fetched is not None:
+                yield each.fetched
+
+    def _stop_at_cut(self, lease: Lease) -> None:
+        if lease.cut is not None and not lease.range.closed:
+            self._fetcher.remove(lease.range)
+            self._report_soon()

@@ -1,0 +1,140 @@
+"""Consumers that share one group of segments, each another part of it; and entries that are read in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, Self
+
+import pytest
+
+from kera.client import GroupConsumer
+from kera.coordinator.consumer_groups import members
+from kera.coordinator.consumer_groups.progress import StreamletProgress
+from kera.core.errors import InvalidArgument
+from tests.unit.client.conftest import MakeMember
+from tests.unit.client.group_support import ROWS, GroupCluster, take
+from tests.unit.client.support import until
+
+COUNT = 24
+"""Of 4 KB each: less than a group."""
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "SPLIT_BYTES", 8_000)
+
+
+class Readers:
+    """Several consumers, each in a task, that let the others have their turn after each record."""
+
+    def __init__(self, consumers: list[GroupConsumer]) -> None:
+        self.taken: list[list[int]] = [[] for _ in consumers]
+        self.in_turn: list[int] = []
+        """What all of them took."""
+        self._tasks = [asyncio.create_task(self._read(*each)) for each in zip(consumers, self.taken, strict=True)]
+
+    async def _read(self, consumer: GroupConsumer, taken: list[int]) -> None:
+        async for record in consumer:
+            taken.append(int((record.value or b"")[:6]))
+            self.in_turn.append(taken[-1])
+            await asyncio.sleep(0.01)  # sleep: the work of a consumer
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*self._tasks)
+
+    async def have(self, count: int) -> None:
+        await until(lambda: len(self.in_turn) >= count)
+
+
+async def started(make_member: MakeMember, count: int, **settings: Any) -> list[GroupConsumer]:
+    consumers = [make_member(**settings) for _ in range(count)]
+    for consumer in consumers:
+        await consumer.start()
+    return consumers
+
+
+@pytest.mark.parametrize("joined_bytes_max", [0, 1 << 18])
+async def test_consumers_share_one_group_that_was_written_before(
+    make_member: MakeMember, fill_groups: Any, joined_bytes_max: int
+) -> None:
+    await fill_groups(COUNT)
+    async with Readers(await started(make_member, 3, joined_bytes_max=joined_bytes_max)) as readers:
+        await readers.have(COUNT)
+    assert sorted(readers.in_turn) == list(range(COUNT)), "each record once"
+    assert min(map(len, readers.taken)) > 0
+
+
+async def test_consumers_share_one_group_while_it_is_written(make_member: MakeMember, fill_groups: Any) -> None:
+    async with Readers(await started(make_member, 3)) as readers:
+        for sent in range(6, 5 * COUNT + 1, 6):
+            await fill_groups(6)
+            await readers.have(sent)
+    assert sorted(readers.in_turn) == list(range(5 * COUNT))
+    assert min(map(len, readers.taken)) > 0
+
+
+async def test_answers_that_are_lost_split_nothing_twice(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
+    await fill_groups(COUNT)
+    groups.lose_answers = 1000
+    async with Readers(await started(make_member, 3)) as readers:
+        await readers.have(COUNT)
+    assert sorted(readers.in_turn) == list(range(COUNT))
+
+
+async def test_who_comes_next_goes_on_in_all_parts(make_member: MakeMember, fill_groups: Any) -> None:
+    await fill_groups(COUNT)
+    consumers = await started(make_member, 3, commit_interval_ms=0)
+    async with Readers(consumers) as readers:
+        await until(lambda: all(readers.taken))
+    for consumer in consumers:
+        await consumer.commit()
+        await consumer.close()
+    async with Readers(await started(make_member, 1)) as last:
+        await until(lambda: {*readers.in_turn, *last.in_turn} == set(range(COUNT)))
+    assert len(set(readers.in_turn) & set(last.in_turn)) <= 3, "of a chunk that was begun, and no others"
+
+
+async def test_a_group_is_read_on_when_the_coordinator_does_not_split_it(
+    make_member: MakeMember, fill_groups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    def split(*_: object) -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    monkeypatch.setattr(StreamletProgress, "split", split)
+    await fill_groups(COUNT)
+    async with Readers(await started(make_member, 2)) as readers:
+        await readers.have(COUNT)
+    assert sorted(readers.in_turn) == list(range(COUNT))
+    assert asked
+
+
+async def test_in_order_an_entry_is_read_from_its_start_to_its_end(make_member: MakeMember, fill_groups: Any) -> None:
+    await fill_groups()
+    async with Readers(await started(make_member, 3, in_order=True)) as readers:
+        await readers.have(ROWS)
+    assert readers.in_turn == list(range(ROWS))
+
+
+async def test_a_coordinator_that_keeps_no_order_is_no_secret(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
+    def older(answer: Any) -> None:
+        answer.in_order = False
+
+    groups.spoil = older
+    await fill_groups(1)
+    with pytest.raises(InvalidArgument, match="upgrade the coordinators"):
+        await take(make_member(in_order=True), 1)
