@@ -54,7 +54,7 @@ def create(
         help="Entries per streamlet, append-only chains that take appends side by side; 1 keeps it totally ordered.",
     ),
     group_segments: int | None = typer.Option(
-        None, min=1, metavar="P", help="Segments per group. Default: the client's."
+        None, min=1, metavar="P", help="Segments per group, the unit that consumers share; fixed. Default: 16."
     ),
     replication: int | None = typer.Option(
         None,

@@ -78,7 +78,8 @@ class Admin:
 
         `streamlets` (M) is fixed for ever; they are spread over `brokers` (N; 0: all). `entries` (Q) is the number of
         append-only chains per streamlet: 1 gives a total order per streamlet, more let producers append side by side.
-        A group has `group_segments` (P) segments. With a `schema`, the stream takes batches of it; `key_column`
+        A group has `group_segments` (P) segments, also fixed: it is what a consumer of a consumer group is given, whole
+        or in parts (docs/consumer-groups.md). With a `schema`, the stream takes batches of it; `key_column`
         partitions them, `timestamp_column` gives their time. A dataclass or a pydantic model stands for the schema with
         its fields (`kera.client.arrow_schema_of`).
 
