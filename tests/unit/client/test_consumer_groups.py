@@ -4,14 +4,14 @@ from typing import Any, cast
 
 import pytest
 
-from kera.client.admin.consumer_groups import measure_lag
+from kera.client.admin.consumer_groups import known_groups, measure_lag, unread
 from kera.client.cluster.cluster import Cluster
 from kera.client.consuming.committed import report_cursors
 from kera.client.types import StreamDescription
 from kera.core.errors import ProtocolError
 from kera.core.ids import EntryId, Position
 from kera.core.rpc import Method, Reply
-from kera.v1 import broker_pb2
+from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2
 from tests.unit.client.support import description
 
 
@@ -59,3 +59,24 @@ async def test_an_answer_that_has_not_all_lags_is_an_error_of_who_gave_it() -> N
     entry = EntryId(description().stream_id, 0, 0)
     with pytest.raises(ProtocolError, match="an answer makes no sense"):
         await measure_lag(cast(Cluster, Brokers()), "s", [(entry, Position(1, 1, 0))])
+
+
+def test_of_a_group_in_parts_each_part_is_unread_up_to_its_end() -> None:
+    """The lag of a consumer group, and what a reset would read again."""
+
+    def at(group_id: int, offset: int) -> common_pb2.Cursor:
+        return common_pb2.Cursor(group_id=group_id, segment_id=1, position=offset)
+
+    part = consumer_group_pb2.GroupProgress
+    parts = [
+        part(next=at(3, 64), end=at(3, 640)),
+        part(next=at(3, 1280), end=at(3, 1280), part=1, done=True),
+        part(next=at(3, 1280), part=2),
+    ]
+    progress = consumer_group_pb2.StreamletProgress(groups=[part(next=at(3, 64), parts=parts), part(next=at(4, 0))])
+    assert unread(Position(3, 1, 64), known_groups(progress, 0)) == [
+        (Position(3, 1, 64), Position(3, 1, 640)),
+        (Position(3, 1, 1280), Position(4, 1, 0)),
+        (Position(4, 1, 0), None),
+    ]
+    assert known_groups(progress, 1) == []

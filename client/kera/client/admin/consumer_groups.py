@@ -194,8 +194,7 @@ async def _progress(
     for progress in progresses:
         for number, cursor in enumerate(progress.cursors):
             entry = EntryId(progress.stream_id, progress.streamlet_id, number)
-            groups = [part for group in progress.groups for part in group.parts or (group,)]
-            groups = [group for group in groups if group.next.entry == number]
+            groups = known_groups(progress, number)
             spans = unread(position_of(cursor), groups)
             found.append((entry, position_of(cursor), groups, spans))
             points.update(_Point(entry, position) for span in spans for position in span if position is not None)
@@ -212,6 +211,12 @@ async def _progress(
         )
         for entry, cursor, groups, spans in found
     ]
+
+
+def known_groups(progress: consumer_group_pb2.StreamletProgress, entry: int) -> list[consumer_group_pb2.GroupProgress]:
+    """The groups of an entry that a consumer group knows, in order; of those in parts the parts."""
+    groups = (part for group in progress.groups for part in group.parts or (group,))
+    return [group for group in groups if group.next.entry == entry]
 
 
 def unread(cursor: Position, groups: Sequence[consumer_group_pb2.GroupProgress]) -> list[_Span]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kera.client import arguments
-from kera.client.admin.consumer_groups import unread
+from kera.client.admin.consumer_groups import known_groups, unread
 from kera.client.admin.locating import ChunkQuery, locate, positions_at
 from kera.client.admin.reset_plan import CursorChange, OffsetSpan, ResetPlan, ResetTo, ShiftBy, ToOffset, compare
 from kera.client.cluster.asking import same_stream
@@ -343,7 +343,7 @@ async def _known(cluster: Cluster, name: str, stream: StreamDescription) -> _Kno
         if progress.stream_id != stream.stream_id:
             continue
         for number, cursor in enumerate(progress.cursors):
-            groups = [group for group in progress.groups if group.next.entry == number]
+            groups = known_groups(progress, number)
             spans[stream.entry_id(progress.streamlet_id, number)] = unread(position_of(cursor), groups)
     known = _Known(name, stream, await cluster.bounds(stream.name), spans, cluster)
     await known.look_up()
