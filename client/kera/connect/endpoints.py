@@ -4,6 +4,7 @@
     kera://host:7400/clicks                  one of another cluster
     kafka://host:9092/clicks                 a topic; several brokers with commas
     postgresql://user@host/db?table=clicks   a table (or query=…) of PostgreSQL; the rest is libpq's
+    postgresql:…?table=clicks&changes=logical  all changes of a table
     clicks.parquet, /data/*.csv, file:///d/  files; the ending says what they are, or ``format``
 
 No address has a password in it: everybody on a host sees the arguments of its processes.
@@ -12,8 +13,9 @@ No address has a password in it: everybody on a host sees the arguments of its p
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from kera.core.errors import InvalidArgument
@@ -22,7 +24,8 @@ from kera.core.spelling import closest
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 SCHEMES = ("kera", "kafka", "postgresql", "postgres", "file")
 NAME_CHARS_MAX = 100
-TABLE_PARAMETERS = ("table", "query", "key", "settle")
+_OF_CHANGES = ("values", "tombstones", "slot", "publication")
+TABLE_PARAMETERS = ("table", "query", "key", "settle", "changes", *_OF_CHANGES)
 """Of an address of PostgreSQL; all others are libpq's."""
 LIBPQ_SECRETS = frozenset({"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"})
 LIBPQ_PARAMETERS = frozenset(
@@ -93,16 +96,27 @@ class TableEnd:
     """Columns that ascend; empty: the primary key."""
     settle: str = ""
     """Seconds to wait for transactions that are under way; empty: as the source does."""
+    changes: bool = False
+    """All changes of the table, out of PostgreSQL's log."""
+    values: str = ""
+    """Form of records of changes: json or columns; empty: as the stream is."""
+    tombstones: bool = False
+    """A record without a value follows each deletion."""
+    slot: str = ""
+    """The replication slot of changes; empty: one that the copy makes."""
+    publication: str = ""
+    """The publication that has the table; empty: one that the copy makes."""
 
     @property
     def shown(self) -> str:
         """See `StreamEnd`."""
-        return f"table {self.table}" if self.table else f"query {self.query!r}"
+        table = f"changes of table {self.table}" if self.changes else f"table {self.table}"
+        return table if self.table else f"query {self.query!r}"
 
     @property
     def slug(self) -> str:
         """See `StreamEnd`."""
-        return f"postgres.{self.table or 'query'}"
+        return f"postgres.{self.table or 'query'}" + (".changes" if self.changes else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +219,36 @@ def _table(text: str) -> TableEnd:
         raise InvalidArgument(f"settle={settle}: write a whole number of seconds")
     where = f"postgresql://{parts.netloc}{parts.path}"
     uri = f"{where}?{urlencode(rest, quote_via=quote)}" if rest else where
-    return TableEnd(uri, ours.get("table", ""), ours.get("query", ""), key, settle)
+    return TableEnd(uri, ours.get("table", ""), ours.get("query", ""), key, settle, **_changes(ours))
+
+
+def _changes(ours: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of `TableEnd` for changes. Raises `InvalidArgument`."""
+    changes = ours.get("changes")
+    if changes is None:
+        if more := sorted(ours.keys() & set(_OF_CHANGES)):
+            raise InvalidArgument(f"{more[0]}: is about changes; write …?table=orders&changes=logical")
+        return {}
+    if changes != "logical":
+        raise InvalidArgument(f"changes={changes}: the only way to read changes is changes=logical")
+    if "query" in ours or "key" in ours:
+        raise InvalidArgument(
+            "changes=logical: takes a table, and its primary key: …?table=orders&changes=logical, without query or key"
+        )
+    if ours.get("values", "json") not in ("json", "columns"):
+        raise InvalidArgument(f"values={ours['values']}: write values=json or values=columns")
+    if ours.get("tombstones", "false") not in ("true", "false"):
+        raise InvalidArgument(f"tombstones={ours['tombstones']}: write tombstones=true or tombstones=false")
+    slot = ours.get("slot", "")
+    if slot and not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
+        raise InvalidArgument(f"slot={slot}: a replication slot has a name of a-z, 0-9 and _, at most 63 of them")
+    return {
+        "changes": True,
+        "values": ours.get("values", ""),
+        "tombstones": ours.get("tombstones") == "true",
+        "slot": slot,
+        "publication": ours.get("publication", ""),
+    }
 
 
 def _check_parameters(names: list[str], fragment: str) -> None:

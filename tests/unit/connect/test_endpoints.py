@@ -69,7 +69,7 @@ def test_a_directory_needs_a_format() -> None:
         ("file:///a.csv?x", "%3F"),
         ("postgresql://db/shop?tabel=a&table=b", "no parameter tabel; did you mean table"),
         ("postgresql://db/shop?table=a&setle=1", "did you mean settle"),
-        ("postgresql://db/shop?table=a&anything=1", "there are table, query, key, settle, and libpq's"),
+        ("postgresql://db/shop?table=a&anything=1", "there are table, query, key, settle, changes, .* and libpq's"),
         ("postgresql://db/shop?table=a&table=b", "table is there twice"),
         ("postgresql://db/shop?table=a#b", "%23"),
     ],
@@ -111,3 +111,29 @@ def test_a_copy_is_called_by_its_two_ends() -> None:
 def test_a_name_that_no_stream_could_have_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match="--name"):
         check_copy_name(name)
+
+
+def test_changes_of_a_table_have_parameters_of_their_own() -> None:
+    end = parse_end("postgresql://db/shop?table=orders&changes=logical&values=columns&slot=kera_1&sslmode=require")
+
+    assert isinstance(end, TableEnd)
+    assert (end.changes, end.values, end.slot, end.tombstones) == (True, "columns", "kera_1", False)
+    assert (end.shown, end.slug) == ("changes of table orders", "postgres.orders.changes")
+    assert end.uri == "postgresql://db/shop?sslmode=require"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("table=t&values=json", "is about changes"),
+        ("table=t&changes=trigger", "changes=logical"),
+        ("table=t&changes=logical&key=id", "without query or key"),
+        ("query=t&key=id&changes=logical", "without query or key"),
+        ("table=t&changes=logical&values=avro", "values=json or values=columns"),
+        ("table=t&changes=logical&tombstones=yes", "tombstones=true or tombstones=false"),
+        ("table=t&changes=logical&slot=A-b", "a-z, 0-9 and _"),
+    ],
+)
+def test_parameters_of_changes_that_make_no_sense_are_refused(more: str, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        parse_end(f"postgresql://db/shop?{more}")

@@ -167,15 +167,25 @@ def forget(
 
 
 async def _forget(name: str, yes: bool, bootstrap: str) -> None:
-    from kera.connect.streams.journal import journal_stream
+    from kera.connect.streams.journal import journal_stream, last_round
     from kera.core.errors import UnknownStream
 
     async with connected(bootstrap) as client:
         try:
-            await client.describe(journal_stream(name))
+            last = await last_round(client, journal_stream(name))
         except UnknownStream:
             raise UsageError(f"no copy {name!r} into a stream of this cluster; kera connect list shows them") from None
         question = f"Forget how far copy {name!r} is? Started again, it copies everything anew."
         confirm("forgetting a copy", question, yes=yes)
         await client.admin.delete_stream(journal_stream(name))
     print(f"forgot {name}")
+    if last is not None and (slots := _slots(last)):
+        print(
+            f"PostgreSQL keeps its log for {last.source} until its replication slot is dropped, or used again:"
+            f" SELECT pg_drop_replication_slot('{slots[0]}'). A publication that the copy has made has the same name."
+        )
+
+
+def _slots(last: Round) -> list[str]:
+    """Replication slots of a copy of changes."""
+    return [place["slot"] for place in last.places.values() if isinstance(place, dict) and "slot" in place]

@@ -169,6 +169,21 @@ async def _plain_source(end: End, target: End, name: str, options: CopyOptions, 
             from kera.connect.files.source import FilesSource
 
             return FilesSource(end, await _columns(target, options, clients))
+        case TableEnd(changes=True):
+            _need_postgres()
+            from kera.connect.postgres.changes import ChangesSource
+            from kera.connect.postgres.settling import SETTLE_S
+            from kera.connect.postgres.slot import slot_name
+
+            (cluster,) = [await client.admin.describe_cluster() for client in clients.values()]
+            return ChangesSource(
+                end,
+                await _columns(target, options, clients),
+                slot_name(name, cluster.cluster_id),
+                follow=options.follow,
+                from_latest=options.from_latest,
+                settle_s=float(end.settle) if end.settle else SETTLE_S,
+            )
         case TableEnd():
             _need_postgres()
             from kera.connect.postgres.settling import SETTLE_S

@@ -39,9 +39,10 @@ class TableSink:
 
     def __init__(self, end: TableEnd, name: str, *, create: bool) -> None:
         """`name`: of the copy."""
-        if not end.table or end.key or end.settle:
+        if not end.table or end.key or end.settle or end.changes:
             raise InvalidArgument(
-                "a table as the target takes no query, key or settle: write postgresql://user@host/db?table=clicks"
+                "a table as the target takes no query, key, settle or changes: write"
+                " postgresql://user@host/db?table=clicks"
             )
         self.shown = end.shown
         self.notes: list[str] = []

@@ -63,6 +63,30 @@ WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid(
   AND relation IN (SELECT relid::oid FROM pg_partition_tree(to_regclass($1)) UNION SELECT to_regclass($1)::oid)
 """
 """Transactions that may add rows to a table: a statement takes its lock before it gives out numbers, and keeps it."""
+ABOUT_TABLE = """
+SELECT c.relkind::text, c.relreplident::text, n.nspname::text, c.relname::text
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)
+"""
+"""Its kind, its replica identity, its schema and name."""
+LOGGED_COLUMNS = """
+SELECT a.attname::text, to_jsonb(a)->>'attgenerated' <> '' FROM pg_attribute a
+WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+"""Of a table: each column, and whether it is generated, and so not in the log (by JSON: older servers have no such)."""
+PUBLISHED = "SELECT schemaname::text, tablename::text FROM pg_publication_tables WHERE pubname = $1"
+IS_PUBLICATION = "SELECT count(*) FROM pg_publication WHERE pubname = $1"
+DATABASE = "SELECT current_database()::text"
+SLOT = """
+SELECT s.plugin::text, s.database::text, s.confirmed_flush_lsn::text, to_jsonb(s)->>'wal_status'
+FROM pg_replication_slots s WHERE s.slot_name = $1
+"""
+MAKE_SLOT = "SELECT lsn::text FROM pg_create_logical_replication_slot($1, 'pgoutput')"
+LET_GO = "SELECT end_lsn::text FROM pg_replication_slot_advance($1, $2::pg_lsn)"
+LOG_ENDS = "SELECT pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text"
+TAKE_SNAPSHOT = """
+SELECT txid_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
+       (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+"""
 NEXT_TRANSACTION = "SELECT txid_current()"
 OLDEST_TRANSACTION = "SELECT txid_snapshot_xmin(txid_current_snapshot())"
 STATE = """
@@ -145,6 +169,19 @@ def last_key(rows: Rows) -> str:
     keys = ", ".join(f"{column(name)}::text" for name in rows.key)
     order = ", ".join(f"{column(name)} DESC" for name in rows.key)
     return f"SELECT {keys} FROM {rows.source} AS {ALIAS} ORDER BY {order} LIMIT 1"
+
+
+def peek(slot: str, publication: str, messages_max: int) -> str:
+    """Messages of a slot, from where it is on, up to the end of the transaction that has number `messages_max`."""
+    return (
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes({literal(slot)}, NULL, {messages_max},"
+        f" 'proto_version', '1', 'publication_names', {literal(quoted(publication))})"
+    )
+
+
+def names_of_types(types: Sequence[tuple[int, int]]) -> str:
+    """What gives the names of types, which are given by their oid and modifier, in order."""
+    return f"SELECT {', '.join(f'format_type({oid}, {modifier})::text' for oid, modifier in types)}"
 
 
 def estimate(rows: Rows, start: Sequence[str] | None) -> str:

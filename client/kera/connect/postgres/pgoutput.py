@@ -1,0 +1,237 @@
+"""Messages of PostgreSQL's logical decoding plugin ``pgoutput``, version 1 of its protocol, out of their bytes.
+
+Pure code, without I/O. The messages of a transaction come together, when it has committed, in this order:
+
+    Begin, then for each change: Relation (before the first change of a table, and after its columns have changed),
+    Insert | Update | Delete | Truncate, at last Commit
+
+Values are texts, as PostgreSQL's output functions write them. An update does not have the values of large columns that
+it has not changed; these are `UNCHANGED`, which is not null.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from kera.core.errors import ProtocolError
+
+EPOCH_US = 946_684_800_000_000
+"""Of PostgreSQL, 2000-01-01, since 1970."""
+
+
+class Unchanged(enum.Enum):
+    """The value of a large column that an update has not changed, and PostgreSQL has not logged."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED = Unchanged.UNCHANGED
+Value: TypeAlias = str | Unchanged | None
+Row: TypeAlias = tuple[Value, ...]
+"""The values of all columns of a relation, in its order."""
+
+
+class Begin(NamedTuple):
+    """A transaction follows."""
+
+    commit_lsn: int
+    """Where its commit begins in the log: no two transactions have the same, and they come in this order."""
+    committed_us: int
+    """Since 1970."""
+    xid: int
+    """32 bits of it."""
+
+
+class Commit(NamedTuple):
+    """The transaction is complete."""
+
+    commit_lsn: int
+    end_lsn: int
+    """Behind the commit: commits of later transactions begin there or behind it."""
+    committed_us: int
+
+
+class RelationColumn(NamedTuple):
+    """One column of a relation."""
+
+    name: str
+    in_identity: bool
+    """Part of the replica identity: a row that has gone is known by it."""
+    type_oid: int
+    type_modifier: int
+
+
+class Relation(NamedTuple):
+    """A table as it is in the changes that follow, which refer to it by its id."""
+
+    relation_id: int
+    schema: str
+    name: str
+    columns: tuple[RelationColumn, ...]
+
+
+class Insert(NamedTuple):
+    """A new row."""
+
+    relation_id: int
+    new: Row
+
+
+class Update(NamedTuple):
+    """A row that has changed."""
+
+    relation_id: int
+    old: Row | None
+    """None: its replica identity has not changed."""
+    whole: bool
+    """`old` has all columns (REPLICA IDENTITY FULL), and not only those of the identity."""
+    new: Row
+
+
+class Delete(NamedTuple):
+    """A row that has gone."""
+
+    relation_id: int
+    old: Row
+    whole: bool
+    """See `Update`."""
+
+
+class Truncate(NamedTuple):
+    """All rows of some tables have gone."""
+
+    relation_ids: tuple[int, ...]
+
+
+Message: TypeAlias = Begin | Commit | Relation | Insert | Update | Delete | Truncate
+
+
+def decode(data: bytes) -> Message | None:
+    """The message in `data`; None: one that says nothing about rows. Raises `ProtocolError`."""
+    try:
+        return _decode(data)
+    except (struct.error, LookupError, ValueError) as error:
+        raise ProtocolError(f"a message of pgoutput is damaged: {data[:40]!r}: {error}") from error
+
+
+def _decode(data: bytes) -> Message | None:
+    kind = data[:1]
+    if kind in _SILENT:
+        return None
+    return _DECODERS[kind](data)
+
+
+def _begin(data: bytes) -> Begin:
+    lsn, us, xid = struct.unpack_from(">QqI", data, 1)
+    return Begin(lsn, EPOCH_US + us, xid)
+
+
+def _commit(data: bytes) -> Commit:
+    _, lsn, end, us = struct.unpack_from(">BQQq", data, 1)
+    return Commit(lsn, end, EPOCH_US + us)
+
+
+def _insert(data: bytes) -> Insert:
+    relation_id, kind = struct.unpack_from(">Ic", data, 1)
+    _expect(kind, b"N")
+    return Insert(relation_id, _row(data, 6)[0])
+
+
+def _update(data: bytes) -> Update:
+    relation_id, kind = struct.unpack_from(">Ic", data, 1)
+    if kind == b"N":
+        return Update(relation_id, None, whole=False, new=_row(data, 6)[0])
+    _expect(kind, b"K", b"O")
+    old, at = _row(data, 6)
+    _expect(data[at : at + 1], b"N")
+    return Update(relation_id, old, kind == b"O", _row(data, at + 1)[0])
+
+
+def _delete(data: bytes) -> Delete:
+    relation_id, kind = struct.unpack_from(">Ic", data, 1)
+    _expect(kind, b"K", b"O")
+    return Delete(relation_id, _row(data, 6)[0], kind == b"O")
+
+
+def _truncate(data: bytes) -> Truncate:
+    count, _ = struct.unpack_from(">IB", data, 1)
+    return Truncate(struct.unpack_from(f">{count}I", data, 6))
+
+
+def _expect(found: bytes, *kinds: bytes) -> None:
+    if found not in kinds:
+        raise ValueError(f"{found!r} is none of {kinds}")
+
+
+def _text(data: bytes, at: int) -> tuple[str, int]:
+    end = data.index(b"\0", at)
+    return data[at:end].decode(), end + 1
+
+
+def _relation(data: bytes) -> Relation:
+    (relation_id,) = struct.unpack_from(">I", data, 1)
+    schema, at = _text(data, 5)
+    name, at = _text(data, at)
+    _, count = struct.unpack_from(">cH", data, at)
+    at += 3
+    columns = []
+    for _ in range(count):
+        flags = data[at]
+        column, at = _text(data, at + 1)
+        type_oid, modifier = struct.unpack_from(">Ii", data, at)
+        at += 8
+        columns.append(RelationColumn(column, bool(flags & 1), type_oid, modifier))
+    return Relation(relation_id, schema or "pg_catalog", name, tuple(columns))
+
+
+def _row(data: bytes, at: int) -> tuple[Row, int]:
+    (count,) = struct.unpack_from(">H", data, at)
+    at += 2
+    values: list[Value] = []
+    for _ in range(count):
+        kind = data[at]
+        at += 1
+        if kind == 0x74:  # t: a text
+            (size,) = struct.unpack_from(">I", data, at)
+            at += 4
+            if at + size > len(data):
+                raise ValueError("a value ends behind the message")
+            values.append(data[at : at + size].decode())
+            at += size
+        elif kind == 0x6E:  # n
+            values.append(None)
+        elif kind == 0x75:  # u
+            values.append(UNCHANGED)
+        else:
+            raise ValueError(f"a value of unknown kind {kind}")
+    return tuple(values), at
+
+
+_SILENT = (b"O", b"Y", b"M")
+"""Where changes come from, types, messages of applications."""
+_DECODERS: dict[bytes, Callable[[bytes], Message]] = {
+    b"B": _begin,
+    b"C": _commit,
+    b"R": _relation,
+    b"I": _insert,
+    b"U": _update,
+    b"D": _delete,
+    b"T": _truncate,
+}
+
+
+def parse_lsn(text: str) -> int:
+    """A place in the log, which PostgreSQL writes as ``16/B374D848``. Raises `ProtocolError`."""
+    high, _, low = text.partition("/")
+    try:
+        return int(high, 16) << 32 | int(low, 16)
+    except ValueError as error:
+        raise ProtocolError(f"{text!r} is no LSN") from error
+
+
+def format_lsn(lsn: int) -> str:
+    """The text of `parse_lsn`."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
