@@ -183,8 +183,8 @@ class ColumnsForm:
             )
         if wanted is not None and "op" not in wanted.names:
             raise SchemaMismatch(
-                "the stream has no column 'op' of type string, to tell deletions by: kera stream alter --add-column adds it; or"
-                " copy into a stream without columns",
+                "the stream has no column 'op' of type string, to tell deletions by: kera stream alter --add-column"
+                " adds it; or copy into a stream without columns",
                 column="op",
             )
         self._meta = {
@@ -209,8 +209,8 @@ class ColumnsForm:
         extra = [name for name in typed.names if name not in self._known]
         if extra:
             raise SchemaMismatch(
-                f"{self._shown} has got a column {extra[0]!r}, and the stream has none: kera stream alter --add-column adds it;"
-                " then start the copy again",
+                f"{self._shown} has got a column {extra[0]!r}, and the stream has none: kera stream alter --add-column"
+                " adds it; then start the copy again",
                 column=extra[0],
             )
         count = len(typed.names)
