@@ -69,7 +69,7 @@ static bool read_type(const struct ArrowSchema *schema, Type *type, int depth)
 Type *new_type(const struct ArrowSchema *schema)
 {
     Type *type = calloc(1, sizeof *type);
-    if (type != NULL && !(read_type(schema, type, 0) && type->column.kind == STRUCT)) {
+    if (type != NULL && !(read_type(schema, type, -1) && type->column.kind == STRUCT)) {
         free_type(type);
         return NULL;
     }

@@ -84,27 +84,6 @@ def batches() -> list[pa.RecordBatch]:
             "nothing": pa.nulls(ROWS),
         },
     ]
-    pairs = [[(word, number)] * (number % 3) for number, word in enumerate(words)]
-    columns.append(
-        {
-            "maps of lists": pa.array(
-                [[(word, [1, None])] for word in words], pa.map_(pa.string(), pa.list_(pa.int8()))
-            ),
-            "maps of maps": pa.array([[(1, [("k", 2)])]] * ROWS, pa.map_(pa.int32(), pa.map_(pa.binary(), pa.int8()))),
-            "structs as keys": pa.array(
-                [[({"a": 1, "b": None}, True)]] * ROWS,
-                pa.map_(pa.struct([("a", pa.int16()), ("b", pa.string())]), pa.bool_()),
-            ),
-            "maps in lists": pa.array([[each] for each in pairs], pa.list_(pa.map_(pa.large_string(), pa.int64()))),
-            "maps in structs": pa.array(
-                [{"m": each} for each in pairs], pa.struct([("m", pa.map_(pa.string(), pa.int8()))])
-            ),
-            "lists of lists": pa.array(
-                [[[1, 2], None, [3, None]], None] * (ROWS // 2), pa.list_(pa.list_(pa.int64(), 2), 3)
-            ),
-            "no bytes": pa.array([b""] * ROWS, pa.binary(0)),
-        }
-    )
     default = [
         {"timestamp": number, "keys": [data[number]], "value": data[number], "headers": [(words[number], b"h")]}
         for number in numbers
@@ -159,9 +138,36 @@ def too_large() -> list[Source]:
     return [arrow_source(batch) for batch in found] + [lean_source(each) for each in found if lean.is_lean(each.schema)]
 
 
+def nested() -> list[Source]:
+    """Maps within all that can be nested, as payloads of both versions."""
+    words = ["", "a", "Zürich", "x" * 30] * (ROWS // 4)
+    pairs = [[(word, number)] * (number % 3) for number, word in enumerate(words)]
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "maps of lists": pa.array(
+                [[(word, [1, None])] for word in words], pa.map_(pa.string(), pa.list_(pa.int8()))
+            ),
+            "maps of maps": pa.array([[(1, [("k", 2)])]] * ROWS, pa.map_(pa.int32(), pa.map_(pa.binary(), pa.int8()))),
+            "structs as keys": pa.array(
+                [[({"a": 1, "b": None}, True)]] * ROWS,
+                pa.map_(pa.struct([("a", pa.int16()), ("b", pa.string())]), pa.bool_()),
+            ),
+            "maps in lists": pa.array([[each] for each in pairs], pa.list_(pa.map_(pa.large_string(), pa.int64()))),
+            "maps in structs": pa.array(
+                [{"m": each} for each in pairs], pa.struct([("m", pa.map_(pa.string(), pa.int8()))])
+            ),
+            "lists of lists": pa.array(
+                [[[1, 2], None, [3, None]], None] * (ROWS // 2), pa.list_(pa.list_(pa.int64(), 2), 3)
+            ),
+            "no bytes": pa.array([b""] * ROWS, pa.binary(0)),
+        }
+    )
+    return [arrow_source(batch), *(lean_source(batch, codec) for codec in CODECS[1:])]
+
+
 def sources() -> list[Source]:
-    """All that is to be spoilt."""
-    return whole() + too_large()
+    """All that is to be spoilt. Inputs that were kept name them by their number: new ones come last."""
+    return whole() + too_large() + nested()
 
 
 def mutated(source: Source, random_: random.Random) -> bytes:

@@ -48,13 +48,14 @@ class Chunk(NamedTuple):
 
 @cache
 def sources() -> list[Source]:
-    """All kinds of payloads, which are to be spoilt."""
+    """All kinds of payloads, which are to be spoilt. Inputs that were kept name them by number: new ones come last."""
     nested: pa.Array = pa.array(range(8), pa.int8())
     for _ in range(DEEP):
         nested = pa.ListArray.from_arrays(pa.array([0, *range(1, len(nested) + 1)], pa.int32()), nested)
     wide = pa.RecordBatch.from_pydict({f"c{number}": pa.array([number] * 4) for number in range(200)})
     deep = pa.RecordBatch.from_arrays([nested], names=["deep"])
-    return [*chaos_chunks.sources(), arrow_source(deep), arrow_source(wide)]
+    before = chaos_chunks.whole() + chaos_chunks.too_large()
+    return [*before, arrow_source(deep), arrow_source(wide), *chaos_chunks.nested()]
 
 
 def spoilt_payload(source: Source, random_: Random) -> bytes:

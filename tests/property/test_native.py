@@ -44,6 +44,7 @@ from kera.core.schema import DEFAULT_SCHEMA
 from tests.examples import fuzz_examples
 from tests.native_twins import MODULES, Outcome, accelerated, alone, needs_native, outcome, python_only, twin_of
 from tests.property.batches import BATCHES, BATCHES_AND_SLICES, BYTES, INT64, RECORDS, default_batch
+from tests.unit.core.lean.support import known_for
 
 pytestmark = needs_native
 
@@ -580,7 +581,8 @@ def payloads(draw: st.DrawFn) -> tuple[bytes, int, bool]:
 
 
 def check(payload: bytes, records: int, *, compressed: bool, bytes_max: int = BYTES_MAX) -> Outcome:
-    return compare("check", memoryview(payload), records, compressed=compressed, bytes_max=bytes_max)
+    known = known_for(payload, records, compressed=compressed, bytes_max=BYTES_MAX)
+    return compare("check", memoryview(payload), known, records, compressed=compressed, bytes_max=bytes_max)
 
 
 @settings(max_examples=fuzz_examples(1000, 100))

@@ -1,4 +1,7 @@
-"""Arrow types by their names, as Arrow's schemas print them: ``float64``, ``timestamp[us, UTC]``, ``list<string>``."""
+"""Arrow types by their names, as Arrow's schemas print them: ``float64``, ``timestamp[us, UTC]``, ``list<string>``.
+
+And batches of no rows of any of them.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +32,15 @@ def arrow_type(text: str) -> pa.DataType | None:
         return pa.type_for_alias(text)
     except ValueError:
         return None
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of no rows, also of unions and runs, of which pyarrow makes no array from values."""
+    return pa.RecordBatch.from_arrays([_empty(kind) for kind in schema.types], schema=schema)
+
+
+def _empty(kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array([], kind)
+    except pa.ArrowNotImplementedError:
+        return pa.nulls(0, kind)

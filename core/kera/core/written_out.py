@@ -151,6 +151,8 @@ def _found(column: pa.Array, limit: int) -> _Before:  # noqa: PLR0911 - a kind o
 
 def _width(kind: pa.DataType) -> float:
     """Of a value of a type whose values are all as long; a byte at least, also of bits and of what takes no bytes."""
+    if types.is_fixed_size_binary(kind):
+        return max(1.0, float(kind.byte_width))  # the number of bits overflows
     try:
         return max(1.0, float(kind.bit_width) / _BITS)
     except ValueError:

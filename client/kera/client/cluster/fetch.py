@@ -15,6 +15,7 @@ from kera.client.arrow_input import null_column
 from kera.client.chunk_batch import ChunkBatch, PushedSlot
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
+from kera.core.arrow_types import empty_batch
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, read_header, verify_chunk, verify_header
 from kera.core.errors import CorruptChunk, KeraError, SchemaMismatch
 from kera.core.ids import EntryId, Position
@@ -131,7 +132,7 @@ class _Opener:
         header = self._open_header(view, at)
         if header.record_count or header.payload_bytes:
             raise CorruptChunk(f"the chunk at offset {at} is a punctuation, and says to have records")
-        return _Opened(header, pa.RecordBatch.from_pylist([], self._stream.schema), copied=True)
+        return _Opened(header, empty_batch(self._stream.schema), copied=True)
 
     def one(self, view: memoryview, buffer: pa.Buffer, at: int, *, copied: bool) -> _Opened:
         """The chunk at `at`; `view` is of `buffer`. Raises `CorruptChunk`, `SchemaMismatch`."""
@@ -208,7 +209,7 @@ def batches_of(
                     raise corrupt from error
                 header = read_header(view, at)
                 log.warning("a chunk cannot be read and is left out", **corrupt.attributes)
-                opened = _Opened(header, pa.RecordBatch.from_pylist([], stream.schema), copied=True)
+                opened = _Opened(header, empty_batch(stream.schema), copied=True)
             if slot is not None and not slot.intact:  # after the look at the bytes: they may have been others'
                 raise Overwritten(Wanted(entry, start, fetched.next))
             header = opened.header

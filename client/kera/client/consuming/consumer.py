@@ -12,8 +12,6 @@ from functools import partial
 from itertools import islice
 from typing import Self, get_args
 
-import pyarrow as pa
-
 from kera.client import arguments
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.batches import batched
@@ -31,6 +29,7 @@ from kera.client.consuming.start_and_end import End, Start, first_records, range
 from kera.client.positions import Places, Positions, check_place
 from kera.client.settings import ConsumerSettings
 from kera.client.types import Record, StreamDescription
+from kera.core.arrow_types import empty_batch
 from kera.core.errors import ClosedError, InvalidArgument, KeraError
 from kera.core.ids import EntryId, Position
 
@@ -235,7 +234,7 @@ class Consumer(DecodedRecords, ReadsTables):
         (stream,) = self._chunks.streams.values()
         before = dict(self._positions)
         try:
-            yield Rows(pa.RecordBatch.from_pylist([], stream.schema), iter(()), stream)
+            yield Rows(empty_batch(stream.schema), iter(()), stream)
             chunk = None if self._open.chunk is None else self._rest(self._open.chunk)
             while (chunk := chunk or await self._chunk_in_turn(copied=True)) is not None:
                 self._positions[chunk.entry] = chunk.next

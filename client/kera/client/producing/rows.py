@@ -16,6 +16,7 @@ from kera.client.serializers.columns.models import batch_of
 from kera.client.serializers.protocols import Context
 from kera.client.serializers.refusing import cannot_encode
 from kera.client.types import StreamDescription
+from kera.core.arrow_types import empty_batch
 from kera.core.errors import InvalidArgument, SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -33,7 +34,7 @@ def batch_of_rows(rows: Iterable[Any], stream: StreamDescription) -> pa.RecordBa
             stream=stream.name,
         )
     given = list(rows)
-    return batch_of(given, stream.schema, stream.name) if given else pa.RecordBatch.from_pylist([], stream.schema)
+    return batch_of(given, stream.schema, stream.name) if given else empty_batch(stream.schema)
 
 
 def columns_of_frame(
@@ -55,7 +56,7 @@ def columns_of_frame(
                 f" {', '.join(given)} out",
                 stream=stream.name,
             )
-        return batches or [pa.RecordBatch.from_pylist([], stream.schema)]
+        return batches or [empty_batch(stream.schema)]
     for batch in batches:
         for parameter, name in given.items():
             if batch.schema.names.count(name) != 1:
@@ -69,7 +70,7 @@ def columns_of_frame(
         if value_column is None and not others:
             raise InvalidArgument("no column of the frame is left for the value")
     if not batches:
-        return [pa.RecordBatch.from_pylist([], stream.schema)]
+        return [empty_batch(stream.schema)]
     return [_of_default(batch, stream.name, value_column, key_column, timestamp_column) for batch in batches]
 
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from kera.core.arrow_types import empty_batch
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -89,7 +90,7 @@ def rows_to_batch(block: bytes, schema: pa.Schema, first_line: int = 1) -> pa.Re
             first_line=first_line,
             last_line=last_line,
         ) from None
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema)
+    return batches[0] if batches else empty_batch(schema)
 
 
 def null_column(count: int, kind: pa.DataType) -> pa.Array:

@@ -38,6 +38,7 @@ from kera.connect.postgres.replay import Change, Replay, Snapshot, Spot
 from kera.connect.postgres.settling import PAUSE_S, SETTLE_S, settled
 from kera.connect.postgres.slot import Look, Slot
 from kera.connect.worker import Worker
+from kera.core.arrow_types import empty_batch
 from kera.core.errors import InternalError, InvalidArgument, KeraError
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -408,7 +409,7 @@ class ChangesSource:
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema)
+    return empty_batch(schema)
 
 
 def _replay(table: _Table, start: Spot) -> Replay:

@@ -24,6 +24,7 @@ from kera.connect.postgres.connection import Database
 from kera.connect.postgres.pages import Page, columns_of, conformed, digest_of, pages
 from kera.connect.postgres.settling import PAUSE_S, SETTLE_S, settled
 from kera.connect.worker import Worker
+from kera.core.arrow_types import empty_batch
 from kera.core.errors import InternalError, InvalidArgument, SchemaMismatch
 
 PART = "rows"
@@ -141,7 +142,7 @@ class TableSource:
                 place = found
                 yield None
             if place is not None:  # the target keeps it, whenever the first row comes
-                yield Piece(PART, place, place, pa.RecordBatch.from_pylist([], self.schema))
+                yield Piece(PART, place, place, empty_batch(self.schema))
         while True:
             end = None
             for found in self._settled_end(place):
@@ -204,7 +205,7 @@ class TableSource:
                 )
                 return [None] * len(spans)
             rows = [self._rows_of(page) for page in parts]
-            found.append(pa.concat_batches(rows) if rows else pa.RecordBatch.from_pylist([], self.schema))
+            found.append(pa.concat_batches(rows) if rows else empty_batch(self.schema))
         return found
 
     async def close(self) -> None:

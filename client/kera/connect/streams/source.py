@@ -12,6 +12,7 @@ import pyarrow as pa
 from kera.client import ChunkBatch, Client, ConsumerSettings, Position, StreamDescription
 from kera.connect.errors import RecordsGone, SourceChanged
 from kera.connect.pieces import Piece, Place, Span
+from kera.core.arrow_types import empty_batch
 from kera.core.errors import DataLost, InternalError
 
 
@@ -69,7 +70,7 @@ class StreamSource:
                 first = [*bounds.end, bounds.next_record] if self._from_latest else [*bounds.start, bounds.first_record]
                 part = part_of(streamlet, entry)
                 if self._from_latest and part not in reached:  # the target keeps it, whenever the first record comes
-                    yield Piece(part, first, first, pa.RecordBatch.from_pylist([], self.schema), streamlet)
+                    yield Piece(part, first, first, empty_batch(self.schema), streamlet)
                 place = reached.setdefault(part, first)
                 start.setdefault(streamlet, []).append(Position(*place[:3]))
         consumer = self._client.consumer(
@@ -95,7 +96,7 @@ class StreamSource:
         found: list[pa.RecordBatch | None] = []
         for part, start, end, *_ in spans:
             if start == end:  # where the copy began
-                found.append(pa.RecordBatch.from_pylist([], self.schema))
+                found.append(empty_batch(self.schema))
                 continue
             streamlet, entry = (int(number) for number in part.split("/"))
             try:
@@ -109,7 +110,7 @@ class StreamSource:
                 raise SourceChanged(
                     f"stream {self._name!r} has no longer what was being copied when the copy ended: {error.message}"
                 ) from error
-            found.append(pa.concat_batches(chunks) if chunks else pa.RecordBatch.from_pylist([], self.schema))
+            found.append(pa.concat_batches(chunks) if chunks else empty_batch(self.schema))
         return found
 
     async def close(self) -> None:

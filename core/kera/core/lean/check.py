@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from kera.core.errors import CorruptChunk
-from kera.core.lean.kinds import Known, kind_of, null_bytes, storage_of, within
+from kera.core.lean.kinds import Known, bytes_of, kind_of, null_bytes, storage_of, within
 from kera.core.lean.layout import (
     LARGE,
     LENGTH_BYTES,
@@ -94,7 +94,7 @@ def _check_type(node: Node, kind: pa.DataType) -> int:
     if node.kind is Kind.NULL:
         return node.length * (null_bytes(kind) - 1)
     if node.kind is not kind_of(kind) or (
-        (node.kind is Kind.FIXED and node.size * _BITS != kind.bit_width)
+        (node.kind is Kind.FIXED and node.size != bytes_of(kind))
         or (node.kind is Kind.FIXED_LIST and node.size != kind.list_size)
         or (node.kind is Kind.STRUCT and len(node.fields) != kind.num_fields)
     ):

@@ -15,7 +15,7 @@ from pyarrow import types
 
 from kera.core.errors import CorruptChunk, InvalidArgument
 from kera.core.lean.check import check_sizes, check_written
-from kera.core.lean.kinds import kind_of, null_bytes
+from kera.core.lean.kinds import bytes_of, kind_of, null_bytes
 from kera.core.lean.layout import (
     BYTES,
     ENCODING_SHIFT,
@@ -158,7 +158,7 @@ class _Writer:
         self._put(values, 1)
 
     def _fixed(self, column: pa.Array, kind: Kind, flags: int) -> None:
-        count, width = len(column), column.type.bit_width // 8
+        count, width = len(column), bytes_of(column.type)
         held = column.buffers()[1]
         raw = memoryview(held)[column.offset * width : (column.offset + count) * width] if held is not None else b""
         if kind is Kind.FIXED:

@@ -67,7 +67,12 @@ def null_bytes(kind: pa.DataType) -> int:
         return 1 + sum(map(null_bytes, within(kind)))
     if found is None:
         return _VIEW_BYTES
-    return 1 if found in (Kind.NULL, Kind.BITS) else max(1, kind.bit_width // _BITS)
+    return 1 if found in (Kind.NULL, Kind.BITS) else max(1, bytes_of(kind))
+
+
+def bytes_of(kind: pa.DataType) -> int:
+    """Of a fixed width: how many bytes. Arrow's number of bits overflows where there are 2^28 and more."""
+    return int(kind.byte_width if types.is_fixed_size_binary(kind) else kind.bit_width // _BITS)
 
 
 class Known(NamedTuple):

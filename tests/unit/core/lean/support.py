@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from kera.core.errors import CorruptChunk
 from kera.core.lean.check import check
-from kera.core.lean.kinds import learn
+from kera.core.lean.kinds import Known, learn
 from kera.core.lean.layout import Kind, Node, read_layout
 
 TYPES = {
@@ -42,11 +42,17 @@ def type_of(node: Node) -> pa.DataType:
             return TYPES[kind]
 
 
-def checked(payload: bytes, records: int, *, compressed: bool = False, bytes_max: int) -> None:
-    """Check a payload with the schema that its nodes say. Raises `CorruptChunk`."""
+def known_for(payload: bytes, records: int, *, compressed: bool = False, bytes_max: int) -> Known:
+    """What is known of the schema that the nodes of a payload say; of no columns where they say none."""
     try:
         layout = read_layout(payload, records, compressed=compressed, body_bytes_max=bytes_max)
-        schema = pa.schema([(str(at), type_of(node)) for at, node in enumerate(layout.columns)])
-    except CorruptChunk:
-        schema = pa.schema([])  # the check has to find what is wrong before it comes to the schema
-    check(memoryview(payload), learn(schema), records, compressed=compressed, bytes_max=bytes_max)
+        columns = [(str(at), type_of(node)) for at, node in enumerate(layout.columns)]
+    except (CorruptChunk, OverflowError):  # Arrow has no lists of a fixed size beyond 2^31
+        columns = []
+    return learn(pa.schema(columns))
+
+
+def checked(payload: bytes, records: int, *, compressed: bool = False, bytes_max: int) -> None:
+    """Check a payload with the schema that its nodes say. Raises `CorruptChunk`."""
+    known = known_for(payload, records, compressed=compressed, bytes_max=bytes_max)
+    check(memoryview(payload), known, records, compressed=compressed, bytes_max=bytes_max)
