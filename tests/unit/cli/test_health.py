@@ -179,8 +179,21 @@ def test_streams_without_a_broker_are_named_and_the_others_counted() -> None:
     streams = [Stream(f"stream-{number}", 9, 9) for number in range(7)]
     (found,) = (each for each in health(picture(streams=streams)) if each.subject == "streamlets")
     assert found.text == (
-        "14 of 14 have no broker that is alive: stream-0, stream-1, stream-2, stream-3, stream-4 and 2 other streams"
+        "14 of 14 streamlets have no live broker: stream-0, stream-1, stream-2, stream-3, stream-4 and 2 other streams"
     )
+
+
+@pytest.mark.parametrize(
+    ("streams", "text"),
+    [
+        ([], "there are no streams"),
+        ([Stream("one", 1)], "the only streamlet has a live broker"),
+        ([Stream("one", 1, 2), Stream("two", 1)], "all 3 streamlets of 2 streams have a live broker"),
+    ],
+)
+def test_streamlets_with_live_brokers_are_counted(streams: list[Stream], text: str) -> None:
+    (found,) = (each for each in health(picture(streams=streams)) if each.subject == "streamlets")
+    assert (found.severity, found.text) == (Severity.OK, text)
 
 
 @pytest.mark.parametrize(

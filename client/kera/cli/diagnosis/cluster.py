@@ -141,15 +141,23 @@ def _streamlets(picture: Picture) -> Iterator[Finding]:
     if absent:
         yield problem(
             "streamlets",
-            f"{absent.total()} of {total} have no broker that is alive: {_names(absent)}",
+            f"{absent.total()} of {plural(total, 'streamlet')} have no live broker: {_names(absent)}",
             "start the brokers that are lost; of replicated streams others take over, see kera cluster recoveries",
         )
     if away:
-        text = f"{away.total()} of {total} wait for a broker that restarts: {_names(away)}"
+        text = f"{away.total()} of {plural(total, 'streamlet')} wait for a broker that restarts: {_names(away)}"
         yield warning("streamlets", text, "wait until it is back")
     if not absent and not away:
-        yield ok("streamlets", f"all {total} of {plural(len(picture.streams), 'stream')} have a broker that is alive")
+        yield ok("streamlets", _all_owned(total, len(picture.streams)))
     yield from _older_records(picture, alive, expected)
+
+
+def _all_owned(streamlets: int, streams: int) -> str:
+    if not streamlets:
+        return "there are no streams"
+    if streamlets == 1:
+        return "the only streamlet has a live broker"
+    return f"all {streamlets} streamlets of {plural(streams, 'stream')} have a live broker"
 
 
 def _older_records(picture: Picture, alive: set[int], expected: set[int]) -> Iterator[Finding]:
