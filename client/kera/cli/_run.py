@@ -1,7 +1,8 @@
 """Runs a command, and turns every outcome into an exit code and at most one line of text.
 
 `run_app` is for the whole command line, `run_async` for a command that needs an event loop, `interruptible` for one
-that needs none, `extra` for a block that imports what an optional extra installs.
+that needs none, `command_line` for a block that reads arguments, `extra` for a block that imports what an optional
+extra installs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from kera.core.errors import KeraError, StartError
+from kera.core.errors import InvalidArgument, KeraError, StartError
 
 T = TypeVar("T")
 
@@ -205,6 +206,15 @@ def _log_line(_logger: object, _method: str, event: MutableMapping[str, Any]) ->
     level, text = event.pop("level"), event.pop("event")
     fields = " ".join(f"{name}={value}" for name, value in event.items())
     return f"kera: {level}: {text}" + (f" ({fields})" if fields else "")
+
+
+@contextlib.contextmanager
+def command_line() -> Iterator[None]:
+    """Around the reading of arguments and of files that they name: an invalid one is a `UsageError`, so exit code 2."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise UsageError(error.message, **error.attributes) from error
 
 
 @contextlib.contextmanager

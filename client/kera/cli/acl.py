@@ -13,9 +13,9 @@ from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, war
 from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
-from kera.cli._run import UsageError, fail, run_async
+from kera.cli._run import UsageError, command_line, fail, run_async
 from kera.cli._table import format_time, table
-from kera.core.errors import InvalidArgument, KeraError
+from kera.core.errors import KeraError
 
 if TYPE_CHECKING:
     from kera.client.admin.access import Check, Granted, Operation, Revoked, Rule
@@ -222,10 +222,8 @@ def _checked(principal: str, operations: str, resource: str) -> list[Operation]:
     """The operations of a rule, which makes sense. Raises `UsageError`."""
     from kera.core.access.identity import check_principal
 
-    try:
+    with command_line():
         check_principal(principal)
-    except InvalidArgument as error:
-        raise UsageError(error.message) from error
     return _operations(operations, resource)
 
 
@@ -234,10 +232,8 @@ def _operations(text: str, resource: str, *, most: int = 0) -> list[Operation]:
     from kera.core.access.rights import OF_RESOURCES, check_resource
     from kera.core.spelling import hint
 
-    try:
+    with command_line():
         kind = check_resource(resource).partition(":")[0]
-    except InvalidArgument as error:
-        raise UsageError(error.message) from error
     known = [each.word for each in OF_RESOURCES[kind]]
     words = known if text == ALL and not most else [each.strip() for each in text.split(",")]
     if most and len(words) > most:

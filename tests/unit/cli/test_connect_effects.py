@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from kera.cli._run import UsageError
+from kera.cli._run import UsageError, run_app
 from kera.cli.app import app
 from kera.cli.connect import _copy
 from kera.cli.connect._effects import RULES, UNGIVEN
@@ -143,8 +144,36 @@ def test_a_parameter_of_a_table_that_is_read_is_refused_for_one_that_is_written(
     end = TableEnd("postgresql://db/x", **given)
     end = replace(end, table="") if parameter == "query" else end
 
-    with pytest.raises(InvalidArgument, match="no query, key or settle"):
+    with pytest.raises(InvalidArgument, match="no query, key, settle or changes"):
         TableSink(end, "mine", create=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["kafka://h/", "kera:a"], "kafka://host:9092/topic"),
+        (["redis://h/x", "kera:a"], "redis"),
+        (["postgresql://db/x?table=t&changes=all", "kera:a"], "changes=logical"),
+        (["a.csv", "kera:a", "--name", "a b"], "no name of a copy"),
+        (["a.csv", "kera:a", "--follow"], "--follow has no effect"),
+        (["a.csv", "b.csv"], "one of the two has to be a stream"),
+    ],
+)
+def test_an_invalid_command_line_ends_with_exit_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app, ["connect", "copy", *arguments]) == 2
+
+    assert said in capsys.readouterr().err
+
+
+async def test_a_settings_file_that_cannot_be_read_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", ModuleType("confluent_kafka"))
+    monkeypatch.setattr(_copy, "connected", lambda _: contextlib.nullcontext())
+    options = replace(UNGIVEN, source="kera:a", target="kafka://h/t", kafka_config=Path("none.properties"))
+
+    with pytest.raises(UsageError, match=r"--kafka-config: none\.properties cannot be read"):
+        await _copy.run(options)
 
 
 def test_a_directory_is_no_single_file() -> None:

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from kera.cli._client import connected
-from kera.cli._run import UsageError, extra
+from kera.cli._run import UsageError, command_line, extra
 from kera.cli.connect._effects import refusal
 from kera.cli.connect._telling import teller
 from kera.connect.copying import copy, outliving
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 async def run(options: CopyOptions) -> None:
     """Copy, and tell how it goes. A copy that follows outlives restarts of its source and its target."""
-    source_end, target_end = ends(options)
-    name = check_copy_name(options.name) if options.name is not None else copy_name(source_end, target_end)
+    with command_line():
+        source_end, target_end = ends(options)
+        name = check_copy_name(options.name) if options.name is not None else copy_name(source_end, target_end)
     with teller(as_json=options.as_json) as telling:
         attempts = _Attempts(source_end, target_end, name, options, telling)
         try:
@@ -75,8 +76,9 @@ class _Attempts:
         async with contextlib.AsyncExitStack() as stack:
             streams = {_cluster(end, options) for end in (self._source, self._target) if isinstance(end, StreamEnd)}
             clients = {each: await stack.enter_async_context(connected(each)) for each in streams}
-            source = await make_source(self._source, self._target, self._name, options, clients)
-            sink = make_sink(self._target, self._name, options, clients)
+            with command_line():
+                source = await make_source(self._source, self._target, self._name, options, clients)
+                sink = make_sink(self._target, self._name, options, clients)
 
             def going(rates: Rates) -> None:
                 self.rates = rates

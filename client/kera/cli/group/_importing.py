@@ -13,7 +13,7 @@ from kera.cli._client import connected
 from kera.cli._confirming import check_can_ask, confirm
 from kera.cli._durations import parse_duration_ms
 from kera.cli._output import Output, show_document
-from kera.cli._run import UsageError, extra
+from kera.cli._run import UsageError, command_line, extra
 from kera.cli._table import plural, table
 from kera.connect.endpoints import TopicEnd, parse_end
 from kera.connect.errors import NotCopied
@@ -48,7 +48,8 @@ class ImportOptions:
 
 async def import_offsets(options: ImportOptions) -> None:
     """Translate, show, ask, and set the cursors."""
-    end = parse_end(options.source)
+    with command_line():
+        end = parse_end(options.source)
     if not isinstance(end, TopicEnd):
         raise UsageError(f"--from: {options.source} is not a topic of Kafka; write kafka://host:9092/topic")
     wait_ms = 0 if options.wait is None else parse_duration_ms(options.wait, name="--wait")
@@ -82,7 +83,8 @@ async def _translated(
     from kera.connect.kafka.connection import read_settings
     from kera.connect.kafka.source import TopicSource
 
-    settings = read_settings(options.kafka_config)
+    with command_line():
+        settings = read_settings(options.kafka_config)
     source = TopicSource(end.bootstrap, end.topic, f"import.{options.group}", settings, follow=False)
     try:
         await source.open()
