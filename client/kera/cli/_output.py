@@ -53,6 +53,11 @@ JSON_OPTION = typer.Option(
 )
 """Beside each `OUTPUT_OPTION`, see `kera.cli._commands`: what that says is in `Output` alone."""
 
+INTERNAL_OPTION = typer.Option(
+    False, "--internal", help="Include internal streams and consumer groups, whose names begin with _."
+)
+"""Of each command that lists streams or consumer groups, see `kera.core.internal_names`."""
+
 
 def rendered(document: Any, output: Output, *, indent: int | None = 2) -> str:
     """The document as text, without a line's end. `indent`: of JSON; None: all in one line."""

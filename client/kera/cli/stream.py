@@ -15,13 +15,14 @@ from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._durations import format_ms, parse_duration_ms
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._schema_files import arrow_schema_of
 from kera.cli._sizes import format_size, parse_size
 from kera.cli._stream_document import stream_document
 from kera.cli._table import fields, format_time, plural, table
 from kera.core.errors import KeraError, UnknownStream
+from kera.core.internal_names import is_internal
 from kera.core.push import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
@@ -150,9 +151,7 @@ async def _create(bootstrap: str, name: str, arguments: dict[str, Any]) -> None:
 
 @app.command("list")
 def list_(
-    internal: bool = typer.Option(
-        False, "--internal", help="With the streams that KerA keeps for itself, whose names begin with _."
-    ),
+    internal: bool = INTERNAL_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
@@ -163,7 +162,7 @@ def list_(
 async def _list(bootstrap: str, output: Output, *, internal: bool) -> None:
     async with connected(bootstrap) as client:
         streams = await client.admin.list_streams()
-    shown = (stream for stream in streams if internal or not stream.name.startswith("_"))
+    shown = (stream for stream in streams if internal or not is_internal(stream.name))
     streams = sorted(shown, key=lambda stream: stream.name)
     if output.is_document:
         show_document([stream_document(stream) for stream in streams], output)

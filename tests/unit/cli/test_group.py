@@ -122,6 +122,15 @@ def test_groups_are_listed(client: FakeClient, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr() == ("", "no groups\n")
 
 
+def test_internal_groups_are_listed_with_internal_only(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    client.known = [ConsumerGroupSummary(name, ("clicks",), 0) for name in ("_audit", "loader")]
+
+    assert run_app(app, ["group", "list"]) == 0
+    assert [line[0] for line in lines(capsys)] == ["GROUP", "loader"]
+    assert run_app(app, ["group", "list", "--internal", "--json"]) == 0
+    assert [each["consumer_group"] for each in json.loads(capsys.readouterr().out)] == ["_audit", "loader"]
+
+
 @pytest.mark.usefixtures("client")
 def test_a_group_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["group", "describe", "loader"]) == 0

@@ -161,6 +161,7 @@ class FakeWatch:
 
     def __init__(self) -> None:
         self.described: ClusterDescription | Exception = cluster(brokers=2)
+        self.known = [stream(1, "s", 1)]
         self.listed: list[ConsumerGroupSummary] = []
         self.late: list[LatencyDescription] | Exception = []
         self.looked_at: list[str] = []
@@ -175,7 +176,7 @@ class FakeWatch:
         return self.described
 
     async def streams(self) -> list[StreamSummary]:
-        return [stream(1, "s", 1)]
+        return self.known
 
     def descriptions(self) -> list[Any]:
         return []
@@ -294,6 +295,23 @@ async def test_more_groups_than_are_looked_at_take_turns_and_the_one_that_is_ope
     watch.gone, watch.listed = {"g001"}, watch.listed[:3]
     found = await collector.sample()
     assert set(found.lags) == {"g000", "g001", "g002"}  # and what was seen of g001 gets older
+
+
+@pytest.mark.parametrize(("internal", "shown"), [(False, ["s"]), (True, ["_connect.s", "s"])])
+async def test_internal_streams_and_groups_are_shown_if_they_are_wanted(
+    internal: bool, shown: list[str], watch: FakeWatch, now: Now
+) -> None:
+    watch.known = [stream(number, name, 1) for number, name in enumerate(("_connect.s", "s"), 1)]
+    watch.listed = [group("_connect.s"), group("s")]
+    collector = Collector(cast("Watch", watch), cast("Any", now), patience_s=10, internal=internal)
+    try:
+        found = await collector.sample()
+    finally:
+        await collector.close()
+
+    assert [each.name for each in found.streams] == shown
+    assert [each.consumer_group for each in found.groups] == shown
+    assert sorted(watch.looked_at) == shown
 
 
 def test_limits_are_there() -> None:

@@ -15,11 +15,12 @@ from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._durations import format_ms, parse_duration_ms
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import plural, table
 from kera.core.errors import InvalidArgument, KeraError, UnknownStream
+from kera.core.internal_names import is_internal
 
 if TYPE_CHECKING:
     from kera.client import Client, ConsumerGroupDescription, EntryProgress, MemberDescription
@@ -30,14 +31,15 @@ NAME_ARGUMENT = typer.Argument(..., metavar="GROUP", help="Name of the consumer 
 
 
 @app.command("list")
-def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
-    """List all consumer groups."""
-    run_async(_list(bootstrap, output))
+def list_(internal: bool = INTERNAL_OPTION, bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
+    """List consumer groups."""
+    run_async(_list(bootstrap, output, internal=internal))
 
 
-async def _list(bootstrap: str, output: Output) -> None:
+async def _list(bootstrap: str, output: Output, *, internal: bool) -> None:
     async with connected(bootstrap) as client:
-        found = await client.admin.consumer_groups()
+        groups = await client.admin.consumer_groups()
+    found = [each for each in groups if internal or not is_internal(each.consumer_group)]
     if output.is_document:
         show_document([dataclasses.asdict(each) for each in found], output)
         return

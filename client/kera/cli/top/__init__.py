@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, extra, run_async, silence_stdout
 from kera.core.errors import Unavailable
 
@@ -63,6 +63,7 @@ def top(
     ),
     once: bool = typer.Option(False, "--once", help="Print one snapshot and end; so does --output json or yaml."),
     rows: int = typer.Option(20, "--rows", min=1, max=1_000_000, metavar="N", help="Of each table, with --once."),
+    internal: bool = INTERNAL_OPTION,
     output: Output = OUTPUT_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
@@ -75,14 +76,14 @@ def top(
     if view not in VIEW_NAMES:
         raise UsageError(f"--view: there is no {view!r}; there are {', '.join(VIEW_NAMES)}")
     if once or output.is_document:
-        _print(run_async(_once(bootstrap, interval)), output, wanted, rows)
+        _print(run_async(_once(bootstrap, interval, internal=internal)), output, wanted, rows)
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("kera top needs a terminal; without one, --json or --once print one snapshot")
     with extra("top"):
         from kera.cli.top._app import Options
     try:
-        run_async(_live(bootstrap, Options(interval, view, wanted)), logged_from=logging.CRITICAL)
+        run_async(_live(bootstrap, Options(interval, view, wanted), internal=internal), logged_from=logging.CRITICAL)
     except typer.Exit as ended:
         if ended.exit_code == 128 + signal.SIGHUP:
             silence_stdout()  # there is no terminal any more
@@ -99,13 +100,13 @@ def _print(found: Snapshot, output: Output, wanted: str, rows: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _collecting(bootstrap: str, *, in_full: bool = False) -> AsyncIterator[Collector]:
-    """`in_full`: with the hops of latency constraints, see `Collector`."""
+async def _collecting(bootstrap: str, *, internal: bool, in_full: bool = False) -> AsyncIterator[Collector]:
+    """`internal`, `in_full`: with internal streams and groups, and with the hops of constraints; see `Collector`."""
     from kera.cli.top._collector import HOPS_OF_MAX, Collector
     from kera.client.admin.watching import Watch
 
     async with connected(bootstrap, retry_timeout_ms=RETRY_MS, request_timeout_ms=REQUEST_MS) as client:
-        collector = Collector(Watch(client.admin), hops_of_max=HOPS_OF_MAX if in_full else 0)
+        collector = Collector(Watch(client.admin), hops_of_max=HOPS_OF_MAX if in_full else 0, internal=internal)
         try:
             yield collector
         finally:
@@ -121,24 +122,24 @@ async def _first(collector: Collector, bootstrap: str) -> Sample:
     return sample
 
 
-async def _once(bootstrap: str, interval_s: float) -> Snapshot:
+async def _once(bootstrap: str, interval_s: float, *, internal: bool) -> Snapshot:
     """Of two samples, an interval apart."""
     import asyncio
 
     from kera.cli.top._snapshot import snapshot
 
-    async with _collecting(bootstrap, in_full=True) as collector:
+    async with _collecting(bootstrap, internal=internal, in_full=True) as collector:
         await _first(collector, bootstrap)
         await asyncio.sleep(interval_s)
         return snapshot(await collector.sample(patience_s=PATIENCE_S))
 
 
-async def _live(bootstrap: str, options: Options) -> None:
+async def _live(bootstrap: str, options: Options, *, internal: bool) -> None:
     import asyncio
 
     from kera.cli.top._app import Top
 
-    async with _collecting(bootstrap) as collector:
+    async with _collecting(bootstrap, internal=internal) as collector:
         first = await _first(collector, bootstrap)
         await Top(collector, options, first).run_async()
     task = asyncio.current_task()

@@ -20,6 +20,7 @@ from kera.client.admin.daemons import DaemonFigures, read_figures
 from kera.client.admin.watching import StreamSummary, Watch
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import KeraError, UnknownLatencyConstraint
+from kera.core.internal_names import is_internal
 from kera.core.rpc import Channel
 
 DAEMONS_AT_ONCE = 16
@@ -58,9 +59,18 @@ class Collector:
     """See the head of this module; `close` it. Its `Watch` stays open meanwhile."""
 
     def __init__(
-        self, watch: Watch, clock: Clock | None = None, *, patience_s: float = PATIENCE_S, hops_of_max: int = 0
+        self,
+        watch: Watch,
+        clock: Clock | None = None,
+        *,
+        patience_s: float = PATIENCE_S,
+        hops_of_max: int = 0,
+        internal: bool = False,
     ) -> None:
-        """`clock`: of this host. `hops_of_max`: latency constraints that are looked at in full each time."""
+        """`clock`: of this host. `hops_of_max`: latency constraints that are looked at in full each time.
+
+        `internal`: samples include internal streams and consumer groups.
+        """
         self._watch = watch
         self._clock = clock or SystemClock()
         self._patience_s = patience_s
@@ -77,6 +87,7 @@ class Collector:
         self.wanted_constraint = ""
         """A latency constraint likewise."""
         self._hops_of_max = hops_of_max
+        self._internal = internal
         self._cluster: Poll[ClusterDescription] = Poll(watch.cluster, self._clock, timeout_s=COORDINATOR_TIMEOUT_S)
         self._streams: Poll[list[StreamSummary]] = Poll(
             watch.streams, self._clock, timeout_s=LIST_TIMEOUT_S, every_s=STREAMS_EVERY_S
@@ -123,9 +134,9 @@ class Collector:
             troubles={
                 name: trouble for name, each in self._members.items() if (trouble := each.poll.trouble) is not None
             },
-            streams=self._streams.answer or (),
+            streams=[each for each in self._streams.answer or () if self._shows(each.name)],
             streams_trouble=self._streams.trouble,
-            groups=self._groups.answer or (),
+            groups=[each for each in self._groups.answer or () if self._shows(each.consumer_group)],
             groups_trouble=self._groups.trouble,
             lags=dict(self._lags),
             constraints=self._constraints.answer or (),
@@ -134,6 +145,10 @@ class Collector:
             findings=self._findings.answer,
             findings_trouble=self._findings.trouble,
         )
+
+    def _shows(self, name: str) -> bool:
+        """Whether samples include this stream or consumer group."""
+        return self._internal or not is_internal(name)
 
     @property
     def _lists(self) -> tuple[Poll[Any], ...]:
@@ -185,7 +200,7 @@ class Collector:
     # -- consumer groups -------------------------------------------------------------------------------------------
 
     async def _look_at_groups(self) -> None:
-        names = [each.consumer_group for each in self._groups.answer or ()]
+        names = [each.consumer_group for each in self._groups.answer or () if self._shows(each.consumer_group)]
         for gone in self._lags.keys() - set(names):
             del self._lags[gone]
         chosen = sorted(names, key=lambda name: (name != self.wanted_group, self._looked_s(name)))[:GROUPS_LOOKED_AT]
