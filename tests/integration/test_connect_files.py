@@ -188,6 +188,22 @@ def test_a_stream_goes_to_another_stream_of_any_cluster(client: Client, cluster:
     }
 
 
+def test_a_created_stream_has_the_key_and_the_time_of_the_stream_that_is_copied(client: Client, copy: Any) -> None:
+    columns = pa.schema(
+        [("id", pa.string()), ("zone", pa.string()), ("at", pa.timestamp("us", "UTC")), ("n", pa.int64())]
+    )
+    client.admin.create_stream("typed-from", schema=columns, key_column="id", timestamp_column="at")
+
+    code, said = copy("kera:typed-from", "kera:typed-to", "--create")
+    assert code == 0, said
+    code, said = copy("kera:typed-from", "kera:typed-other", "--create", "--key", "zone")
+    assert code == 0, said
+
+    made, other = client.describe("typed-to"), client.describe("typed-other")
+    assert (made.schema, made.key_column, made.timestamp_column) == (columns, "id", "at")
+    assert (other.key_column, other.timestamp_column) == ("zone", "at")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

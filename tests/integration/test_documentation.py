@@ -46,6 +46,12 @@ NOT_TYPED = {
     "kera connect copy 'rides/*.parquet' kera:rides --create --key id --time pickup": "test_connect_files.py has files",
     "kera connect copy kera:clicks 'postgresql://me@db/shop?table=clicks' --create --follow": "it has a PostgreSQL",
     "kera connect copy kafka://broker:9093/clicks kera:clicks --kafka-config kafka.properties": "as the first one",
+    "kera connect copy 'postgresql://me@db/shop?table=orders' kera:orders --create --value avro --key id": (
+        "test_connect_values.py has a PostgreSQL"
+    ),
+    "kera connect copy kafka://localhost:9092/clicks kera:clicks --create --value json --subject clicks-value": (
+        "it has a Kafka"
+    ),
     "kera consume clicks --group billing": "it goes on for ever",
     "kera latency create checkout --path 'clicks, group:enrich, visits, group:dashboard' --limit 300ms --window 15s": (
         "test_latency_constraints.py has the consumer groups"

@@ -28,6 +28,7 @@ from kera.connect.planning.rounds import (
 from kera.connect.planning.slicing import ends_of_slices, slices, slices_needed
 from kera.connect.records import is_default
 from kera.connect.streams.journal import Journal, open_journal, producer_id
+from kera.connect.streams.source import StreamSource
 from kera.core.chunk import PAYLOAD_BYTES_MAX
 from kera.core.errors import (
     InternalError,
@@ -66,6 +67,15 @@ class Creation(NamedTuple):
     key_column: str | None = None
     timestamp_column: str | None = None
     replication: int | None = None
+
+    def like(self, source: Source) -> Creation:
+        """With the key and the time column of `source` where it is a stream, unless others are given."""
+        if not isinstance(source, StreamSource):
+            return self
+        return self._replace(
+            key_column=self.key_column or source.stream.key_column,
+            timestamp_column=self.timestamp_column or source.stream.timestamp_column,
+        )
 
 
 class RoundWriter:
@@ -338,7 +348,7 @@ class StreamSink:
             if self._creation is not None:
                 _check_created(stream, self._creation)
             return stream
-        made = self._creation
+        made = self._creation.like(source)
         typed = not is_default(source.schema)
         for option, column in (("--key", made.key_column), ("--time", made.timestamp_column)):
             if column is not None and (not typed or column not in source.schema.names):
