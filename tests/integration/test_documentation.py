@@ -52,6 +52,8 @@ NOT_TYPED = {
     "kera connect copy kafka://localhost:9092/clicks kera:clicks --create --value json --subject clicks-value": (
         "it has a Kafka"
     ),
+    "kera group import billing clicks --from kafka://localhost:9092/clicks --dry-run": "test_group_import.py has it",
+    "kera group import billing clicks --from kafka://localhost:9092/clicks --yes": "likewise",
     "kera consume clicks --group billing": "it goes on for ever",
     "kera latency create checkout --path 'clicks, group:enrich, visits, group:dashboard' --limit 300ms --window 15s": (
         "test_latency_constraints.py has the consumer groups"
