@@ -350,6 +350,8 @@ class World:
         if not self.exact:
             return
         for place, first in self.began.items():
+            if (STREAM_ID, place[0]) not in self.consumer_group.streamlets:
+                continue  # only a member that was stuck has looked, and its round counts for nothing
             done = sum(
                 self.processed[place[0], group.group_id].total()
                 for group in self.groups[place[0]]
