@@ -121,6 +121,28 @@ async def test_a_group_is_read_on_when_the_coordinator_does_not_split_it(
     assert asked
 
 
+async def test_a_consumer_drops_a_lease_that_the_coordinator_has_split_late(
+    make_member: MakeMember, fill_groups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first split is refused, and carried out with the next request, when its consumer has gone on reading."""
+    split, late = StreamletProgress.split, list[Any]()
+
+    def split_late(*request: Any) -> bool:
+        late.append(request)
+        if len(late) == 1:
+            return False
+        if len(late) == 2:
+            assert split(*late[0]), "nothing behind it is committed yet"
+        return split(*request)
+
+    monkeypatch.setattr(StreamletProgress, "split", split_late)
+    await fill_groups(COUNT)
+    lost: list[Any] = []
+    async with Readers(await started(make_member, 2, on_lost=lost.extend, commit_interval_ms=60_000)) as readers:
+        await until(lambda: set(readers.in_turn) == set(range(COUNT)))
+    assert [(each.streamlet, each.entry) for each in lost] == [(0, 0)]
+
+
 async def test_in_order_an_entry_is_read_from_its_start_to_its_end(make_member: MakeMember, fill_groups: Any) -> None:
     await fill_groups()
     async with Readers(await started(make_member, 3, in_order=True)) as readers:

@@ -29,6 +29,7 @@ from kera.client.consuming.liveness import Liveness
 from kera.client.consuming.ranges import Arrived
 from kera.client.consuming.records import records_of
 from kera.client.consuming.rounds import Rounds
+from kera.client.consuming.work_pace import WorkPace
 from kera.client.tasks import Tasks
 from kera.client.types import Record
 from kera.client.unclosed import Guard, Loss
@@ -90,10 +91,12 @@ class GroupConsumer(DecodedRecords):
             heartbeats=cluster.runtime.heartbeats
             or partial(KeepAlive, tls=cluster.runtime.tls, introduction=cluster.runtime.introduction),
         )
+        self._pace = WorkPace()
         self._leases = Leases(
             consumer_group,
             self._chunks.streams,
             self._fetcher,
+            pace=self._pace,
             processed_when_back=settings.commit_interval_ms > 0,
             report_soon=lambda: self._rounds.speak_soon(),  # noqa: PLW0108 - they come after the leases
             on_lost=on_lost,
@@ -323,6 +326,7 @@ class GroupConsumer(DecodedRecords):
         """The caller comes for more: it has processed what it had, but for a chunk whose records it has not all got."""
         self._liveness.caller_waits()
         if self._open is None:
+            self._pace.processed(self._rounds.bytes_delivered, self._liveness.worked_s)
             self._leases.caller_is_back()
 
     async def _next_chunk(self, *, copied: bool) -> tuple[Lease, ChunkBatch]:

@@ -117,6 +117,15 @@ class Lease:
         """All before `position`, where the record with that ordinal is, goes to the caller."""
         self.delivered = self.delivered._replace(next=position, record=record)
 
+    def ends_elsewhere(self, message: consumer_group_pb2.GroupLease) -> bool:
+        """Whether the coordinator has split it at another place than this consumer knows, or asks for.
+
+        A request that was sent again can be carried out twice: refused the first time, and accepted when this consumer
+        has gone on already. Other consumers may read the rest by then.
+        """
+        end = self.end if self.cut is None else self.cut.position
+        return message.HasField("end") and position_of(message.end) != end
+
     def open(self, fetched: Fetched, of: Range) -> bool:
         """What was fetched of a range is to be delivered; False: it was given up, as it is behind a cut."""
         if of.cut_at is not None and fetched.start >= of.cut_at:
@@ -130,12 +139,15 @@ class Lease:
         self.range, self.ended = following, False
 
     def split_behind(self, split_bytes: int, waiting: Iterable[Fetched]) -> None:
-        """Others want the rest: keep so many bytes of what comes next, of which `waiting` is fetched; 0: keep all."""
+        """Others want the rest: keep so many bytes of what comes next, of which `waiting` is fetched; 0: keep all.
+
+        If less is left until the cut already, nothing changes: asking again does not put it off.
+        """
         if not split_bytes or self.cut is not None or self.end is not None or self.ended:
             self.split_left_bytes = 0
             return
-        if self.split_left_bytes:
-            return  # that is being done
+        if 0 < self.split_left_bytes <= split_bytes:
+            return
         self.split_left_bytes = split_bytes
         if self.opened is not None and self.opened_range is self.range:
             self.came(self.opened)

@@ -13,6 +13,7 @@ from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.lease import Lease, LeaseKey, Reach
 from kera.client.consuming.ranges import Range, rest_of_group
 from kera.client.consuming.splitting import Splitting
+from kera.client.consuming.work_pace import WorkPace
 from kera.client.types import StreamDescription, position_of
 from kera.core.errors import DataLost, LeaseLost
 from kera.core.ids import Position
@@ -42,20 +43,22 @@ class Leases:
         streams: Mapping[int, StreamDescription],
         fetcher: Fetcher,
         *,
+        pace: WorkPace,
         processed_when_back: bool,
         report_soon: Callable[[], None],
         on_lost: Callable[[list[LostGroup]], None] | None,
         steps_max: int = STEPS_MAX,
     ) -> None:
-        """`processed_when_back`: what was delivered counts as processed when the caller comes for more; else not before
-        `process_all`. `report_soon`: called when there is something to report. `on_lost`: see `raise_lost`.
+        """`pace`: of the caller. `processed_when_back`: what was delivered counts as processed when the caller comes
+        for more; else not before `process_all`. `report_soon`: called when there is something to report. `on_lost`: see
+        `raise_lost`.
         """
         self._consumer_group = consumer_group
         self._streams = streams
         self._fetcher = fetcher
         self._processed_when_back = processed_when_back
         self._report_soon = report_soon
-        self._splitting = Splitting(fetcher, report_soon=report_soon)
+        self._splitting = Splitting(fetcher, pace, report_soon=report_soon)
         self._on_lost = on_lost
         self._steps_max = steps_max
         self._held: dict[LeaseKey, Lease] = {}
@@ -213,7 +216,11 @@ class Leases:
             else:
                 lease.reported = Reach.of_step(step)
         given = {LeaseKey.of(each): each for each in answer.held}
-        lost += [lease for key, lease in self._held.items() if key not in given and key not in refused]
+        lost += [
+            lease
+            for key, lease in self._held.items()
+            if key not in refused and (key not in given or lease.ends_elsewhere(given[key]))
+        ]
         for lease in lost:
             self._lose(lease)
         asked = {LeaseKey.of(step) for step in request.steps if step.HasField("split")}

@@ -40,6 +40,8 @@ class Liveness:
         )
         self._busy_since_s: float | None = None
         """Since when the caller does not wait for more; None: it does."""
+        self.worked_s = 0.0
+        """How long the caller has been at work in all, up to when it came for more the last time."""
         self._late_s = float("-inf")
         """When the caller came back too late, the last time: before an answer to what was sent since, others may have
         all that this member had."""
@@ -66,9 +68,14 @@ class Liveness:
 
     def caller_waits(self) -> bool:
         """The caller comes for more; whether that is too late."""
-        late = self.busy_ms > self._settings.progress_timeout_ms
+        since_s = self._busy_since_s
+        if since_s is None:
+            return False
+        now_s = self._clock.boottime_s()
+        self.worked_s += now_s - since_s
+        late = (now_s - since_s) * 1000 > self._settings.progress_timeout_ms
         if late:
-            self._late_s = self._clock.boottime_s()
+            self._late_s = now_s
         self._busy_since_s = None
         return late
 

@@ -65,7 +65,7 @@ class Rounds:
         self._steps_left = False
         """The last round could not take all that was to be reported."""
         self._reported_s = clock.boottime_s()
-        self._bytes_delivered = 0
+        self.bytes_delivered = 0
         """To the caller, of chunks."""
 
     def speak_soon(self) -> None:
@@ -74,7 +74,7 @@ class Rounds:
 
     def delivered(self, chunk_bytes: int) -> None:
         """The caller has got a chunk."""
-        self._bytes_delivered += chunk_bytes
+        self.bytes_delivered += chunk_bytes
 
     async def answer(self) -> None:
         """Ask, and wait until the coordinator has answered, or `fail`."""
@@ -164,7 +164,7 @@ class Rounds:
             session_timeout_ms=self._settings.session_timeout_ms,
             progress_timeout_ms=self._settings.progress_timeout_ms,
             busy_ms=self._liveness.busy_ms,
-            bytes_consumed=self._bytes_delivered,
+            bytes_consumed=self.bytes_delivered,
             groups_max=self._settings.groups_max,
             stream_ids=self._streams,
             splits=True,

@@ -13,6 +13,7 @@ from functools import partial
 from kera.client.cluster.fetch import Fetched
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.lease import Lease
+from kera.client.consuming.work_pace import WorkPace
 from kera.core.ids import Position
 from kera.v1 import consumer_group_pb2
 
@@ -20,9 +21,10 @@ from kera.v1 import consumer_group_pb2
 class Splitting:
     """Of the leases of one member."""
 
-    def __init__(self, fetcher: Fetcher, *, report_soon: Callable[[], None]) -> None:
-        """`report_soon`: called when a lease is cut, which the coordinator has to be told."""
+    def __init__(self, fetcher: Fetcher, pace: WorkPace, *, report_soon: Callable[[], None]) -> None:
+        """`pace`: decides how much is kept. `report_soon`: called when a lease is cut, for the coordinator to know."""
         self._fetcher = fetcher
+        self._pace = pace
         self._report_soon = report_soon
 
     def watch(self, lease: Lease) -> None:
@@ -30,8 +32,8 @@ class Splitting:
         self._fetcher.arrivals.watch(lease.range, partial(self._came, lease))
 
     def asked(self, lease: Lease, split_bytes: int) -> None:
-        """Others want the rest of a lease after so many bytes; 0: nobody does."""
-        lease.split_behind(split_bytes, self._waiting(lease))
+        """Others want the rest of a lease after about so many bytes; 0: nobody does."""
+        lease.split_behind(self._pace.part_bytes(split_bytes), self._waiting(lease))
         self._stop_at_cut(lease)
 
     def answered(self, lease: Lease, message: consumer_group_pb2.GroupLease) -> Position | None:
