@@ -48,3 +48,15 @@ def test_who_waits_is_not_busy_however_long_that_takes() -> None:
     liveness.answered(clock.boottime_s())
     assert not liveness.caller_waits()
     assert not liveness.in_doubt
+
+
+def test_the_time_at_work_does_not_include_waits() -> None:
+    clock = FakeClock()
+    liveness = made(clock)
+    for worked_s, waited_s in ((2, 5), (3, 7)):
+        liveness.caller_works()
+        clock.advance(worked_s)
+        liveness.caller_waits()
+        clock.advance(waited_s)
+        liveness.caller_waits()
+    assert liveness.worked_s == 5

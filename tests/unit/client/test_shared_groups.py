@@ -9,6 +9,7 @@ from typing import Any, Self
 import pytest
 
 from kera.client import GroupConsumer
+from kera.client.consuming import work_pace
 from kera.coordinator.consumer_groups import members
 from kera.coordinator.consumer_groups.progress import StreamletProgress
 from kera.core.errors import InvalidArgument
@@ -77,6 +78,20 @@ async def test_consumers_share_one_group_while_it_is_written(make_member: MakeMe
             await fill_groups(6)
             await readers.have(sent)
     assert sorted(readers.in_turn) == list(range(5 * COUNT))
+    assert min(map(len, readers.taken)) > 0
+
+
+async def test_slow_consumers_share_a_stream_that_is_smaller_than_the_usual_part(
+    make_member: MakeMember, fill_groups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part takes 20 ms here instead of a second."""
+    monkeypatch.setattr(members, "SPLIT_BYTES", 1 << 20)
+    monkeypatch.setattr(work_pace, "PART_MAX_S", 0.02)
+    monkeypatch.setattr(work_pace, "PART_MIN_S", 0.0)
+    await fill_groups(COUNT)
+    async with Readers(await started(make_member, 2, joined_bytes_max=0, commit_interval_ms=50)) as readers:
+        await readers.have(COUNT)
+    assert sorted(readers.in_turn) == list(range(COUNT))
     assert min(map(len, readers.taken)) > 0
 
 
