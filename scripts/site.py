@@ -2,6 +2,7 @@
 
     docs/, README.md, examples/, deploy/ ──┐
     settings, errors, commands, messages ──┼──► build/docs ──mkdocs──► build/site
+    public names of the Python SDK ────────┤
     metrics of daemons that run            ──┘
 
 The pages of the reference are written from the code and from what daemons of this tree serve, each time.
@@ -24,6 +25,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from scripts import api_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "docs"
@@ -104,6 +107,11 @@ def write_pages(folder: Path) -> None:
         "metrics": _metrics(),
     }.items():
         (reference / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    python = reference / "python"
+    python.mkdir()
+    for package in api_reference.PACKAGES:
+        text = "\n".join(api_reference.page(package)) + "\n"
+        (python / f"{package}.md").write_text(text, encoding="utf-8")
 
 
 def _places() -> Iterator[tuple[Path, str]]:
@@ -155,7 +163,7 @@ def _table(*rows: tuple[str, ...]) -> Iterator[str]:
 def _settings() -> Iterator[str]:
     from kera.backup.settings import BackupSettings
     from kera.broker.settings import BrokerSettings
-    from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
+    from kera.client import ClientSettings, ConsumerSettings, GroupConsumerSettings, ProducerSettings
     from kera.coordinator.settings import CoordinatorSettings
 
     yield "# Settings"
@@ -170,6 +178,7 @@ def _settings() -> Iterator[str]:
         ClientSettings,
         ProducerSettings,
         ConsumerSettings,
+        GroupConsumerSettings,
     ):
         prefix = settings.model_config.get("env_prefix", "")
         first = next(iter(settings.fields()))

@@ -1,10 +1,12 @@
 """The pages of the documentation's site: their links, and that each can be found."""
 
+import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from scripts import site
+from scripts import api_reference, site
 
 NAVIGATION = (site.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
@@ -69,6 +71,36 @@ def test_every_page_is_in_the_navigation() -> None:
     named = set(re.findall(r": (\S+\.md)$", NAVIGATION, re.MULTILINE))
     pages = {place for path, place in site._places() if path.suffix == ".md" and not place.startswith("deploy/")}
     assert pages | {"deploy/README.md"} == {each for each in named if not each.startswith("reference/")}
+
+
+@pytest.mark.parametrize("package", api_reference.PACKAGES)
+def test_the_python_api_has_every_public_name(package: str) -> None:
+    lines = list(api_reference.page(package))
+
+    names = importlib.import_module(package).__all__
+    assert [line.removeprefix("## ") for line in lines if line.startswith("## ")] == names
+    text = "\n".join(lines)
+    assert " at 0x" not in text, "a default has the address of an object"
+    assert "ForwardRef" not in text
+    assert f": reference/python/{package}.md" in NAVIGATION
+
+
+def test_the_python_api_has_signatures_fields_and_attributes() -> None:
+    text = "\n".join(api_reference.page("kera.client"))
+
+    assert "### Client.connect\n\n```python\nasync Client.connect(\n    bootstrap: str,\n" in text
+    assert "### Client.admin\n\n```python\nClient.admin: Admin\n" in text
+    assert "* `next: Position`: Where the chunk after this one starts." in text
+    assert "Its fields are in [Settings](../settings.md#producer)." in text
+    assert "EARLIEST = Position(group_id=0, segment_id=0, offset=0)\n```\n\nWhere an entry starts" in text
+
+
+@pytest.mark.parametrize("parameters", ["", "a, b=1, *, c, **d", "a, /, b, *c, d=None", "a: str, *, b: int = 1"])
+def test_signatures_read_as_they_are_written(parameters: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"def f({parameters}): pass", names)
+
+    assert api_reference._signature("f", names["f"], bound=False) == f"f({parameters})"
 
 
 def test_the_reference_has_every_setting_error_and_command() -> None:
