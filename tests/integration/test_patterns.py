@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
-from kera.client import Client
+from kera.client import Client, Record
 from kera.local.cluster import RunningCluster
 from tests.docs_examples import ROOT, examples
 
@@ -70,3 +71,50 @@ async def test_the_patterns_do_what_they_say(cluster: RunningCluster) -> None:
         assert (failed.value, failed.headers["from"]) == (b"3", b"clicks/0/3")
         lag = await client.admin.describe_consumer_group("workers")
         assert not lag.members, "the worker has left"
+
+
+async def test_a_record_is_tried_again_when_it_is_due(cluster: RunningCluster) -> None:
+    names = defined(cluster.bootstrap)
+    async with asyncio.timeout(TIMEOUT_S), await Client.connect(cluster.bootstrap) as client:
+        await client.admin.create_stream("clicks-retry")
+        stop, early = asyncio.Event(), list[bool]()
+        async with client.producer() as producer:
+            await producer.prepare("clicks-retry")
+
+            async def handle(record: Any) -> None:
+                early.append(names["time"].time() * 1000 < int(record.headers["due-ms"]))
+                stop.set()
+
+            failed = Record("clicks", 0, 0, 0, 0, b"user-1", (b"user-1",), b"home", {"trace": b"7"}, None)
+            await names["put_off"](producer, failed, 0.2)
+            await names["retry"](client, handle, stop)
+        assert early == [False]
+        async with client.consumer("clicks-retry", start="earliest", end="latest") as consumer:
+            (retried,) = [record async for record in consumer]
+        assert (retried.value, retried.key, retried.headers["trace"]) == (b"home", b"user-1", b"7")
+
+
+async def test_a_table_is_what_remains_of_its_changes(cluster: RunningCluster) -> None:
+    names = defined(cluster.bootstrap)
+    changes: list[tuple[str, str, Any]] = [
+        ("r", "1", {"id": 1, "amount": 10}),
+        ("t", "", None),
+        *(("c", f"{key}", {"id": key, "amount": 20}) for key in range(2, 8)),
+        ("u", "3", {"id": 3, "amount": 30}),
+        ("d", "2", None),
+    ]
+    async with asyncio.timeout(TIMEOUT_S), await Client.connect(cluster.bootstrap) as client:
+        await client.admin.create_stream("orders", streamlets=2)
+        async with client.producer() as producer:
+            await producer.prepare("orders")
+            for op, key, after in changes:
+                value = json.dumps({"op": op, "before": None, "after": after}).encode()
+                # A truncation has no key, and is in every streamlet.
+                for where in ({"streamlet": 0}, {"streamlet": 1}) if op == "t" else ({"keys": key.encode()},):
+                    await producer.send("orders", value, **where)
+            await producer.send("orders", None, keys=b"2")  # a tombstone
+
+        assert await names["table_now"](client) == {
+            b"3": {"id": 3, "amount": 30},
+            **{b"%d" % key: {"id": key, "amount": 20} for key in range(4, 8)},
+        }
