@@ -54,6 +54,9 @@ NOT_TYPED = {
     ),
     "kera group import billing clicks --from kafka://localhost:9092/clicks --dry-run": "test_group_import.py has it",
     "kera group import billing clicks --from kafka://localhost:9092/clicks --yes": "likewise",
+    "kera connect copy 'postgresql://me@db/shop?table=orders&changes=logical' kera:orders --follow": (
+        "test_connect_changes.py has a PostgreSQL"
+    ),
     "kera consume clicks --group billing": "it goes on for ever",
     "kera latency create checkout --path 'clicks, group:enrich, visits, group:dashboard' --limit 300ms --window 15s": (
         "test_latency_constraints.py has the consumer groups"
@@ -112,7 +115,7 @@ async def client(documented: RunningCluster) -> Any:
 async def make_what_is_taken_for_granted(client: Client, example: Example) -> None:
     created = {call[2] for command in typed(example) for call in calls(command) if call[:2] == ["stream", "create"]}
     for name in sorted({*STREAM.findall(example.text)} - created):
-        await client.admin.create_stream(name, streamlets=8 if name == "clicks" else 2)
+        await client.admin.create_stream(name, streamlets=8 if name == "clicks" else 4)
         async with client.producer() as producer:
             await producer.prepare(name)
             await asyncio.gather(*(producer.send(name, b"%d" % number, keys=b"anna") for number in range(10)))
@@ -188,10 +191,10 @@ async def test_the_examples_in_python_run(example: Example, client: Client, docu
     text = example.text.replace("127.0.0.1:7400", documented.bootstrap)
     if "create_stream" not in text:
         for name in ("clicks", "orders", "refunds"):
-            await client.admin.create_stream(name)
+            await client.admin.create_stream(name, streamlets=4)
             async with client.producer() as producer:
-                await producer.prepare(name)
-                await producer.send(name, b"value", keys=b"user-1")
+                for streamlet in range(4):  # examples start at places in them
+                    await producer.send_batch(name, pa.record_batch({"value": [b"value"] * 1000}), streamlet=streamlet)
     names: dict[str, Any] = {
         "client": client,
         "values": [b"a", b"b"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Collection, Iterator
 import pyarrow as pa
 import pytest
 
+from kera.client import Client as AsyncClient
+from kera.client import tasks
 from kera.client.sync import Client, Consumer, GroupConsumer
 from kera.core.errors import WokenUp
 from kera.local.cluster import RunningCluster
@@ -159,3 +162,54 @@ def test_a_process_that_gets_sigterm_ends_with_its_commit_and_the_next_one_goes_
     assert {*first, *rest} == {*VALUES}
     # A loop ends within a chunk, which the next process reads again.
     assert len(first) + len(rest) - RECORDS < (1 if polls else CHUNK_RECORDS)
+
+
+@pytest.mark.parametrize("form", ["batches", "records", "poll"])
+@pytest.mark.parametrize("in_group", [False, True], ids=["plain", "group"])
+async def test_other_tasks_get_their_turns_while_a_caller_never_waits(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, form: str, in_group: bool
+) -> None:
+    stream = f"turns-{form}-{in_group}"
+    await asyncio.to_thread(lambda: filled(cluster, stream))
+    monkeypatch.setattr(tasks, "TURN_EVERY_S", 0.0)  # as if the caller took longer than that with each chunk
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with await AsyncClient.connect(cluster.bootstrap) as client:
+        consumer = (
+            client.group_consumer(stream, stream, joined_bytes_max=0)
+            if in_group
+            else client.consumer(stream, start="earliest", joined_bytes_max=0)
+        )
+        async with consumer, asyncio.timeout(TIMEOUT_S):
+            await consumer.poll()  # from here on chunks are at hand
+            running = asyncio.create_task(others())
+            seen, read = set(), CHUNK_RECORDS
+            if form == "batches":
+                async for batch in consumer.batches():
+                    seen.add(turns)
+                    read += batch.batch.num_rows
+                    if read >= RECORDS:
+                        break
+            elif form == "records":
+                async for _ in consumer:
+                    seen.add(turns)
+                    read += 1
+                    if read >= RECORDS:
+                        break
+            else:
+                while read < RECORDS:
+                    read += len(await consumer.poll())
+                    seen.add(turns)
+            running.cancel()
+    assert len(seen) >= RECORDS // CHUNK_RECORDS - 2  # one turn for each chunk at least
+
+
+def filled(cluster: RunningCluster, stream: str) -> None:
+    with Client(cluster.bootstrap) as client:
+        fill(client, stream)

@@ -1,4 +1,7 @@
-"""What an owner has running in the background: kept from the garbage collector, heard when it fails, ended with it."""
+"""What an owner has running in the background: kept from the garbage collector, heard when it fails, ended with it.
+
+`Turns` gives that the event loop's turns, whatever the owner's caller does.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,30 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+TURN_EVERY_S = 0.01
+TURNS_AT_ONCE = 3
+"""An answer that has come needs one to be read, and what waits for it another one."""
+
+
+class Turns:
+    """The event loop's turns between chunks that need no waiting.
+
+    A caller that blocks between two chunks, in a loop without an await of its own, would else keep the loop for as long
+    as chunks are at hand: no commit and no heartbeat would go out, and no signal would be handled.
+    """
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+
+    async def give(self) -> None:
+        """Let others run, if the last time is more than `TURN_EVERY_S` ago."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._last_s < TURN_EVERY_S:
+            return
+        for _ in range(TURNS_AT_ONCE):
+            await asyncio.sleep(0)
+        self._last_s = asyncio.get_running_loop().time()
 
 
 class Tasks:

@@ -28,6 +28,7 @@ from kera.client.consuming.records import records_of
 from kera.client.consuming.start_and_end import End, Start, first_records, ranges_to_read
 from kera.client.positions import Places, Positions, check_place
 from kera.client.settings import ConsumerSettings
+from kera.client.tasks import Turns
 from kera.client.types import Record, StreamDescription
 from kera.core.arrow_types import empty_batch
 from kera.core.errors import ClosedError, InvalidArgument, KeraError
@@ -84,6 +85,7 @@ class Consumer(DecodedRecords, ReadsTables):
         """What ended the reading; told to everyone who asks for more."""
         self._decoding = decoding
         self._make_decoding = make_decoding
+        self._turns = Turns()
         self._opening = asyncio.Lock()
         """Of a chunk, or of what was fetched: by one task at a time. What is at hand needs no turn."""
         self._records = OneByOne(self._next_record)
@@ -197,6 +199,7 @@ class Consumer(DecodedRecords, ReadsTables):
             self._positions[chunk_or_end.entry] = chunk_or_end.next
             yield chunk_or_end
             del chunk_or_end  # and with it the place in the broker's memory, though the next one may be long in coming
+            await self._turns.give()
 
     async def next_batches(self, batches_max: int) -> list[ChunkBatch]:
         """The next of `batches`, and those behind it that need no waiting; none at the end.
@@ -295,6 +298,7 @@ class Consumer(DecodedRecords, ReadsTables):
 
     async def _next_chunk(self, *, copied: bool = False) -> ChunkBatch | None:
         """The next chunk; None when everything that was asked for has been delivered."""
+        await self._turns.give()
         while (chunk := self._next_here(copied=copied)) is None:
             try:
                 chunk = await self._chunks.following(copied=copied)

@@ -23,6 +23,7 @@ from kera.client import arguments
 from kera.client.serializers.choosing import DeserializerLike, deserializer_of
 from kera.client.serializers.protocols import Context, Deserializer, FramedDeserializer, Part, Registry, RowDeserializer
 from kera.client.serializers.refusing import words
+from kera.client.tasks import Turns
 from kera.client.types import Record, StreamDescription
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import CannotDecode, InvalidArgument, KeraError, NotAllowed, NotFramed, UnknownSchema
@@ -249,6 +250,7 @@ class DecodedRecords(ABC):
     """What consumers have of records, with deserializers and without; how records come is theirs."""
 
     _decoding: Decoding | None
+    _turns: Turns
 
     @abstractmethod
     async def start(self) -> None:
@@ -293,6 +295,7 @@ class DecodedRecords(ABC):
         if records_max is not None:
             arguments.whole("records_max", records_max, 1, POLL_RECORDS_LIMIT)
         await self.start()
+        await self._turns.give()  # before the time runs, as with a `timeout_s` of 0 there is none for it
         waiting = asyncio.timeout(timeout_s)
         try:
             async with waiting:

@@ -30,7 +30,7 @@ from kera.client.consuming.ranges import Arrived
 from kera.client.consuming.records import records_of
 from kera.client.consuming.rounds import Rounds
 from kera.client.consuming.work_pace import WorkPace
-from kera.client.tasks import Tasks
+from kera.client.tasks import Tasks, Turns
 from kera.client.types import Record
 from kera.client.unclosed import Guard, Loss
 from kera.core.clock import Clock
@@ -114,6 +114,7 @@ class GroupConsumer(DecodedRecords):
         )
         self._started = False
         self._starting, self._in_turn = asyncio.Lock(), asyncio.Lock()
+        self._turns = Turns()
         """Tasks open what was fetched in turn; else the next one's would be put in its place."""
         self._guard: Guard | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -342,6 +343,7 @@ class GroupConsumer(DecodedRecords):
             self._liveness.caller_works()
 
     async def _wait_for_chunk(self, *, copied: bool) -> tuple[Lease, ChunkBatch]:
+        await self._turns.give()
         while True:
             if self._closed:
                 raise ClosedError("the consumer is closed")

@@ -19,6 +19,7 @@ from kera.client.consuming.one_by_one import OneByOne
 from kera.client.epochs.epoch import require_times
 from kera.client.epochs.reader import Epochs
 from kera.client.epochs.sorting import OrderedBatch, OrderedRows
+from kera.client.tasks import Turns
 from kera.client.types import Record
 from kera.core.errors import ClosedError, InvalidArgument
 from kera.core.ids import EntryId, Position
@@ -62,6 +63,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
         self._at_hand: Iterator[Record] = iter(())
         self._last: Record | None = None
         """Of the epoch; with it that is delivered."""
+        self._turns = Turns()
         self._records = OneByOne(self._next_record)
         self._delivered: Mapping[EntryId, Position] = {}
         self._behind: Mapping[EntryId, Position] = {}
@@ -150,6 +152,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
     async def _open_rows(self) -> OrderedRows | None:
         """Of the epoch that is next; None: there is none before the end."""
         await self.start()
+        await self._turns.give()
         while self._rows is None:
             epoch = await anext(self._epochs, None)
             if epoch is None:
