@@ -16,7 +16,7 @@ from kera.client.sync import Client
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.command_line import run_kera
-from tests.integration.connect_support import killed_again_and_again, records
+from tests.integration.connect_support import copying, killed_again_and_again, records, table
 from tests.integration.kafka import Kafka
 from tests.integration.postgres import Postgres
 
@@ -80,6 +80,36 @@ def test_a_table_becomes_avro_and_a_column_that_is_added_the_next_version(
     assert (
         "the copy of this name is from table sales of database postgres as avro of subject sales-value, key id" in said
     )
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [("--value", "avro"), *(pytest.param(each, marks=pytest.mark.slow) for each in (("--value", "json"), ()))],
+)
+def test_a_column_that_is_added_while_a_copy_follows_ends_it_before_rows_lack_it(
+    postgres: Postgres, client: Client, cluster: RunningCluster, kera: Any, tmp_path: Path, encoding: tuple[str, ...]
+) -> None:
+    name = "_".join(("widened", *encoding[1:]))
+    postgres.run(f"CREATE TABLE {name} (id bigint PRIMARY KEY)", f"INSERT INTO {name} VALUES (1)")
+    arguments = (postgres.url(name), f"kera:{name}", "--create", "--key", "id", *encoding)
+    with copying(cluster.bootstrap, *arguments, "--follow", log=tmp_path / "log") as copy:
+        copy.event("progress")
+        postgres.run(f"ALTER TABLE {name} ADD COLUMN land text", f"INSERT INTO {name} VALUES (2, 'x')")
+        code, said = copy.wait()
+    assert code == 1
+    assert "column 'land' was added, removed or changed while the copy ran: start the copy again" in said
+    assert sum(map(len, records(client, name).values())) == 1
+    if not encoding:
+        assert kera("stream", "alter", name, "--add-column", "land:string")[0] == 0
+
+    code, said = kera("connect", "copy", *arguments)
+
+    assert code == 0, said
+    if encoding:
+        deserializer = AvroDeserializer() if "avro" in encoding else JsonDeserializer()
+        assert {"id": 2, "land": "x"} in values(client, name, deserializer)
+    else:
+        assert {"id": 2, "land": "x"} in table(client, name).to_pylist()
 
 
 def test_a_column_that_a_typed_stream_lacks_is_added_by_the_command_that_the_error_names(

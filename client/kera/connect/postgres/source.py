@@ -21,7 +21,7 @@ from kera.connect.errors import Refused
 from kera.connect.pieces import Piece, Place, Span
 from kera.connect.postgres import sql
 from kera.connect.postgres.connection import Database
-from kera.connect.postgres.pages import Page, columns_of, conformed, digest_of, pages
+from kera.connect.postgres.pages import Columns, Page, columns_of, conformed, digest_of, pages
 from kera.connect.postgres.settling import PAUSE_S, SETTLE_S, settled
 from kera.connect.worker import Worker
 from kera.core.arrow_types import empty_batch
@@ -60,6 +60,7 @@ class TableSource:
         self._from_latest = from_latest
         self._database: Database | None = None
         self._rows = sql.Rows("", (), ())
+        self._columns = Columns(self.schema, ())
         self._is_table = False
         """And neither a view nor a query, whose rows come from who knows where."""
         self._worker = Worker("postgres")
@@ -86,7 +87,7 @@ class TableSource:
         if missing:
             raise InvalidArgument(f"key: {self.shown} has no column {missing[0]!r}; it has {', '.join(names)}")
         self._rows = sql.Rows(source, columns.expressions, key)
-        self.schema = columns.schema
+        self._columns, self.schema = columns, columns.schema
         database.commit()
 
     def _key_of_table(self, database: Database, table: str) -> tuple[str, ...]:
@@ -179,8 +180,25 @@ class TableSource:
 
     def _page(self, start: Place, end: Place, limit: int | None, piece_bytes: int) -> Iterator[Page]:
         database, key = self._opened, self._rows.key
+        self._check_columns()
         yield from pages(database, sql.page(self._rows, start, end, limit), key, start, piece_bytes, self.shown)
         database.commit()
+
+    def _check_columns(self) -> None:
+        """Raise `SchemaMismatch` if the columns are not those that the copy began with.
+
+        The query locks what it reads, so the columns stay as they are until the transaction ends.
+        """
+        found = columns_of(self._opened, self._rows.source, self._wanted)
+        if found == self._columns:
+            return
+        before, now = (set(zip(each.schema, each.expressions, strict=True)) for each in (self._columns, found))
+        name = min(field.name for field, _ in before ^ now)
+        raise SchemaMismatch(
+            f"{self.shown}: column {name!r} was added, removed or changed while the copy ran: start the copy again, and"
+            " it continues with the columns as they are now",
+            column=name,
+        )
 
     def _rows_of(self, page: Page) -> pa.RecordBatch:
         return conformed(page.rows, self.schema, self.shown)
