@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kera.connect.errors import Refused
-from kera.connect.kafka.connection import ANSWER_S, OURS, settings_of, translated
+from kera.connect.kafka.connection import ANSWER_S, admin_of, settings_of, translated
 
 
 class CommittedOffsets(NamedTuple):
@@ -24,9 +24,10 @@ def committed_offsets(
     """Ask Kafka; blocks. Raises `Refused` if the group has committed nothing for the topic, `Unreachable`."""
     import confluent_kafka as kafka
 
+    ours = settings_of(bootstrap, settings, group_id=group, enable_auto_commit=False)
     consumer: Any = None
     with translated(f"consumer group {group}"):
-        consumer = kafka.Consumer(settings_of(bootstrap, settings, group_id=group, enable_auto_commit=False))
+        consumer = kafka.Consumer(ours)
     try:
         with translated(f"consumer group {group}"):
             asked = [kafka.TopicPartition(topic, number) for number in range(partitions)]
@@ -34,7 +35,7 @@ def committed_offsets(
             for each in found:
                 if each.error is not None:
                     raise kafka.KafkaException(each.error)
-            members = _members(bootstrap, group, settings)
+            members = _members(group, ours)
     finally:
         consumer.close()
     offsets = {each.partition: each.offset if each.offset >= 0 else None for each in found}
@@ -43,10 +44,7 @@ def committed_offsets(
     return CommittedOffsets(offsets, members)
 
 
-def _members(bootstrap: str, group: str, settings: Mapping[str, str]) -> int:
-    import confluent_kafka.admin
-
-    kept = {name: value for name, value in settings.items() if name not in OURS}
-    admin = confluent_kafka.admin.AdminClient({**kept, "bootstrap.servers": bootstrap})
+def _members(group: str, settings: Mapping[str, Any]) -> int:
+    admin = admin_of(settings)
     described = admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group].result()
     return len(described.members)

@@ -61,7 +61,7 @@ def settings_of(bootstrap: str, given: Mapping[str, str], **ours: Any) -> dict[s
     return {
         **given,
         "bootstrap.servers": bootstrap,
-        "logger": _SILENT,  # what it would write to standard error by itself is told by errors
+        "logger": _SILENT,  # librdkafka would write to standard error; errors say the same
         **{name.replace("_", "."): value for name, value in ours.items()},
     }
 
@@ -102,14 +102,20 @@ def partitions_of(client: Any, topic: str) -> int:
     return len(found.partitions)
 
 
-def identity_of(client: Any, settings: Mapping[str, Any], topic: str) -> str:
-    """Which topic of this name it is, of which cluster: one that was deleted and made anew is another one."""
-    import confluent_kafka as kafka
+def admin_of(settings: Mapping[str, Any]) -> Any:
+    """An admin client of Kafka with the settings of another client (`settings_of`), as far as they concern it."""
     import confluent_kafka.admin
 
     kept = {name: value for name, value in settings.items() if name not in OURS or name == "bootstrap.servers"}
+    return confluent_kafka.admin.AdminClient(kept)
+
+
+def identity_of(client: Any, settings: Mapping[str, Any], topic: str) -> str:
+    """Which topic of this name it is, of which cluster: one that was deleted and made anew is another one."""
+    import confluent_kafka as kafka
+
     with translated(f"topic {topic}"):
         cluster = client.list_topics(timeout=ANSWER_S).cluster_id
-        admin = confluent_kafka.admin.AdminClient(kept)
+        admin = admin_of(settings)
         described = admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=ANSWER_S)[topic].result()
     return f"cluster {cluster}, id {described.topic_id}"
