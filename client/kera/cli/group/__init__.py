@@ -236,7 +236,9 @@ def import_(
         None, "--wait", metavar="TIME", help="Wait this long for the copy to come as far as the group: 30s, 10min."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only show the cursors."),
-    force: bool = typer.Option(False, "--force", help="Also while consumers are active; they lose their leases."),
+    force: bool = typer.Option(
+        False, "--force", help="Also set cursors back, and while consumers are active; they lose their leases."
+    ),
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
@@ -245,7 +247,8 @@ def import_(
 
     The stream is a copy of the topic, with as many streamlets as the topic has partitions. Each streamlet's cursor
     becomes the start of the chunk that has the first record that the group has not read: no record is skipped, and at
-    most one chunk per streamlet is read again. Stop the group's consumers in Kafka first.
+    most one chunk per streamlet is read again. Stop the group's consumers in Kafka first. An import that would set a
+    cursor of the group back, as the group has already read further in KerA, needs --force.
     """
     from kera.cli.group._importing import ImportOptions, import_offsets
 

@@ -17,15 +17,22 @@ from kera.cli._run import UsageError, command_line, extra
 from kera.cli._table import plural, table
 from kera.connect.endpoints import TopicEnd, parse_end
 from kera.connect.errors import NotCopied
+from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from kera.client import Client, ResetPlan, StreamDescription
+    from kera.client.admin.reset_plan import CursorChange
     from kera.connect.importing import ImportedCursor
     from kera.connect.kafka.source import TopicSource
 
-HEADING = ("PARTITION", "KAFKA OFFSET", "STREAMLET", "ENTRY", "NEW OFFSET", "CURSOR", "READ AGAIN (AT MOST)")
+HEADING = (
+    *("PARTITION", "KAFKA OFFSET", "STREAMLET", "ENTRY", "OLD OFFSET", "NEW OFFSET", "CURSOR"),
+    "READ AGAIN (AT MOST)",
+)
 RETRY_S = 0.5
 """Between looks at how far the copy is."""
+LISTED_MAX = 5
+"""Streamlets that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +73,18 @@ async def import_offsets(options: ImportOptions) -> None:
         if members and not options.output.is_document:
             active = plural(members, "active consumer")
             print(f"group {options.kafka_group} has {active} in Kafka: what they commit from now on is not imported")
+        back = [change for change in plan.changes if _goes_back(change)]
         if options.dry_run:
+            if back and not options.force and not options.output.is_document:
+                print(f"{plural(len(back), 'cursor')} would go back: the import needs --force")
             return
+        if back and not options.force:
+            raise InvalidArgument(
+                f"group {options.group} has read further in stream {options.stream} than these offsets, in"
+                f" {_listed(back)}: --force sets its cursors back",
+                consumer_group=options.group,
+                stream=options.stream,
+            )
         confirm(doing, f"Set the cursors of group {options.group} in stream {options.stream}?", yes=options.yes)
         await client.admin.reset_consumer_group(options.group, options.stream, plan, force=options.force)
     if not options.output.is_document:
@@ -123,40 +140,64 @@ async def _plan(client: Client, stream: StreamDescription, group: str, cursors: 
     return await client.admin.plan_reset(group, stream.name, positions_of(stream, cursors))
 
 
+def _goes_back(change: CursorChange) -> bool:
+    """Whether KerA's group reads again what it has read already."""
+    if change.records_again is None:  # the old place is lost, so only positions are known
+        return change.old is not None and change.new < change.old
+    return change.records_again > 0
+
+
+def _listed(changes: Sequence[CursorChange]) -> str:
+    """The first streamlets of `changes`, and how many there are besides."""
+    streamlets = sorted({change.streamlet for change in changes})
+    shown, more = streamlets[:LISTED_MAX], len(streamlets) - LISTED_MAX
+    text = f"streamlet{'s' if len(streamlets) > 1 else ''} {', '.join(map(str, shown))}"
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def _again_max(cursor: ImportedCursor, change: CursorChange) -> int:
+    """At most so many records are read again, of those that the group has read in Kafka or in KerA."""
+    return max(cursor.records_again_max, change.records_again or 0)
+
+
 def _show(plan: ResetPlan, cursors: Sequence[ImportedCursor], output: Output) -> None:
-    offsets = {(change.streamlet, change.entry): change.new_offset for change in plan.changes}
+    changes = {(change.streamlet, change.entry): change for change in plan.changes}
+    both = [(each, changes.pop((each.partition, each.entry))) for each in cursors]
     if output.is_document:
-        show_document([_document(each, offsets[each.partition, each.entry]) for each in cursors], output)
+        show_document([_document(*each) for each in both], output)
         return
     rows = [
         (
-            each.partition,
-            each.committed,
-            each.partition,
-            each.entry,
-            offsets[each.partition, each.entry],
-            "/".join(map(str, each.position)) if each.position.group_id else "start",
-            each.records_again_max,
+            cursor.partition,
+            cursor.committed,
+            cursor.partition,
+            cursor.entry,
+            change.old_offset,
+            change.new_offset,
+            "/".join(map(str, cursor.position)) if cursor.position.group_id else "start",
+            _again_max(cursor, change),
         )
-        for each in cursors
+        for cursor, change in both
     ]
     print(table(HEADING, rows))
     print()
     for each in cursors:
         if each.note:
             print(f"partition {each.partition}: {each.note}")
-    again = sum(each.records_again_max for each in cursors)
+    again = sum(_again_max(*each) for each in both) + sum(change.records_again or 0 for change in changes.values())
     print(f"at most {plural(again, 'record')} will be read again, none skipped")
 
 
-def _document(cursor: ImportedCursor, new_offset: int) -> dict[str, Any]:
+def _document(cursor: ImportedCursor, change: CursorChange) -> dict[str, Any]:
     return {
         "partition": cursor.partition,
         "kafka_offset": cursor.committed,
         "streamlet": cursor.partition,
         "entry": cursor.entry,
-        "new_offset": new_offset,
+        "old_offset": change.old_offset,
+        "new_offset": change.new_offset,
+        "old_cursor": None if change.old is None else list(change.old),
         "new_cursor": list(cursor.position),
-        "records_again_max": cursor.records_again_max,
+        "records_again_max": _again_max(cursor, change),
         "note": cursor.note,
     }
