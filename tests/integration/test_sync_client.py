@@ -131,7 +131,7 @@ def test_who_sends_more_than_is_taken_waits_and_loses_nothing(client: Client) ->
     with client.producer(buffer_bytes_max=1 << 20) as producer:
         for _ in range(count):
             producer.send("sync-full", value)
-            assert producer._waiting_bytes <= (16 << 20) + 1
+            assert producer._handover._waiting_bytes <= (16 << 20) + 1
     (entry,) = client.bounds("sync-full")[0]
     assert entry.next_record == count
 

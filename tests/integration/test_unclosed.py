@@ -34,6 +34,42 @@ async def begin():
 
 ENDS_WITH_ITS_LOOP = "asyncio.run(begin())"
 ENDS_WITH_UVLOOP = "import uvloop; uvloop.run(begin())"
+ENDS_BEFORE_IT_HAS_CONNECTED = f"""
+async def main():
+    client = await Client.connect(bootstrap)
+    producer = client.producer()
+    await producer.prepare(stream)
+    for number in range({RECORDS}):
+        producer.send(stream, b"%d" % number)
+asyncio.run(main())
+"""
+ENDS_OVER_TCP = """
+import os
+os.environ["KERA_CLIENT_TRANSPORT"] = "tcp"
+loop = asyncio.new_event_loop()
+kept = loop.run_until_complete(begin())
+"""
+EXITS_WITHIN_THE_BLOCK = f"""
+from kera.client.sync import Client
+with Client(bootstrap) as client, client.producer() as producer:
+    for number in range({RECORDS}):
+        producer.send(stream, b"%d" % number)
+    sys.exit()
+"""
+RUNS_IN_A_FORKED_CHILD = f"""
+import multiprocessing
+from kera.client.sync import Client
+def work():
+    global kept
+    producer = Client(bootstrap).producer()
+    for number in range({RECORDS}):
+        producer.send(stream, b"%d" % number)
+    kept = producer
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join()
+assert child.exitcode == 0
+"""
 CLOSES_THE_CLIENT = """
 async def main():
     client, producer = await begin()
@@ -109,6 +145,10 @@ async def stored(cluster: RunningCluster, stream: str) -> list[bytes | None]:
     [
         ("run", ENDS_WITH_ITS_LOOP),
         ("uvloop", ENDS_WITH_UVLOOP),
+        ("early", ENDS_BEFORE_IT_HAS_CONNECTED),
+        ("tcp", ENDS_OVER_TCP),
+        ("exit", EXITS_WITHIN_THE_BLOCK),
+        ("child", RUNS_IN_A_FORKED_CHILD),
         ("client", CLOSES_THE_CLIENT),
         ("left", LEAVES_THE_CLIENT),
         ("stopped", STOPS_ITS_LOOP),
@@ -158,3 +198,36 @@ async def test_a_consumer_of_a_group_that_nobody_closes_leaves_it_at_the_end_of_
     async with await Client.connect(cluster.bootstrap) as client:
         consumer_group = await client.admin.describe_consumer_group("app")
         assert consumer_group.members == ()
+
+
+async def test_a_forked_child_gets_an_error_at_once_if_its_parent_has_a_client_open(cluster: RunningCluster) -> None:
+    program = """
+    import os
+    from kera.client.sync import Client
+    from kera.core.errors import ClosedError
+    with Client(bootstrap) as client, client.producer() as producer:
+        producer.send(stream, b"parent").result()
+        child = os.fork()
+        if child == 0:
+            for use in (lambda: producer.send(stream, b"child"), lambda: Client(bootstrap).describe(stream)):
+                try:
+                    use()
+                except ClosedError as error:
+                    assert "forked" in str(error)
+                else:
+                    os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        producer.send(stream, b"parent again").result()
+    """
+    await run(program, cluster, "forked")
+    assert await stored(cluster, "forked") == [b"parent", b"parent again"]
+
+
+async def test_no_proxy_of_the_environment_is_used_for_the_cluster(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    await run(ENDS_WITH_ITS_LOOP, cluster, "proxied")
+    assert len(await stored(cluster, "proxied")) == RECORDS

@@ -36,6 +36,7 @@ from kera.client.schemas.registry import SchemaRegistry
 from kera.client.serializers.choosing import DeserializerLike, SerializerLike
 from kera.client.settings import ClientSettings, ConsumerSettings, PartitionerName, ProducerSettings
 from kera.client.types import EntryBounds, StreamDescription
+from kera.client.unclosed import ends_in_order
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EntryId, Position
 from kera.core.runtime import MACHINE, Runtime
@@ -86,7 +87,7 @@ class Client:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close(flush=kind is None)
+        await self.close(flush=ends_in_order(kind))
 
     def producer(
         self,

@@ -1,15 +1,18 @@
-"""What becomes of producers and consumers that nobody has closed.
+"""Producers and consumers that nobody has closed: how they end with their event loop, their process or neither.
 
-    the event loop ends         `asyncio.run` ends the loop's asynchronous generators before it closes it, so there is
-    (`asyncio.run` returns)     one of them per owner, which closes it: what was accepted is still delivered
-    the interpreter ends        a loop that was only stopped, or that runs on another thread, gets the same at exit
-    the loop is closed          nothing can be sent any more, as the connections were the loop's. What is lost is
-                                counted, in a `ResourceWarning` and a line of log
+    the event loop ends         `asyncio.run` ends the loop's asynchronous generators before it closes it. There is one
+    (`asyncio.run` returns)     of them per owner, which closes the owner: what was accepted is still delivered
+    the interpreter ends        owners whose loop was only stopped, or runs on another thread, are closed at exit
+    a child process of          the same: such a child ends without `atexit`, and has a list of its own
+    `multiprocessing` ends
+    the loop is closed          nothing can be sent any more, as the connections were the loop's. The loss is counted
+                                in a `ResourceWarning` and a line of log
 
-A running loop needs none of it: it keeps whoever has something to send.
+A running loop needs none of it: it keeps its owners alive as long as they have something to send.
 
-Promises: an end takes at most `CLOSE_TIMEOUT_S` longer for each loop; what a child process has inherited by a fork is
-left alone. Left to the owner: to close itself in bounded time, and to say what it has lost (`Unclosed.loss`).
+Promises: owners of one loop are closed together, in at most `CLOSE_TIMEOUT_S` (twice that at exit, see `Guard`). A
+child process leaves alone what it has inherited by a fork. Left to the owner: to close itself though `asyncio.run` has
+cancelled all tasks before, and to count its losses (`Unclosed.loss`).
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import contextlib
 import os
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple, Protocol
 
 from kera.core.telemetry import get_logger
@@ -30,21 +34,23 @@ log = get_logger("kera.client")
 CLOSE_TIMEOUT_S = 10.0
 """For owners that nobody has closed: an end must not hang on a broker that is away."""
 EXIT_MARGIN_S = 1.0
-"""For another thread's loop to tell that it is done."""
+"""For another thread's loop to report that it is done."""
+CHILD_EXIT_PRIORITY = -100
+"""Behind other finalizers of a child process, which may still send something."""
 
 
 class Loss(NamedTuple):
     """What an owner would lose if it were dropped now."""
 
     event: str
-    """For the log: who was not closed, and what becomes of it."""
+    """For the log: the owner, and what becomes of it."""
     attributes: Mapping[str, Any]
     text: str
     """The same, for the warning."""
 
 
 class Unclosed(Protocol):
-    """Who has to be closed."""
+    """An owner: something that has to be closed."""
 
     async def close(self) -> None:
         """Deliver or commit what there is, and end. Does nothing the second time."""
@@ -55,24 +61,37 @@ class Unclosed(Protocol):
         ...
 
 
-class Guard:
-    """Sees to it that its owner is closed; the owner calls `disarm` when it has been."""
+def ends_in_order(kind: type[BaseException] | None) -> bool:
+    """Whether a `with` block that ends with an exception of this class delivers what it has.
 
-    def __init__(self, owner: Unclosed) -> None:
-        """To be made on the owner's event loop."""
+    `sys.exit()` and the end of a generator are no failures, and may come with exit code 0.
+    """
+    return kind is None or issubclass(kind, SystemExit | GeneratorExit)
+
+
+class Guard:
+    """Closes its owner if nobody does; the owner calls `disarm` when it has been closed."""
+
+    def __init__(self, owner: Unclosed, *, feeds: bool = False) -> None:
+        """To be made on the owner's event loop. `feeds`: close the owner at exit before those that do not feed others.
+
+        At exit both kinds have `CLOSE_TIMEOUT_S` each.
+        """
         self._owner: Callable[[], Unclosed | None] = weakref.ref(owner)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        self.feeds = feeds
         self._pid = os.getpid()
         self._armed = True
         self._ending: AsyncGenerator[None, None] = _at_end_of_loop(weakref.ref(self))
         with contextlib.suppress(StopIteration):
             self._ending.asend(None).send(None)  # its first step: from now on it is one of those that the loop ends
         _guards.add(self)
+        _register_child_exit()
 
     @property
     def owner(self) -> Unclosed | None:
-        """Who is to be closed; None: nobody any more."""
-        return self._owner() if self._armed else None
+        """What is to be closed; None: nothing, or nothing in this process."""
+        return self._owner() if self._armed and os.getpid() == self._pid else None
 
     async def disarm(self) -> None:
         """The owner is closed."""
@@ -87,18 +106,6 @@ class Guard:
         self._armed = False
         log.error(loss.event, **loss.attributes)
         warnings.warn(loss.text, ResourceWarning, stacklevel=2)
-
-    def at_exit(self) -> None:
-        """The interpreter ends."""
-        owner, loop = self.owner, self._loop
-        if owner is None or os.getpid() != self._pid:
-            return
-        with contextlib.suppress(Exception):  # whatever keeps it from being closed: what is lost is told below
-            if loop.is_running():
-                asyncio.run_coroutine_threadsafe(_close(owner), loop).result(CLOSE_TIMEOUT_S + EXIT_MARGIN_S)
-            elif not loop.is_closed():
-                loop.run_until_complete(_close(owner))
-        self.dropped(owner.loss())
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
@@ -115,7 +122,7 @@ async def _at_end_of_loop(guard: Callable[[], Guard | None]) -> AsyncGenerator[N
 
 
 async def _close(owner: Unclosed) -> None:
-    """Close `owner`, in bounded time. What goes wrong is told, as there is nobody left to raise it to."""
+    """Close `owner`, in bounded time. Errors are logged, as there is nobody left to raise them to."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await owner.close()
@@ -124,7 +131,43 @@ async def _close(owner: Unclosed) -> None:
         log.error("what nobody has closed could not be closed in good order", error=reason)
 
 
-@atexit.register
-def _at_exit() -> None:
-    for guard in list(_guards):
-        guard.at_exit()
+async def _close_together(owners: Iterable[Unclosed]) -> None:
+    await asyncio.gather(*map(_close, owners))
+
+
+def _close_all() -> None:
+    """Close all owners of this process. Those on one loop are closed together, those that feed others first."""
+    for feeds in (True, False):
+        of_loops: dict[asyncio.AbstractEventLoop, list[Unclosed]] = {}
+        guards = [guard for guard in list(_guards) if guard.feeds is feeds]
+        for guard in guards:
+            if (owner := guard.owner) is not None:
+                of_loops.setdefault(guard.loop, []).append(owner)
+        for loop, owners in of_loops.items():
+            with contextlib.suppress(Exception):  # whatever keeps them from being closed: the loss is logged below
+                if loop.is_running():
+                    closing = asyncio.run_coroutine_threadsafe(_close_together(owners), loop)
+                    closing.result(CLOSE_TIMEOUT_S + EXIT_MARGIN_S)
+                elif not loop.is_closed():
+                    loop.run_until_complete(_close_together(owners))
+        for guard in guards:
+            if (owner := guard.owner) is not None:
+                guard.dropped(owner.loss())
+
+
+_child_exit_pid = 0
+"""The process whose finalizers have `_close_all`."""
+
+
+def _register_child_exit() -> None:
+    """Have `_close_all` called where a child process of `multiprocessing` ends: it does without `atexit`.
+
+    Such a child forgets the finalizers of its parent, so each process registers its own.
+    """
+    global _child_exit_pid  # noqa: PLW0603 - of the process
+    if _child_exit_pid != os.getpid():
+        _child_exit_pid = os.getpid()
+        Finalize(None, _close_all, exitpriority=CHILD_EXIT_PRIORITY)
+
+
+atexit.register(_close_all)

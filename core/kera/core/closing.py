@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 
-__all__ = ["close_all"]
+__all__ = ["close_all", "is_being_cancelled"]
 
 
 async def close_all(closing: Iterable[Callable[[], Awaitable[object]]]) -> None:
@@ -17,3 +18,9 @@ async def close_all(closing: Iterable[Callable[[], Awaitable[object]]]) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for close in reversed(list(closing)):
             stack.push_async_callback(close)
+
+
+def is_being_cancelled() -> bool:
+    """Whether it is the current task that is cancelled, and not something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -35,7 +35,7 @@ from kera.client.types import (
     position_of,
 )
 from kera.core.access.settings import secure
-from kera.core.closing import close_all
+from kera.core.closing import close_all, is_being_cancelled
 from kera.core.coordinators import Coordinators
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
@@ -172,10 +172,18 @@ class Cluster:
         known = self._streams.get(name)
         if known is not None:
             return known
-        looking = self._looking.get(name)
-        if looking is None:
-            looking = self._looking[name] = self._tasks.start(self._look_up(name))
-        return await asyncio.shield(looking)  # others may wait for it, too
+        while True:
+            looking = self._looking.get(name)
+            if looking is None:
+                looking = self._looking[name] = self._tasks.start(self._look_up(name))
+            try:
+                return await asyncio.shield(looking)  # others may wait for it, too
+            except asyncio.CancelledError:
+                if is_being_cancelled():
+                    raise
+                if self._looking.get(name) is looking:
+                    del self._looking[name]  # it was cancelled before it had begun
+                # `asyncio.run` has cancelled the look-up at its end; closing a producer after that begins another.
 
     async def _look_up(self, name: str) -> StreamDescription:
         try:
@@ -192,7 +200,7 @@ class Cluster:
             self._newest.pop(name, None)
             raise
         finally:
-            del self._looking[name]
+            self._looking.pop(name, None)
         found = StreamDescription.from_message(
             answer.stream, answer.brokers, message_bytes_max=self.settings.message_bytes_max
         )

@@ -50,7 +50,7 @@ from kera.client.producing.stream_writer import StreamWriter, close_due_chunks
 from kera.client.producing.traced import ProducerTraces
 from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription
-from kera.client.unclosed import Guard, Loss
+from kera.client.unclosed import Guard, Loss, ends_in_order
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import BufferFull, ClosedError, KeraError, SchemaMismatch, Unavailable, UnknownStream
 from kera.core.freed_memory import keep_freed_memory
@@ -145,7 +145,7 @@ class Producer(SendsRows, Punctuates, Delays):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close(flush=kind is None)
+        await self.close(flush=ends_in_order(kind))
 
     # -- what users call ---------------------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ class Routes:
         self._first_wait_s = (settings.linger_ms or 0.0) / 1000
         """As long as a lane has no sender."""
         self._searches = Tasks()
+        self._stopped = False
         self.throttled_ms = 0
         """See `lane_owner.LaneOwner.throttled`."""
         self.late_s = 0.0
@@ -199,6 +200,7 @@ class Routes:
 
     def stop(self) -> None:
         """Connect to nobody any more, look for nobody."""
+        self._stopped = True
         for sender in self._senders.values():
             sender.stop()
         self._searches.cancel()
@@ -336,4 +338,5 @@ class Routes:
             pass  # as it was when it was last seen
         finally:
             route.looking = False
-        self.ready(lane)
+            if not self._stopped:  # else somebody else has cancelled it, as `asyncio.run` does at its end
+                self.ready(lane)

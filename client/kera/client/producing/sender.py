@@ -7,6 +7,7 @@ as it should be: no connection, a request that has failed, a chunk that was refu
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -68,8 +69,8 @@ class Sender:
         self._cluster = cluster
         self._buffer = buffer
         self._loop = loop
-        self._traces = traces
-        """Who makes spans of requests; None: nobody."""
+        self._pid = os.getpid()
+        self._traces = traces  # None: requests have no spans
         self._name = settings.name
         self._durability = durability_value(settings.durability)
         self._quota = QuotaPace(min(settings.request_bytes_max, cluster.settings.message_bytes_max))
@@ -78,8 +79,7 @@ class Sender:
         self.pace = Pace(settings)
         now_us, timeout_s = cluster.runtime.clock.now_us, settings.delivery_timeout_ms / 1000
         self._reports = WriterReports(broker_id, owner.times, self.pace, timeout_s, now_us, loop.time())
-        self._alarm = Alarm(loop, self._pump)
-        """Goes off when an open chunk is due: one for all lanes."""
+        self._alarm = Alarm(loop, self._pump)  # goes off when an open chunk is due: one for all lanes
         self._lateness = Lateness()
         self._lone = LoneReports(self._reports, self.pace, loop, self._alarm, self._stream_ids)
         self._requests = 0
@@ -153,7 +153,7 @@ class Sender:
             self._lone.look(self._channel)
 
     def _send_all(self) -> None:
-        if self._buffer.ended:
+        if self._buffer.ended or os.getpid() != self._pid:  # the parent of a forked process sends what it has accepted
             return
         if self._retry_at_s and self._loop.time() < self._retry_at_s:
             return  # the retry's timer pumps
@@ -418,6 +418,8 @@ class Sender:
     def _connect(self) -> None:
         if self._connecting is None or self._connecting.done():
             self._connecting = self._loop.create_task(self._connected())
+            # `asyncio.run` cancels all tasks before it has producers closed: then connect again, unless this has ended.
+            self._connecting.add_done_callback(lambda ended: self._pump() if ended.cancelled() else None)
 
     async def _connected(self) -> None:
         """Find the broker and connect to it; while that fails, queued chunks grow older, up to their deadline."""

@@ -8,8 +8,9 @@ from kera.client.sync.admin import Admin
 from kera.client.sync.client import Client
 from kera.client.sync.consumer import Consumer, GroupConsumer
 from kera.client.sync.epochs import Epochs, OrderedConsumer
+from kera.client.sync.handover import Sent
 from kera.client.sync.latency import Latency
-from kera.client.sync.producer import Producer, Sent
+from kera.client.sync.producer import Producer
 
 __all__ = [
     "Access",

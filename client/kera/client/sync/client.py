@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
+from weakref import WeakSet
 
 from kera.client.admin.locating import ChunkQuery, SegmentBounds, Unit
 from kera.client.chunk_batch import ChunkBatch
@@ -21,11 +23,13 @@ from kera.client.sync.access import Access
 from kera.client.sync.admin import Admin
 from kera.client.sync.consumer import Consumer, GroupConsumer, following
 from kera.client.sync.epochs import Epochs, OrderedConsumer
+from kera.client.sync.handover import Handover
 from kera.client.sync.latency import Latency
 from kera.client.sync.loop_thread import loop_thread
 from kera.client.sync.producer import Producer
 from kera.client.sync.schemas import SchemaRegistry
 from kera.client.types import EntryBounds, StreamDescription
+from kera.client.unclosed import ends_in_order
 from kera.core.ids import EntryId, Position
 from kera.core.runtime import MACHINE, Runtime
 
@@ -55,6 +59,8 @@ class Client:
             settings = ClientSettings.load(**{**(settings.model_dump() if settings else {}), **overrides})
         self._thread = loop_thread()
         self._client = self._thread.run(AsyncClient.connect(bootstrap, settings, runtime=runtime))
+        self._handovers: WeakSet[Handover] = WeakSet()
+        """Of its producers: they have what the client's own producers have not got yet."""
         self.admin = Admin(self._thread, self._client.admin)
         self.access = Access(self._thread, self._client.access)
         self.schemas = SchemaRegistry(self._thread, self._client.schemas)
@@ -64,7 +70,7 @@ class Client:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(flush=kind is None)
+        self.close(flush=ends_in_order(kind))
 
     def producer(
         self,
@@ -75,14 +81,16 @@ class Client:
         **overrides: Any,
     ) -> Producer:
         """A producer; see `kera.client.Client.producer`. Serializers are called by the threads that send."""
-        made = self._thread.run(
-            _made(
-                lambda: self._client.producer(
-                    settings, serializer=serializer, key_serializer=key_serializer, **overrides
-                )
+
+        def made() -> Handover:
+            producer = self._client.producer(
+                settings, serializer=serializer, key_serializer=key_serializer, **overrides
             )
-        )
-        return Producer(self._thread, made)
+            return Handover(self._thread, producer)
+
+        handover: Handover = self._thread.run(_made(made))
+        self._handovers.add(handover)
+        return Producer(self._thread, handover)
 
     def consumer(
         self,
@@ -256,7 +264,15 @@ class Client:
 
     def close(self, *, flush: bool = True) -> None:
         """Close what was made from this client and is still open, then all connections."""
-        self._thread.run(self._client.close(flush=flush))
+        self._thread.run(self._close(flush=flush))
+
+    async def _close(self, *, flush: bool) -> None:
+        handovers = [handover.close(flush=flush) for handover in list(self._handovers)]
+        found = await asyncio.gather(*handovers, return_exceptions=True)
+        await self._client.close(flush=flush)
+        for error in found:
+            if isinstance(error, BaseException):
+                raise error
 
 
 async def _made(make: Callable[[], Any]) -> Any:

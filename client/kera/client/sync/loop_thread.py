@@ -54,6 +54,10 @@ class LoopThread:
             raise InvalidArgument(
                 "callbacks run on the client's own thread, which nothing can wait for there: hand over to another one"
             )
+        self.check_process()
+
+    def check_process(self) -> None:
+        """Whether this process made it, or has inherited it by a fork. Raises `ClosedError`."""
         if os.getpid() != self._pid:
             raise ClosedError(
                 "this was made before the process was forked, and is its parent's: start processes with spawn, or make"

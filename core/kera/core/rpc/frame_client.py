@@ -314,7 +314,7 @@ async def _connect_tcp(
 ) -> Any:
     """Connect to one of the addresses of a host, again and again as long as it is silent. Raises `OSError`."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await _addresses_of(host, port)
     named: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": host}
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
     while True:
@@ -329,3 +329,19 @@ async def _connect_tcp(
                 refused = error
         if refused is not None:
             raise refused
+
+
+async def _addresses_of(host: str, port: int) -> list[Any]:
+    """What `socket.getaddrinfo` says. Raises `OSError`.
+
+    An event loop asks a thread, and there are no new ones when the interpreter ends; connections are made even then
+    (`kera.client.unclosed`). So an address is not looked up, and a name is, if need be, on this thread.
+    """
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        pass  # it is a name
+    try:
+        return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except RuntimeError:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -12,9 +12,10 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # an extension without stubs
 
+from kera.core.closing import is_being_cancelled
 from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.freed_memory import keep_freed_memory
-from kera.core.rpc import api
+from kera.core.rpc import api, grpc_forks
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options
 from kera.core.rpc.grpc_reasons import WRONG_HOST, reason_of_tls
@@ -113,11 +114,15 @@ class GrpcChannel:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _open(self) -> grpc.aio.Channel:
+        grpc_forks.check_process()
         options = client_options(self._bulk_bytes_max)
         if self._tls is None:
-            return grpc.aio.insecure_channel(self._address, options=options)
-        self._tls_version = self._tls.version
-        return grpc.aio.secure_channel(self._address, self._tls.channel_credentials(), options=options)
+            channel = grpc.aio.insecure_channel(self._address, options=options)
+        else:
+            self._tls_version = self._tls.version
+            channel = grpc.aio.secure_channel(self._address, self._tls.channel_credentials(), options=options)
+        grpc_forks.remember(channel)
+        return channel
 
     def _renew(self) -> None:
         """Have what is submitted from now on go over a new connection; what is under way ends on the old one."""
@@ -209,17 +214,18 @@ class GrpcChannel:
         """What a call shows of who we are. Raises what the daemon says to that."""
         if self._introduction is None:
             return ()
-        if self._introducing is None:
-            self._introducing = self._loop.create_task(self._introduce())
-        introducing = self._introducing
-        try:
-            return await asyncio.shield(introducing)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            if self._introducing is introducing:
-                self._introducing = None  # the next call tries again
-            raise
+        while True:
+            if self._introducing is None:
+                self._introducing = self._loop.create_task(self._introduce())
+            introducing = self._introducing
+            try:
+                return await asyncio.shield(introducing)
+            except (Exception, asyncio.CancelledError) as error:
+                if self._introducing is introducing and introducing.done():
+                    self._introducing = None  # the next call tries again
+                if not isinstance(error, asyncio.CancelledError) or self._closed or is_being_cancelled():
+                    raise
+                # `asyncio.run` cancels all tasks at its end, and calls that are made after that need an answer.
 
     async def _introduce(self) -> _Metadata:
         ask: Any = self._channel.unary_unary(api.AUTHENTICATE.path)
@@ -302,7 +308,7 @@ class _BulkStream:
                 await self._call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             self.done = True  # the reading side learns why
-            if _being_cancelled():
+            if is_being_cancelled():
                 raise
         except KeraError as error:
             self._end(error)  # who we are was not taken
@@ -334,7 +340,7 @@ class _BulkStream:
             error = _lost(self._address, protocol_error.message)
         except asyncio.CancelledError:
             error = _lost(self._address, "closed")
-            if _being_cancelled():
+            if is_being_cancelled():
                 raise
         finally:
             self._end(error)
@@ -388,12 +394,6 @@ async def _written(call: Any, data: bytes) -> bool:
 def _fail(future: asyncio.Future[Any], error: KeraError) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-def _being_cancelled() -> bool:
-    """Whether it is this task that is cancelled; gRPC raises the same for a call that is."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _lost(address: str, reason: str) -> Uncertain:

@@ -99,10 +99,14 @@ def client_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any]
 
     And an attempt to connect that the network swallows is given up after one, and not after 20. Each channel has a
     connection of its own, as in the other transports.
+
+    Calls go straight to the daemon: the proxies that `http_proxy` and its like name are for the web, and know nothing
+    of the cluster.
     """
     return [
         *channel_options(bulk_bytes_max),
         *_keepalive(CALLER),
+        ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 1000),
