@@ -177,7 +177,7 @@ def test_every_command_works_for_who_has_authenticated(
     run("stream", "create", stream, "--streamlets", "2")
     run("produce", stream, stdin=b"one\ntwo\n")
     assert sorted(run("consume", stream, "--until-end").split()) == ["one", "two"]
-    run("group", "reset", group, stream, "--to", "earliest", "--yes")
+    run("group", "reset", group, stream, "--to", "earliest", "--create", "--yes")
     assert sorted(run("consume", stream, "--group", group, "--count", "2").split()) == ["one", "two"]
     assert group in run("group", "list")
     while not run("group", "describe", group).startswith(f"{group}: 0 consumers"):

@@ -319,7 +319,10 @@ def fill(kera: Kera, numbers: range, streamlet: int) -> None:
 
 def test_a_name_that_does_not_exist_is_told_with_the_one_that_was_meant(kera: Kera, stream: str) -> None:
     assert kera.fails(1, "stream", "describe", stream[:-1] + "z").endswith(f"; did you mean {stream!r}?")
-    kera("group", "reset", "name-meant", stream, "--to", "latest", "--yes")
+    reset = ("group", "reset", "name-meant", stream, "--to", "latest", "--yes")
+    assert kera.fails(1, *reset) == "there is no consumer group 'name-meant' (--create creates one)"
+    kera(*reset, "--create")
+    assert kera.fails(1, "group", "reset", "name-meand", *reset[3:]).endswith("; did you mean 'name-meant'?")
     assert kera.fails(1, "group", "describe", "name-meand").endswith("; did you mean 'name-meant'?")
 
 

@@ -185,13 +185,14 @@ def reset(
         None, "--streamlet", min=0, metavar="K", help="Only this streamlet; may be repeated. Default: all."
     ),
     all_streams: bool = typer.Option(False, "--all-streams", help="In all streams that the group has read."),
+    create: bool = typer.Option(False, "--create", help="Create the group at these offsets if it does not exist."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would change."),
     force: bool = typer.Option(False, "--force", help="Reset even while consumers are active; they lose their leases."),
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Reset a consumer group's offsets in a stream, back or forward. A new group is created at these offsets.
+    """Reset a consumer group's offsets in a stream, back or forward.
 
     Shows old and new offsets first, and how many records will be read again or skipped. Cursors are starts of chunks:
     the new offset is that of the chunk that has the record. Offsets beyond either end become that end.
@@ -207,6 +208,7 @@ def reset(
         shift_by=shift_by,
         streamlets=streamlet or None,
         all_streams=all_streams,
+        create=create,
         dry_run=dry_run,
         force=force,
         yes=yes,

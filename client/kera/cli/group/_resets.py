@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from kera.cli._output import Output, show_document
 from kera.cli._run import UsageError
 from kera.cli._table import plural, table
 from kera.cli._times import parse_time_us
+from kera.core.errors import InvalidArgument, KeraError
+from kera.core.spelling import closest
 
 if TYPE_CHECKING:
     from kera.client import Client, ResetPlan
@@ -35,6 +38,8 @@ class ResetOptions:
     streamlets: Sequence[int] | None
     """None: all."""
     all_streams: bool
+    create: bool
+    """Whether the group may be a new one."""
     dry_run: bool
     force: bool
     yes: bool
@@ -49,10 +54,14 @@ async def reset(options: ResetOptions) -> None:
         raise UsageError("give either a stream or --all-streams")
     if options.all_streams and options.streamlets:
         raise UsageError("--streamlet and --all-streams are mutually exclusive: streams have streamlets of their own")
+    if options.all_streams and options.create:
+        raise UsageError("--create and --all-streams are mutually exclusive: a new group has read no stream")
     doing = f"resetting group {options.group}"
     if not options.dry_run:
         check_can_ask(doing, yes=options.yes)
     async with connected(options.bootstrap, patient=False) as client:
+        if not options.create:
+            await _check_exists(client, options.group)
         streams = [options.stream] if options.stream is not None else await _streams(client, options.group)
         plans = [
             await client.admin.plan_reset(options.group, stream, to, streamlets=options.streamlets)
@@ -98,6 +107,20 @@ def _time(text: str) -> datetime.datetime:
         raise UsageError(
             f"--to: {text!r} is neither earliest nor latest nor a time like 2026-01-31T12:00 or 2h"
         ) from None
+
+
+async def _check_exists(client: Client, group: str) -> None:
+    """Raises `InvalidArgument` for a group that does not exist, with the one that was most likely meant."""
+    try:
+        await client.admin.describe_consumer_group(group)
+    except InvalidArgument as error:
+        if not error.message.startswith("there is no consumer group"):
+            raise
+        meant = None
+        with contextlib.suppress(KeraError):  # users who may not list groups get no suggestion
+            meant = closest(group, [each.consumer_group for each in await client.admin.consumer_groups()])
+        suggestion = "" if meant is None else f"; did you mean {meant!r}?"
+        raise InvalidArgument(f"{error.message} (--create creates one){suggestion}", consumer_group=group) from error
 
 
 async def _streams(client: Client, group: str) -> list[str]:
