@@ -356,11 +356,86 @@ def test_what_is_wrong_with_changes_is_told(postgres: Postgres, cluster: Running
     ((slot,),) = postgres.rows("SELECT slot_name::text FROM pg_replication_slots WHERE slot_name LIKE 'kera_gone_%'")
     forgot = run_kera("connect", "forget", "gone", "--yes", "--bootstrap", cluster.bootstrap).stdout.decode()
     assert f"SELECT pg_drop_replication_slot('{slot}')" in forgot
+    assert f"DROP PUBLICATION {slot}" in forgot
     assert copy(*arguments, "--name", "gone")[0] == 0
     postgres.run(f"SELECT pg_drop_replication_slot('{slot}')")
     code, said = copy(*arguments, "--name", "gone")
     assert code == 1
     assert "there is no replication slot" in said
+
+
+def test_a_copy_that_begins_anew_in_its_stream_clears_the_rows_of_the_first_one(
+    postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any
+) -> None:
+    postgres.run(
+        "CREATE TABLE anew (id int PRIMARY KEY, n int, twice int GENERATED ALWAYS AS (id * 2) STORED)",
+        "INSERT INTO anew SELECT generate_series(1, 20), 0",
+    )
+    client.admin.create_stream("anew", streamlets=2)
+    arguments = (changes_of(postgres, "anew", slot="kera_anew"), "kera:anew", "--name", "anew")
+    assert copy(*arguments)[0] == 0
+    postgres.run("SELECT pg_drop_replication_slot('kera_anew')", "DELETE FROM anew WHERE id > 3")
+    code, said = copy(*arguments)
+    assert code == 1
+    assert "there is no replication slot kera_anew any more" in said
+    assert run_kera("connect", "forget", "anew", "--yes", "--bootstrap", cluster.bootstrap).returncode == 0
+
+    code, said = copy(*arguments)
+
+    assert code == 0, said
+    assert "begins with a record op t in every streamlet" in said
+    assert sorted(rebuilt(client, "anew")) == ["1", "2", "3"]
+    columns = (changes_of(postgres, "anew", values="columns"), "kera:anew-columns", "--create")
+    assert copy(*columns)[0] == 0
+    assert copy(*columns, "--name", "again")[0] == 0
+    assert table(client, "anew-columns").column("op").to_pylist() == ["r", "r", "r", "t", "r", "r", "r"]
+
+
+def test_a_slot_that_exists_is_not_taken_from_another_copy(postgres: Postgres, copy: Any) -> None:
+    postgres.run("CREATE TABLE sharing (id int PRIMARY KEY)")
+    arguments = (changes_of(postgres, "sharing", slot="kera_shared"), "kera:sharing", "--create")
+    assert copy(*arguments)[0] == 0
+    publications = postgres.rows("SELECT pubname::text FROM pg_publication")
+
+    code, said = copy(*arguments, "--name", "second")
+
+    assert code == 1
+    assert "replication slot kera_shared exists, and this copy has not begun with it" in said
+    assert postgres.rows("SELECT pubname::text FROM pg_publication") == publications, "a failed start leaves none"
+    assert copy(*arguments)[0] == 0
+
+
+def test_a_table_that_is_dropped_ends_its_copy(
+    postgres: Postgres, cluster: RunningCluster, copy: Any, tmp_path: Path
+) -> None:
+    postgres.run("CREATE TABLE dropped (id int PRIMARY KEY)", "INSERT INTO dropped VALUES (1)")
+    arguments = (changes_of(postgres, "dropped"), "kera:dropped", "--create")
+    with copying(cluster.bootstrap, *arguments, "--follow", log=tmp_path / "log") as follower:
+        follower.event("progress")
+        postgres.run("DROP TABLE dropped", "CREATE TABLE dropped (id int PRIMARY KEY)")
+        code, said = follower.wait()
+    assert code == 1
+    assert "the table that was copied was dropped or renamed" in said
+
+    code, said = copy(*arguments)
+
+    assert code == 1
+    assert "the table that was copied was dropped or renamed" in said
+
+
+def test_a_role_that_may_not_make_a_publication_learns_which_rights_it_lacks(postgres: Postgres, copy: Any) -> None:
+    postgres.run(
+        "CREATE ROLE reader LOGIN REPLICATION",
+        "CREATE TABLE rights (id int PRIMARY KEY)",
+        "ALTER TABLE rights OWNER TO reader",
+    )
+    url = changes_of(postgres, "rights").replace("//kera@", "//reader@")
+
+    code, said = copy(url, "kera:rights", "--create")
+
+    assert code == 1
+    assert "has to own the table and to have CREATE on the database" in said
+    assert "publication=" in said
 
 
 def test_begins_with_what_comes_if_it_is_told_to(postgres: Postgres, client: Client, copy: Any) -> None:

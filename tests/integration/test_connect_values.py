@@ -82,6 +82,27 @@ def test_a_table_becomes_avro_and_a_column_that_is_added_the_next_version(
     )
 
 
+def test_changes_with_columns_become_avro(postgres: Postgres, client: Client, kera: Any) -> None:
+    postgres.run("CREATE TABLE versions (id bigint PRIMARY KEY, name text)", "INSERT INTO versions VALUES (1, 'a')")
+    arguments = (postgres.url("versions", changes="logical", values="columns"), "kera:versions", *AVRO, "--key", "id")
+    assert kera("connect", "copy", *arguments)[0] == 0
+    postgres.run("UPDATE versions SET name = 'b'", "DELETE FROM versions")
+
+    code, said = kera("connect", "copy", *arguments)
+
+    assert code == 0, said
+    found = [(row["op"], row["id"], row["name"]) for row in values(client, "versions", AvroDeserializer())]
+    assert found == [("r", 1, "a"), ("u", 1, "b"), ("d", 1, None)]
+    postgres.run(
+        "ALTER TABLE versions ADD COLUMN more text", "INSERT INTO versions VALUES (2, 'c', 'd')", "TRUNCATE versions"
+    )
+    code, said = kera("connect", "copy", *arguments)
+    assert code == 0, said
+    created, truncated = values(client, "versions", AvroDeserializer())[3:]
+    assert (created["op"], created["id"], created["more"]) == ("c", 2, "d")
+    assert (truncated["op"], truncated["id"]) == ("t", None)
+
+
 @pytest.mark.parametrize(
     "encoding",
     [("--value", "avro"), *(pytest.param(each, marks=pytest.mark.slow) for each in (("--value", "json"), ()))],

@@ -182,7 +182,8 @@ async def _forget(name: str, yes: bool, bootstrap: str) -> None:
     if last is not None and (slots := _slots(last)):
         print(
             f"PostgreSQL keeps its log for {last.source} until its replication slot is dropped, or used again:"
-            f" SELECT pg_drop_replication_slot('{slots[0]}'). A publication that the copy has made has the same name."
+            f" SELECT pg_drop_replication_slot('{slots[0]}'). Without slot= and publication=, the copy also made a"
+            f" publication: DROP PUBLICATION {slots[0]}"
         )
 
 

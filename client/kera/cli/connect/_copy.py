@@ -49,6 +49,8 @@ async def run(options: CopyOptions) -> None:
         except asyncio.CancelledError:
             telling.ended(attempts.rates, "stopped")
             raise
+        if attempts.rates is not None:
+            attempts.rates.expect(0)  # what was left was an estimate
         telling.ended(attempts.rates, "done")
 
 
@@ -184,6 +186,7 @@ async def _plain_source(end: End, target: End, name: str, options: CopyOptions, 
                 slot_name(name, cluster.cluster_id),
                 follow=options.follow,
                 from_latest=options.from_latest,
+                refills=await _has_records(target, options, clients),
                 settle_s=float(end.settle) if end.settle else SETTLE_S,
             )
         case TableEnd():
@@ -212,6 +215,19 @@ async def _columns(target: End, options: CopyOptions, clients: dict[str, Client]
         return (await clients[_cluster(target, options)].describe(target.stream)).schema
     except UnknownStream:
         return None  # the target has more to say about that
+
+
+async def _has_records(target: End, options: CopyOptions, clients: dict[str, Client]) -> bool:
+    """Whether anything has been written to the stream that is copied into."""
+    from kera.core.errors import UnknownStream
+
+    if not isinstance(target, StreamEnd):
+        return False
+    try:
+        bounds = await clients[_cluster(target, options)].bounds(target.stream)
+    except UnknownStream:
+        return False
+    return any(entry.next_record > 0 for entries in bounds.values() for entry in entries)
 
 
 def make_sink(end: End, name: str, options: CopyOptions, clients: dict[str, Client]) -> Sink:

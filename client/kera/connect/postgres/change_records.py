@@ -209,8 +209,8 @@ class ColumnsForm:
         extra = [name for name in typed.names if name not in self._known]
         if extra:
             raise SchemaMismatch(
-                f"{self._shown} has got a column {extra[0]!r}, and the stream has none: kera stream alter --add-column"
-                " adds it; then start the copy again",
+                f"{self._shown} has got a column {extra[0]!r} that the copy does not know: start the copy again; a"
+                " stream with columns needs the column first, by kera stream alter --add-column",
                 column=extra[0],
             )
         count = len(typed.names)

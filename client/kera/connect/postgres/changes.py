@@ -3,7 +3,8 @@
 The target says what it never asks for again (`kept`), and the slot is advanced that far and no farther: so a copy that
 is killed finds all that it needs.
 
-    1. publication, then slot: from there on, PostgreSQL keeps its log
+    1. publication, then slot: from there on, PostgreSQL keeps its log; the target keeps their place. If the stream has
+       records already, a record that clears all rows (``op: t``) comes first: readers drop those of an earlier copy
     2. transactions that were writing have ended; one snapshot; rows in the order of the primary key
     3. changes of the transactions that the snapshot has not seen, in the order of their commits
 
@@ -11,8 +12,8 @@ A copy that is killed during 2 reads the rest of the rows in a new snapshot. Cha
 all the same, since rows of the first part have not seen them: so the rest of the rows may go back to an earlier version
 for a while, and by key the last one wins.
 
-Promises: each change once, and those of one key in order. A place is that of `replay`; while rows are read, it has
-their key, too.
+Promises: each change once, and those of one key in order. A place is that of `replay`, with the oid of the table; while
+rows are read, it has their key, too (null before the first row).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -29,11 +30,11 @@ from kera.connect.endpoints import TableEnd
 from kera.connect.errors import Refused, SourceChanged
 from kera.connect.pieces import Piece, Place, Span
 from kera.connect.postgres import sql
-from kera.connect.postgres.change_records import ColumnsForm, Form, JsonForm, Moment
+from kera.connect.postgres.change_records import ColumnsForm, Form, JsonForm, Moment, Typed
 from kera.connect.postgres.connection import Database
 from kera.connect.postgres.converting import Converter
 from kera.connect.postgres.pages import Columns, Page, columns_of, digest_of, pages
-from kera.connect.postgres.pgoutput import parse_lsn
+from kera.connect.postgres.pgoutput import Relation, parse_lsn
 from kera.connect.postgres.replay import Change, Replay, Snapshot, Spot
 from kera.connect.postgres.settling import PAUSE_S, SETTLE_S, settled
 from kera.connect.postgres.slot import Look, Slot
@@ -69,6 +70,43 @@ class _Table(NamedTuple):
     """The rows that are there; which columns are selected, `form` says."""
     form: Form
     converter: Converter
+    oid: int
+    quoted: str
+    shown: str
+
+    def place(self, spot: Spot) -> dict[str, Any]:
+        """As the journal has it."""
+        return {**spot.place(self.slot.name), "table": self.oid}
+
+    def check(self, place: Place) -> None:
+        """See that the table is there, and is the one that `place` is about. Raises `Refused`.
+
+        Journals of earlier versions do not name the table.
+        """
+        ((oid,),) = self.database.rows(sql.OID_OF_TABLE, [self.quoted])
+        self.database.commit()
+        if oid != self.oid or place.get("table", oid) != oid:
+            raise Refused(
+                f"{self.shown}: the table that was copied was dropped or renamed, so no more changes of it come. To"
+                " copy a new table of this name: kera connect forget, SELECT"
+                f" pg_drop_replication_slot('{self.slot.name}'), drop the publication of the copy, and start it again"
+            )
+
+    def cleared(self, lsn: int) -> pa.RecordBatch:
+        """A record that says that all rows are gone, as of a TRUNCATE."""
+        database = self.database
+        logged = {name for name, generated in database.rows(sql.LOGGED_COLUMNS, [self.quoted]) if not generated}
+        columns = [found for found in database.rows(sql.COLUMNS, [self.quoted]) if found[0] in logged]
+        ((_, _, now_us),) = database.rows(sql.TAKE_SNAPSHOT)
+        typed = Typed(tuple(name for name, *_ in columns), tuple(kind for _, _, kind, _ in columns))
+        relation, behind = Relation(self.oid, *self.name, ()), Spot(lsn, 0, None)
+        change = Change(
+            "t", relation, before=None, whole=False, after=None, lsn=lsn, committed_us=now_us, behind=behind
+        )
+        with database.batches(self.form.statement(typed, [change]), 1 << 20) as reader:
+            (records,) = [self.form.records(batch) for batch in reader if batch.num_rows]
+        database.commit()
+        return records
 
 
 class ChangesSource:
@@ -85,11 +123,13 @@ class ChangesSource:
         *,
         follow: bool,
         from_latest: bool = False,
+        refills: bool = False,
         settle_s: float = SETTLE_S,
     ) -> None:
         """`wanted`: the columns of the target, if it is there. `slot`: see `slot_name`; that of `end` counts more.
 
-        `from_latest`: without the rows that are there at first.
+        `from_latest`: without the rows that are there at first. `refills`: the target has records already, so a copy
+        that begins tells readers first that all rows are gone.
         """
         self.shown = self.identity = end.shown
         self.schema = pa.schema([])
@@ -100,6 +140,7 @@ class ChangesSource:
         self._publication = end.publication or slot
         self._follow = follow
         self._from_latest = from_latest
+        self._refills = refills
         self._settle_s = settle_s
         self._connections: list[Database] = []
         self._table: _Table | None = None
@@ -125,7 +166,7 @@ class ChangesSource:
         found = database.rows(sql.ABOUT_TABLE, [table])
         if not found:
             raise Refused(f"there is no table {self._end.table!r} in database {name!r}")
-        ((kind, identity, schema, own_name),) = found
+        ((kind, identity, schema, own_name, oid),) = found
         key = self._check_table(database, table, kind, identity)
         source = table
         logged = database.rows(sql.LOGGED_COLUMNS, [table])
@@ -143,6 +184,9 @@ class ChangesSource:
             sql.Rows(source, (), key),
             form,
             Converter(database, form, table, key, self._note),
+            oid,
+            table,
+            self.shown,
         )
 
     def _connect(self) -> Database:
@@ -160,7 +204,10 @@ class ChangesSource:
         uniques = database.rows(sql.UNIQUE_KEYS, [table])
         primary = [json.loads(columns) for is_primary, _, columns in uniques if is_primary]
         if not primary:
-            raise InvalidArgument(f"{self.shown}: the table has no primary key, by which readers tell its rows apart")
+            raise InvalidArgument(
+                f"{self.shown}: the table has no primary key, by which readers tell its rows apart: ALTER TABLE {table}"
+                " ADD PRIMARY KEY (…); a replica identity does not replace it"
+            )
         if identity not in ("d", "f"):
             raise Refused(
                 f"{self.shown}: its replica identity has to be the primary key, or the whole row: ALTER TABLE {table}"
@@ -216,30 +263,37 @@ class ChangesSource:
 
     def _pieces(self, place: Place, piece_bytes: int) -> Generator[Piece | None, None, None]:
         table = self._opened
+        if place is not None:
+            table.check(place)
         # Also of a copy that goes on: readers of the slot name the publication.
         made = not self._end.publication
         table.slot.publish(self._publication, table.name, make=made, by_root=table.is_partitioned)
         begin: Spot | None = None
         if place is None:
-            begin = Spot(table.slot.begin(self._settle_s), 0, None)
+            begin = Spot(table.slot.begin(self._settle_s, own=not self._end.slot), 0, None)
             if table.slot.was_made:
                 self._note(
                     f"replication slot {self._slot} was made: while this copy does not run, PostgreSQL keeps its log"
                     " for it, up to max_slot_wal_keep_size"
                 )
-            if self._from_latest:
-                place = begin.place(self._slot)
-                yield self._empty(None, place)
+            place = table.place(begin) if self._from_latest else {**table.place(begin), "key": None}
+            # The target keeps the place at once: another start knows the slot as that of this copy.
+            yield self._cleared(place) if self._refills and not self._from_latest else _empty(self.schema, None, place)
         else:
             table.slot.check(place)
-        if place is None or "key" in place:
+            begin = Spot.of(place) if place.get("key", "") is None else None
+        if "key" in place:
             for piece in self._first_rows(place, begin, piece_bytes):
                 yield piece
                 place = place if piece is None else piece.end
         yield from self._changes(place, piece_bytes)
 
-    def _empty(self, start: Place, end: Place) -> Piece:
-        return Piece(PART, start, end, _no_rows(self.schema))
+    def _cleared(self, end: Place) -> Piece:
+        self._note(
+            "the stream has records already: this copy begins with a record op t in every streamlet, so that readers"
+            " drop the rows of an earlier copy"
+        )
+        return Piece(PART, None, end, self._opened.cleared(parse_lsn(end["lsn"])), everywhere=True)
 
     # -- the rows that are there at first ------------------------------------------------------------------------------
 
@@ -251,13 +305,13 @@ class ChangesSource:
             yield from settled(table.database, name, self.shown, is_table=True, settle_s=self._settle_s)
         snapshot, moment = self._snapshot()
         spot = Spot.of(place) if begin is None else begin._replace(snapshot=snapshot)
-        where = spot.place(self._slot)
+        where = table.place(spot)
         for page in self._page(place, None, moment, piece_bytes):
             end = {**where, "key": page.last}
             yield Piece(PART, place, end, table.form.records(page.rows), digest=digest_of([page]))
             place = end
         table.database.commit()
-        yield self._empty(place, where)
+        yield _empty(self.schema, place, where)
 
     def _snapshot(self) -> tuple[Snapshot, Moment]:
         """Begins the transaction in which rows are read: all of them are of the same moment."""
@@ -277,11 +331,12 @@ class ChangesSource:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def _changes(self, place: Place, piece_bytes: int) -> Generator[Piece | None, None, None]:
-        slot = self._opened.slot
+        table, slot = self._opened, self._opened.slot
         spot, messages_max = Spot.of(place), PEEK_MESSAGES
         seen, candidate, moved_s = 0, 0, time.monotonic()
         end = None if self._follow else slot.log_ends()[1]
         while True:
+            table.check(place)
             slot.let_go()
             inserted, flushed = slot.log_ends()
             # All that commits before a place that was the end of the log, and has been flushed since, can be read now.
@@ -289,7 +344,7 @@ class ChangesSource:
             quiet = candidate if flushed >= candidate else 0
             candidate = candidate if candidate > quiet else inserted
             if flushed != seen:
-                replay, look = _replay(self._opened, spot), Look(messages_max)
+                replay, look = _replay(table, spot), Look(messages_max)
                 for piece in self._looked_at(place, replay, look, piece_bytes):
                     yield piece
                     if piece is not None:
@@ -301,9 +356,9 @@ class ChangesSource:
                 seen = 0 if look.was_full else flushed
             if flushed == seen:
                 spot = spot.moved(Spot(quiet, 0, spot.snapshot))
-            now_s, where = time.monotonic(), spot.place(self._slot)
+            now_s, where = time.monotonic(), table.place(spot)
             if where != place and (end is not None or now_s - moved_s >= IDLE_S):
-                yield self._empty(place, where)
+                yield _empty(self.schema, place, where)
                 place, moved_s = where, now_s
             if end is not None:
                 return
@@ -318,7 +373,7 @@ class ChangesSource:
             if not changes:
                 yield None
                 continue
-            end = changes[-1].behind.place(self._slot)
+            end = table.place(changes[-1].behind)
             yield Piece(PART, place, end, table.converter.records(changes), everywhere=changes[0].op == "t")
             place = end
 
@@ -329,6 +384,8 @@ class ChangesSource:
         return await self._worker.call(self._again, spans)
 
     def _again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
+        for span in spans:
+            self._opened.check(span.end)
         found: list[pa.RecordBatch | None] = [_no_rows(self.schema) for _ in spans]
         rows = [at for at, span in enumerate(spans) if span.rows and "key" in span.end]
         changes = [at for at, span in enumerate(spans) if span.rows and "key" not in span.end]
@@ -347,6 +404,8 @@ class ChangesSource:
     def _rows_again(self, span: Span, moment: Moment) -> pa.RecordBatch | None:
         """None: they do not have the keys any more that they had."""
         table = self._opened
+        if span.end["key"] is None:
+            return table.cleared(parse_lsn(span.end["lsn"]))
         parts = list(self._page(span.start, span.end, moment, 1 << 20))
         if sum(page.rows.num_rows for page in parts) != span.rows or digest_of(parts) != span.digest:
             self._note(
@@ -406,6 +465,10 @@ class ChangesSource:
             self._table = None
         while self._connections:
             self._connections.pop().close()
+
+
+def _empty(schema: pa.Schema, start: Place, end: Place) -> Piece:
+    return Piece(PART, start, end, _no_rows(schema))
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:

@@ -6,6 +6,7 @@ look at the slot (`messages`) gives the same again and again, until the slot is 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import time
@@ -17,12 +18,13 @@ from kera.connect.postgres import sql
 from kera.connect.postgres.connection import Database
 from kera.connect.postgres.pgoutput import Message, decode, format_lsn, parse_lsn
 from kera.connect.postgres.settling import PAUSE_S
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, KeraError
 
 BUSY_S = 30.0
 """So long the slot may be in use: by the session of a process that was killed, which its server has not noticed."""
 _IN_USE = "55006"
 _CANCELED = "57014"
+_NO_RIGHT = "42501"
 
 
 def slot_name(copy_name: str, cluster_id: str) -> str:
@@ -63,6 +65,7 @@ class Slot:
         self._kept_lsn = 0
         """The log before it is not needed any more."""
         self._publication = ""
+        self._made_publication = False
 
     def publish(self, publication: str, table: tuple[str, str], *, make: bool, by_root: bool) -> None:
         """See that a publication has `table`; with `make`, it is made if there is none.
@@ -74,7 +77,17 @@ class Slot:
         name, quoted = sql.quoted(publication), ".".join(map(sql.quoted, table))
         if make and not database.rows(sql.IS_PUBLICATION, [publication])[0][0]:
             root = " WITH (publish_via_partition_root = true)" if by_root else ""
-            database.execute(f"CREATE PUBLICATION {name} FOR TABLE {quoted}{root}")
+            try:
+                database.execute(f"CREATE PUBLICATION {name} FOR TABLE {quoted}{root}")
+            except Refused as error:
+                if error.attributes.get("sqlstate") != _NO_RIGHT:
+                    raise
+                raise Refused(
+                    f"{error.message}: to make a publication, the role has to own the table and to have CREATE on the"
+                    f" database; or have somebody else run CREATE PUBLICATION {name} FOR TABLE {quoted}{root}, and give"
+                    f" publication={publication}"
+                ) from error
+            self._made_publication = True
         if table not in database.rows(sql.PUBLISHED, [publication]):
             raise Refused(
                 f"{self._shown}: there is no publication {publication!r} that has the table: CREATE PUBLICATION {name}"
@@ -82,17 +95,38 @@ class Slot:
             )
         database.commit()
 
-    def begin(self, settle_s: float) -> int:
+    def begin(self, settle_s: float, *, own: bool) -> int:
         """Where the slot is, which is made if there is none. Raises `Refused`, `RecordsGone`.
 
-        PostgreSQL waits for the transactions that are under way, `settle_s` at most; 0: as long as it takes.
+        PostgreSQL waits for the transactions that are under way, `settle_s` at most; 0: as long as it takes. `own`: no
+        other copy uses a slot of this name, so one that exists is left over from an earlier start of this copy.
         """
         found = self._find()
+        if found is not None and not own:
+            self._unpublish()
+            raise Refused(
+                f"{self._shown}: replication slot {self.name} exists, and this copy has not begun with it: another copy"
+                f" may use it. Give another name with slot=, or SELECT pg_drop_replication_slot('{self.name}') if"
+                " nothing uses it"
+            )
         if found is None:
-            found = self._make(settle_s)
+            try:
+                found = self._make(settle_s)
+            except KeraError:
+                self._unpublish()
+                raise
             self.was_made = True
         self._confirmed_lsn = found
         return found
+
+    def _unpublish(self) -> None:
+        """Drop the publication if this start has made it: there is no slot that needs it."""
+        if self._made_publication:
+            with contextlib.suppress(KeraError):  # the error that is under way says more
+                self._database.rollback()
+                self._database.execute(f"DROP PUBLICATION IF EXISTS {sql.quoted(self._publication)}")
+                self._database.commit()
+            self._made_publication = False
 
     def check(self, place: Place) -> None:
         """See that the slot has what comes behind `place`. Raises `RecordsGone`, `InvalidArgument`."""

@@ -63,11 +63,12 @@ WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid(
   AND relation IN (SELECT relid::oid FROM pg_partition_tree(to_regclass($1)) UNION SELECT to_regclass($1)::oid)
 """
 """Transactions that may add rows to a table: a statement takes its lock before it gives out numbers, and keeps it."""
+OID_OF_TABLE = "SELECT to_regclass($1)::oid::bigint"
 ABOUT_TABLE = """
-SELECT c.relkind::text, c.relreplident::text, n.nspname::text, c.relname::text
+SELECT c.relkind::text, c.relreplident::text, n.nspname::text, c.relname::text, c.oid::bigint
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)
 """
-"""Its kind, its replica identity, its schema and name."""
+"""Its kind, its replica identity, its schema and name, and its oid, which no later table of the name has."""
 LOGGED_COLUMNS = """
 SELECT a.attname::text, to_jsonb(a)->>'attgenerated' <> '' FROM pg_attribute a
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
