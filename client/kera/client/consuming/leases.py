@@ -152,7 +152,7 @@ class Leases:
         raise LeaseLost(
             f"consumer group {self._consumer_group!r}: group {names}{more} is not this consumer's any more: it was"
             " silent or stuck for too long, and others have it, or the consumer group was reset; what was not committed"
-            " of it is read again. Ask for more with another call of records() or batches()",
+            " of it is read again. Ask for more with another call of records(), batches() or poll()",
             consumer_group=self._consumer_group,
             groups=[list(each) for each in lost],
         )
