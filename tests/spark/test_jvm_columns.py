@@ -548,7 +548,17 @@ UNFIT = {
     "another number of each": (pa.list_(INT64, 2), lean_nodes(bytes([Kind.FIXED_LIST, 3]), NULLS)),
     "another number of fields": (pa.struct([("a", INT64)]), lean_nodes(bytes([Kind.STRUCT, 2]), NULLS, NULLS)),
     "a struct with an encoding": (pa.struct([("a", INT64)]), lean_nodes(bytes([Kind.STRUCT | ONE, 1]), NULLS)),
-    "a map of nulls": (pa.map_(INT64, INT64), lean_nodes(bytes([Kind.LIST | SAME, 0]), NULLS)),
+    "a map of nulls": (pa.map_(INT64, INT64), lean_nodes(bytes([Kind.LIST | SAME, 3]), NULLS)),
+    "a map with null keys": (
+        pa.map_(INT64, INT64),
+        lean_nodes(bytes([Kind.LIST | SAME, 3, Kind.STRUCT, 2]), NULLS, NULLS),
+    ),
+    "a map with bits for its keys": (
+        pa.map_(INT64, INT64),
+        lean_nodes(
+            bytes([Kind.LIST | SAME, 3, Kind.STRUCT, 2, Kind.FIXED_8 | VALIDITY]), NULLS, body=b"\7" + bytes(31)
+        ),
+    ),
     "a map with a null": (
         pa.map_(INT64, INT64),
         lean_nodes(bytes([Kind.LIST | SAME, 3, Kind.STRUCT | VALIDITY, 2]), NULLS, NULLS, body=b"\1"),
