@@ -260,7 +260,7 @@ async def test_a_signal_ends_it_as_one_and_not_as_if_somebody_had_quit(monkeypat
                 await asyncio.Event().wait()
 
     @asynccontextmanager
-    async def collecting(_: str) -> AsyncIterator[None]:
+    async def collecting(*_: object, **__: object) -> AsyncIterator[None]:
         yield
 
     async def first(*_: object) -> None:
@@ -269,7 +269,7 @@ async def test_a_signal_ends_it_as_one_and_not_as_if_somebody_had_quit(monkeypat
     monkeypatch.setattr("kera.cli.top._app.Top", Swallows)
     monkeypatch.setattr(top, "_collecting", collecting)
     monkeypatch.setattr(top, "_first", first)
-    live = asyncio.create_task(top._live("here", Options(1, "brokers", "")))
+    live = asyncio.create_task(top._live("here", Options(1, "brokers", ""), internal=False))
     await begun.wait()
     live.cancel()
     with pytest.raises(asyncio.CancelledError):
