@@ -22,7 +22,10 @@ from tests.integration.zookeeper import _die_with_parent
 
 START_TIMEOUT_S = 60.0
 USER = "kera"
-SETTINGS = ("listen_addresses=", "fsync=off", "max_connections=50", "shared_buffers=32MB", "wal_level=logical")
+SETTINGS = (
+    *("listen_addresses=", "fsync=off", "max_connections=50", "shared_buffers=32MB", "wal_level=logical"),
+    "max_replication_slots=100",  # tests share a server, and copies of changes keep theirs
+)
 
 
 def programs() -> Path | None:

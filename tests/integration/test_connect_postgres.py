@@ -337,7 +337,7 @@ def test_what_is_wrong_with_a_table_is_told(postgres: Postgres, client: Client, 
         ),
         (("kera:numbers", postgres.url("nowhere")), "there is no table nowhere"),
         (("kera:numbers", postgres.url("narrow")), "needs column 'extra'"),
-        (("kera:numbers", postgres.url("words", key="id")), "takes no query, key or settle"),
+        (("kera:numbers", postgres.url("words", key="id")), "takes no query, key, settle or changes"),
         (("kera:numbers", postgres.url("small")), "column 'id' is smallint there"),
         (("kera:odd", postgres.url("odd"), "--create"), "column 's' is struct"),
     ):
