@@ -335,12 +335,8 @@ async def _addresses_of(host: str, port: int) -> list[Any]:
     """What `socket.getaddrinfo` says. Raises `OSError`.
 
     An event loop asks a thread, and there are no new ones when the interpreter ends; connections are made even then
-    (`kera.client.unclosed`). So an address is not looked up, and a name is, if need be, on this thread.
+    (`kera.client.unclosed`), and this thread asks.
     """
-    try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except socket.gaierror:
-        pass  # it is a name
     try:
         return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except RuntimeError:
