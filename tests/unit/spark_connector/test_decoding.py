@@ -4,12 +4,14 @@ import base64
 import json
 import pickle
 import uuid
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from hypothesis import given, settings
 
 from kera.client.serializers import AvroSerializer, Context
 from kera.client.serializers.protobuf import definition_of
@@ -20,6 +22,7 @@ from kera.spark_connector.decoding import avro_types, json_types, protobuf_types
 from kera.spark_connector.decoding.subject import Subject, Version, fetch
 from kera.spark_connector.decoding.workers import Decoder
 from kera.v1 import coordinator_pb2
+from tests.unit.client.serializers.avro_values import WITHOUT_FIELD, Typed, typed_values, with_field
 
 ORDER: dict[str, Any] = {
     "type": "record",
@@ -199,8 +202,8 @@ def test_messages_are_columns() -> None:
     assert found["config"]["retention_consumer_groups"] == ["g"]
 
 
-def file_of(*fields: FieldDescriptorProto) -> str:
-    file = FileDescriptorProto(name="t.proto", syntax="proto3", package="t")
+def file_of(*fields: FieldDescriptorProto, syntax: str = "proto3") -> str:
+    file = FileDescriptorProto(name="t.proto", syntax=syntax, package="t")
     file.enum_type.add(name="E").value.add(name="ZERO", number=0)
     file.message_type.add(name="M", field=fields)
     return base64.b64encode(FileDescriptorSet(file=[file]).SerializeToString()).decode()
@@ -219,6 +222,20 @@ def test_numbers_without_a_sign_have_room_and_values_of_enumerations_names() -> 
         {"u": Decimal((1 << 64) - 1), "e": "ZERO", "b": []},
         {"u": Decimal(0), "e": "7", "b": [b"\xff"]},
     ]
+
+
+def test_a_default_of_protobuf_is_the_column_of_a_field_that_is_not_set() -> None:
+    kinds = FieldDescriptorProto
+    optional = {"label": kinds.LABEL_OPTIONAL}
+    definition = file_of(
+        kinds(name="i", number=1, type=kinds.TYPE_INT32, default_value="-7", **optional),
+        kinds(name="b", number=2, type=kinds.TYPE_BYTES, default_value="\\000\\377", **optional),
+        kinds(name="e", number=3, type=kinds.TYPE_ENUM, type_name=".t.E", default_value="ZERO", **optional),
+        kinds(name="none", number=4, type=kinds.TYPE_INT32, **optional),
+        syntax="proto2",
+    )
+    message = protobuf_types.message_class(definition, "")()
+    assert protobuf_types.value_of(message) == {"i": -7, "b": b"\0\xff", "e": "ZERO", "none": None}
 
 
 def test_messages_that_are_no_column_are_refused() -> None:
@@ -277,3 +294,43 @@ async def test_versions_that_are_deleted_meanwhile_are_left_out() -> None:
 
     found = await fetch(Client(), "orders-value")  # type: ignore[arg-type]
     assert [version.schema_id for version in found.versions] == [7]
+
+
+@given(typed_values().filter(lambda typed: _is_column(typed.type)))
+@settings(max_examples=60)
+def test_a_default_of_avro_is_the_column_of_the_value_that_is_written(typed: Typed) -> None:
+    plain, newest = with_field(typed, default=False), with_field(typed, default=True)
+    explicit = framed({"id": 1, "f": typed.value}, plain, 2)
+    found = decoder(avro(WITHOUT_FIELD), avro(plain, 2), avro(newest, 3)).array(
+        pa.array([framed({"id": 1}, WITHOUT_FIELD), explicit, framed({"id": 1}, newest, 3)])
+    )
+    found.validate(full=True)
+    by_default, by_value, left_out = found.to_pylist()
+    assert by_default == by_value == left_out
+    assert by_value["f"] is not None or typed.value is None
+
+
+def _is_column(kind: Any) -> bool:
+    """Whether Spark has a type for it: a record without fields is none."""
+    try:
+        avro_types.arrow_type_of(json.dumps(kind))
+    except InvalidArgument:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("older", "newest"),
+    [(None, "timestamp-millis"), (None, "timestamp-micros"), ("timestamp-millis", None), ("timestamp-micros", None)],
+)
+def test_numbers_mean_what_the_newest_schema_says(older: str | None, newest: str | None) -> None:
+    def schema(logical: str | None) -> dict[str, Any]:
+        return with_field(
+            Typed({"type": "long", **({"logicalType": logical} if logical else {})}, None, 0), default=True
+        )
+
+    plain = with_field(Typed("long", None, 0), default=False)
+    versions = avro(schema(older)), avro(schema(newest), 2)
+    found = decoder(*versions).array(pa.array([framed({"id": 1, "f": 1_500_000}, plain)])).to_pylist()[0]["f"]
+    seconds = {"timestamp-millis": 1500, "timestamp-micros": 1.5}
+    assert found == (datetime.fromtimestamp(seconds[newest], UTC) if newest else 1_500_000)

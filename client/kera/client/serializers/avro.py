@@ -1,7 +1,7 @@
 """Avro: values are mappings, lists and so on of a schema; written without it, and behind its id.
 
 A consumer gets values as they were written, or resolved to a schema of its own: fields that were added have their
-defaults, those that it does not know are left out.
+defaults, those that it does not know are left out. A default becomes the same Python value as one that was written.
 
 fastavro is compiled, and believes the bytes: deep nesting ends the process, and a few bytes can ask for years of work.
 So whatever a schema makes possible of that, `kera.client.serializers.avro_limits` looks for first.
@@ -15,7 +15,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from kera.client.serializers.avro_defaults import Defaults, a_copy, set_aside
 from kera.client.serializers.avro_limits import Limits
+from kera.client.serializers.avro_logical import Adoption
 from kera.client.serializers.framed import WithFrame
 from kera.client.serializers.protocols import Context, Deserializer, Schema, Schemas, Serializer
 from kera.client.serializers.refusing import cannot_encode, library, undecodable, words
@@ -35,7 +37,9 @@ class AvroSerializer:
 
         Raises `InvalidArgument` when it is no schema, or fastavro is not installed.
         """
-        self._text, self._schema = _parsed(schema, "AvroSerializer")
+        self._text, document = _document_of(schema)
+        self._schema, named = _parsed(document, "AvroSerializer")
+        _defaults_of(self._schema, named).for_writing()
         self._limits = _limits_of(self._schema)
         self._write = library("fastavro", "AvroSerializer").schemaless_writer
         self._validate = library("fastavro.validation", "AvroSerializer").validate
@@ -78,7 +82,9 @@ class AvroDeserializer:
         Raises `InvalidArgument`.
         """
         self._read = library("fastavro", "AvroDeserializer").schemaless_reader
-        self._wanted = None if schema is None else _parsed(schema, "AvroDeserializer")[1]
+        self._wanted = None if schema is None else _document_of(schema)[1]
+        if self._wanted is not None:
+            _defaults_of(*_parsed(self._wanted, "AvroDeserializer"))  # so that it is refused here if it is no schema
         self.framed = framed
         if not framed and self._wanted is None:
             raise InvalidArgument("Avro that does not name its schema cannot be read without: AvroDeserializer(schema)")
@@ -89,16 +95,18 @@ class AvroDeserializer:
         if schema.schema_type is not SchemaType.AVRO:
             raise undecodable(f"schema {schema.schema_id} is of type {schema.schema_type}, not avro")
         try:
-            _, written_with = _parsed(schema.definition, "AvroDeserializer")
-            return self._reader(written_with, self._wanted)
+            return self._reader(_document_of(schema.definition)[1], self._wanted)
         except InvalidArgument as error:
             raise undecodable(f"schema {schema.schema_id}: {error.message}") from error
 
-    def _reader(self, written_with: Any, wanted: Any) -> Deserializer[Any]:
+    def _reader(self, written_document: Any, wanted_document: Any) -> Deserializer[Any]:
+        written_with, wanted, named = self._pair_of(written_document, wanted_document)
         limits, read = _limits_of(written_with), self._read
         within = _is_parsed_again(written_with) or _is_parsed_again(wanted)
         if within:
-            written_with, wanted = _as_field(written_with), None if wanted is None else _as_field(wanted)
+            as_field = None if wanted_document is None else _as_field(wanted_document)
+            written_with, wanted, named = self._pair_of(_as_field(written_document), as_field)
+        defaults = _defaults_of(wanted, named).for_reading()
 
         def value_of(data: bytes, _context: Context, /) -> Any:
             try:
@@ -109,12 +117,22 @@ class AvroDeserializer:
                     value = value[_FIELD_OF_VALUE]
                 behind = len(data) - source.tell()
             except Exception as error:  # it raises whatever Python does with what is not there
+                if defaults.why_not and "No default value" in str(error):
+                    raise undecodable(defaults.why_not) from error
                 raise undecodable(error) from error
             if behind:
                 raise undecodable(f"{behind} bytes are behind the value")
-            return value
+            return a_copy(value) if defaults.shared else value
 
         return value_of
+
+    def _pair_of(self, written_document: Any, wanted_document: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """The two schemas, as fastavro reads with them, and the named types of the second, which may be None."""
+        written_with, written_names = _parsed(written_document, "AvroDeserializer")
+        if wanted_document is None:
+            return written_with, None, {}
+        wanted, named = _parsed(wanted_document, "AvroDeserializer")
+        return Adoption(written_names, named).adopted(written_with, wanted), wanted, named
 
     def __call__(self, data: bytes, context: Context, /) -> Any:
         """Raises `CannotDecode`."""
@@ -127,23 +145,39 @@ _PRIMITIVES = {"null", "boolean", "int", "long", "float", "double", "bytes", "st
 """A schema in their own right, which need not be written as JSON texts."""
 
 
-def _parsed(schema: AvroSchema, needed_by: str) -> tuple[str, Any]:
-    """The text of a schema, and what fastavro makes of it."""
-    fastavro = library("fastavro", needed_by)
+def _document_of(schema: AvroSchema) -> tuple[str, Any]:
+    """The text of a schema, and what it says."""
     try:
         named = isinstance(schema, str) and schema in _PRIMITIVES
-        known = json.loads(schema) if isinstance(schema, str) and not named else schema
-        if isinstance(known, Mapping):  # what fastavro has parsed says so, and would not be looked at again
-            known = {name: each for name, each in known.items() if not name.startswith("__")}
-        text = schema if isinstance(schema, str) and not named else json.dumps(known, ensure_ascii=False)
+        document = json.loads(schema) if isinstance(schema, str) and not named else schema
+        if isinstance(document, Mapping):  # what fastavro has parsed says so, and would not be looked at again
+            document = {name: each for name, each in document.items() if not name.startswith("__")}
+        text = schema if isinstance(schema, str) and not named else json.dumps(document, ensure_ascii=False)
         check_depth(text, "a schema of Avro")
-        return text, fastavro.parse_schema(known, named_schemas={})
     except KeraError:
         raise
+    except Exception as error:  # it raises whatever Python does with what is not as it expects
+        raise InvalidArgument(f"this is no schema of Avro: {words(error)}") from error
+    return text, document
+
+
+def _parsed(document: Any, needed_by: str) -> tuple[Any, dict[str, Any]]:
+    """What fastavro makes of a schema, with its defaults set aside; and its named types."""
+    fastavro = library("fastavro", needed_by)
+    named: dict[str, Any] = {}
+    try:
+        return fastavro.parse_schema(set_aside(document), named_schemas=named), named
     except fastavro.schema.UnknownType as error:
         raise InvalidArgument(f"this is no schema of Avro: no type is called {error.name!r}") from error
     except Exception as error:  # it raises whatever Python does with what is not as it expects
         raise InvalidArgument(f"this is no schema of Avro: {words(error)}") from error
+
+
+def _defaults_of(schema: Any, named: dict[str, Any]) -> Defaults:
+    try:
+        return Defaults(schema, named)
+    except ValueError as error:
+        raise InvalidArgument(f"this is no schema of Avro: {error}") from error
 
 
 _VALIDATION = {"strict": False, "disable_tuple_notation": True}
@@ -156,26 +190,13 @@ def _is_parsed_again(schema: Any) -> bool:
     return isinstance(schema, list) or (isinstance(schema, Mapping) and _PARSED not in schema)
 
 
-def _as_field(schema: Any) -> Any:
-    """A record of nothing but a value of `schema`: its bytes are those of the value."""
-    record = {
+def _as_field(document: Any) -> Any:
+    """A record of nothing but a value of a schema: its bytes are those of the value."""
+    return {
         "type": "record",
         "name": "kera_value_of_a_schema",
-        "fields": [{"name": _FIELD_OF_VALUE, "type": _without_notes(schema)}],
+        "fields": [{"name": _FIELD_OF_VALUE, "type": document}],
     }
-    try:
-        return library("fastavro", "AvroDeserializer").parse_schema(record, named_schemas={})
-    except Exception as error:  # it has a type that is called as ours
-        raise InvalidArgument(f"this is no schema of Avro: {words(error)}") from error
-
-
-def _without_notes(schema: Any) -> Any:
-    """As fastavro is to parse it once more: what it has noted in types is left out."""
-    if isinstance(schema, list):
-        return [_without_notes(each) for each in schema]
-    if isinstance(schema, Mapping):
-        return {name: each for name, each in schema.items() if not name.startswith("__")}
-    return schema
 
 
 def _limits_of(schema: Any) -> Limits:

@@ -43,6 +43,11 @@ def arrow_type_of(definition: str) -> pa.DataType:
     return _Types().of(schema, "", ())
 
 
+def may_have_times(definition: str) -> bool:
+    """Whether some value may be a time of day, which Python reads as one while its column is a number."""
+    return "time-millis" in definition or "time-micros" in definition
+
+
 class _Types:
     def __init__(self) -> None:
         self._named: dict[str, Any] = {}

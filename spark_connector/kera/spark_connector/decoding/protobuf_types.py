@@ -106,7 +106,7 @@ def value_of(message: Any) -> dict[str, Any]:
             found[field.name] = [(name_of(name), each_of(held[name])) for name in held]
         elif _is_repeated(field):
             found[field.name] = [one(each) for each in held]
-        elif field.has_presence and not message.HasField(field.name):
+        elif field.has_presence and not message.HasField(field.name) and not field.has_default_value:
             found[field.name] = None
         else:
             found[field.name] = one(held)

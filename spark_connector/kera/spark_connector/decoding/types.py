@@ -6,6 +6,7 @@ All fields may be null: what is there is for the writers to say, and for Spark t
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import time
 from typing import Any
 
 import pyarrow as pa
@@ -41,18 +42,37 @@ class Fields:
             raise refused(path, f"it is nested more than {DEPTH_MAX} levels deep, or contains itself")
 
 
-def plain_of(kind: pa.DataType) -> Plain | None:
-    """What makes of a Python value (mappings for structs and maps) what `pa.array` takes; None: it takes it already."""
+def plain_of(kind: pa.DataType, *, times: bool = False) -> Plain | None:
+    """What makes of a Python value (mappings for structs and maps) what `pa.array` takes; None: it takes it already.
+
+    `times`: there may be times of day, whose columns are numbers.
+    """
     if pa.types.is_struct(kind):
-        fields = [(field.name, plain_of(field.type)) for field in kind]
+        fields = [(field.name, plain_of(field.type, times=times)) for field in kind]
         changed = [(name, plain) for name, plain in fields if plain is not None]
         return _of_struct(changed) if changed else None
     if pa.types.is_list(kind):
-        item = plain_of(kind.value_type)
+        item = plain_of(kind.value_type, times=times)
         return None if item is None else _of_list(item)
     if pa.types.is_map(kind):
-        return _of_map(plain_of(kind.item_type) or _as_it_is)
+        return _of_map(plain_of(kind.item_type, times=times) or _as_it_is)
+    if times and kind in _OF_TIMES:
+        return _OF_TIMES[kind]
     return str if pa.types.is_string(kind) else None
+
+
+def _milliseconds(value: Any) -> Any:
+    """Of Avro's ``time-millis``; Spark has no type for a time of day before version 4.1, and takes the number."""
+    return _microseconds(value) // 1000 if isinstance(value, time) else value
+
+
+def _microseconds(value: Any) -> Any:
+    if not isinstance(value, time):
+        return value
+    return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
+
+
+_OF_TIMES: dict[pa.DataType, Plain] = {pa.int32(): _milliseconds, pa.int64(): _microseconds}
 
 
 def _as_it_is(value: Any) -> Any:

@@ -76,9 +76,9 @@ class Decoder:
     def _reader(self) -> Callable[[bytes], Any]:
         latest, readers, why = self.subject.latest, {}, {}
         context = Context(self.subject.name.removesuffix("-value").removesuffix("-key"))
-        plain = plain_of(self.arrow_type)
         deserializer: Any
         if latest.schema_type is SchemaType.AVRO:
+            plain = plain_of(self.arrow_type, times=avro_types.may_have_times(latest.definition))
             deserializer = AvroDeserializer(latest.definition)
         else:
             message = protobuf_types.message_class(latest.definition, latest.message)
