@@ -226,12 +226,12 @@ def test_numbers_without_a_sign_have_room_and_values_of_enumerations_names() -> 
 
 def test_a_default_of_protobuf_is_the_column_of_a_field_that_is_not_set() -> None:
     kinds = FieldDescriptorProto
-    optional = {"label": kinds.LABEL_OPTIONAL}
+    optional = kinds.LABEL_OPTIONAL
     definition = file_of(
-        kinds(name="i", number=1, type=kinds.TYPE_INT32, default_value="-7", **optional),
-        kinds(name="b", number=2, type=kinds.TYPE_BYTES, default_value="\\000\\377", **optional),
-        kinds(name="e", number=3, type=kinds.TYPE_ENUM, type_name=".t.E", default_value="ZERO", **optional),
-        kinds(name="none", number=4, type=kinds.TYPE_INT32, **optional),
+        kinds(name="i", number=1, type=kinds.TYPE_INT32, label=optional, default_value="-7"),
+        kinds(name="b", number=2, type=kinds.TYPE_BYTES, label=optional, default_value="\\000\\377"),
+        kinds(name="e", number=3, type=kinds.TYPE_ENUM, type_name=".t.E", label=optional, default_value="ZERO"),
+        kinds(name="none", number=4, type=kinds.TYPE_INT32, label=optional),
         syntax="proto2",
     )
     message = protobuf_types.message_class(definition, "")()
