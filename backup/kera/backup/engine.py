@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kera.backup.disks import DiskState, disk_error
-from kera.backup.fences import load_fences, store_fences
+from kera.backup.fences import NAME, load_fences, store_fences
 from kera.backup.frames import Layout
 from kera.backup.jobs import Job
 from kera.backup.log_file import LogFile
@@ -101,7 +101,6 @@ class Engine:
         clock, files = runtime.clock, runtime.files
         begun_s = clock.monotonic_s()
         layout = Layout(settings.segment_bytes)
-        fences = await asyncio.to_thread(load_fences, data_dir)
         async with contextlib.AsyncExitStack() as stack:
             disks: list[LogFile] = []
             for directory in settings.log_dirs or [data_dir / "log"]:
@@ -117,6 +116,7 @@ class Engine:
                     state.set_free_bytes(disk.free_bytes())
             except OSError as error:
                 raise PathNotWritable(f"cannot read the replicas: {error}; choose another --log-dirs") from error
+            fences = await asyncio.to_thread(_known_fences, data_dir, files, has_replicas=bool(restart.replicas))
             slots = await asyncio.to_thread(
                 Slots, settings.memory_bytes // settings.segment_bytes, layout.segment_bytes
             )
@@ -251,6 +251,13 @@ def _open(directory: Path, calls: FileCalls) -> LogFile:
         raise PathNotWritable(
             f"cannot write replicas in {directory}: {error.strerror}; choose another --log-dirs", path=str(directory)
         ) from error
+
+
+def _known_fences(data_dir: Path, calls: FileCalls, *, has_replicas: bool) -> dict[int, int]:
+    try:
+        return load_fences(data_dir, calls, has_replicas=has_replicas)
+    except OSError as error:
+        raise PathNotWritable(f"cannot write {data_dir / NAME}: {error.strerror}", path=str(data_dir / NAME)) from error
 
 
 def _state(number: int, disk: LogFile, layout: Layout, settings: BackupSettings) -> DiskState:

@@ -1,4 +1,11 @@
-"""The broker epochs that are refused, as they outlive the process: ``fences.json``, with a checksum."""
+"""The fenced broker epochs of a backup, which outlive its process: ``fences.json``, and the same in a copy.
+
+Epochs of a fence only grow. So the files need no order: of two that can be read, the higher epoch of each broker holds,
+and a process that ends between the two writes has promised nothing yet.
+
+Promises: one intact file of the two is enough, and the other is written anew. A backup that has replicas and neither
+file starts, and logs what it no longer knows; one with two damaged files does not start.
+"""
 
 from __future__ import annotations
 
@@ -10,43 +17,105 @@ from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.checksum import crc32c
 from kera.core.data_dir import replace_durably
 from kera.core.errors import StartError
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.fences")
 
 NAME = "fences.json"
+NAMES = (NAME, "fences.copy.json")
 FORMAT = 1
 
 
-def load_fences(directory: Path) -> dict[int, int]:
-    """The highest epoch of each broker that was fenced. Raises `StartError` when the file is damaged, or newer."""
-    path = directory / NAME
+class DamagedFences(ValueError):
+    """A file of fences is not as it was written."""
+
+
+def load_fences(directory: Path, calls: FileCalls = FILE_CALLS, *, has_replicas: bool = False) -> dict[int, int]:
+    """The highest epoch of each broker that was fenced.
+
+    `has_replicas`: the backup has run before, so the files ought to be there. A file that is damaged or missing is
+    written anew from the other one. Raises `StartError` when that leaves none, or one is of a newer version, and the
+    ``OSError`` of a disk that does not take the new file.
+    """
+    found, damaged, missing = _read(directory)
+    if not found:
+        if damaged:
+            raise _unreadable(damaged)
+        if has_replicas:
+            log.warning(
+                "there are replicas and no fences; if there was a file of fences, an older launch of a broker that"
+                " still runs could write to replicas again",
+                path=str(directory / NAME),
+            )
+            store_fences(directory, {}, calls)
+        return {}
+    fences: dict[int, int] = {}
+    for each in found:
+        fences = {number: max(each.get(number, 0), fences.get(number, 0)) for number in {*each, *fences}}
+    for path, reason in damaged.items():
+        log.error("a file is damaged; it is written anew from its copy", path=str(path), reason=reason)
+    if damaged or missing:
+        store_fences(directory, fences, calls)
+    return fences
+
+
+def check_fences(directory: Path) -> tuple[dict[Path, str], list[Path]]:
+    """The damaged files with their reasons, and the missing ones; nothing is written.
+
+    Raises `StartError` when one is of a newer version.
+    """
+    _, damaged, missing = _read(directory)
+    return damaged, missing
+
+
+def store_fences(directory: Path, fences: Mapping[int, int], calls: FileCalls = FILE_CALLS) -> None:
+    """Replace both files; durable when this returns. Raises ``OSError``."""
+    named = {str(broker_id): epoch for broker_id, epoch in sorted(fences.items())}
+    content = {"format": FORMAT, "fences": named, "crc32c": _checksum(FORMAT, named)}
+    for name in NAMES:
+        replace_durably(directory / name, json.dumps(content).encode(), calls)
+
+
+def _read(directory: Path) -> tuple[list[dict[int, int]], dict[Path, str], list[Path]]:
+    """What the files say, which are damaged and why, and which are not there."""
+    found: list[dict[int, int]] = []
+    damaged: dict[Path, str] = {}
+    missing: list[Path] = []
+    for path in (directory / name for name in NAMES):
+        try:
+            found.append(_parsed(path, path.read_bytes()))
+        except FileNotFoundError:
+            missing.append(path)
+        except OSError as error:
+            damaged[path] = error.strerror or str(error)
+        except DamagedFences as error:
+            damaged[path] = str(error)
+    return found, damaged, missing
+
+
+def _parsed(path: Path, data: bytes) -> dict[int, int]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(data)
         fences, found = content["fences"], content["format"]
         whole = content["crc32c"] == _checksum(found, fences)
         if whole and found == FORMAT:
             return {int(broker_id): int(epoch) for broker_id, epoch in fences.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(path, f"{type(error).__name__}: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedFences(f"{type(error).__name__}: {error}") from error
     if not whole:
-        raise _unreadable(path, "it does not match its checksum")
+        raise DamagedFences("it does not match its checksum")
     raise StartError(f"{path} has format {found}, this version knows {FORMAT}; use a newer version", path=str(path))
-
-
-def store_fences(directory: Path, fences: Mapping[int, int], calls: FileCalls = FILE_CALLS) -> None:
-    """Replace the file; durable when this returns. Raises ``OSError``."""
-    named = {str(broker_id): epoch for broker_id, epoch in sorted(fences.items())}
-    content = {"format": FORMAT, "fences": named, "crc32c": _checksum(FORMAT, named)}
-    replace_durably(directory / NAME, json.dumps(content).encode(), calls)
 
 
 def _checksum(version: int, fences: Mapping[str, int]) -> str:
     return f"{crc32c(json.dumps([version, fences], sort_keys=True).encode()):08x}"
 
 
-def _unreadable(path: Path, reason: str) -> StartError:
+def _unreadable(damaged: Mapping[Path, str]) -> StartError:
+    (path, reason), *_ = damaged.items()
+    names = " and ".join(map(str, damaged))
     return StartError(
-        f"cannot read {path}: {reason}; restore it, or remove it to go on without: an older launch of a broker"
-        " that still runs could then write to replicas again",
+        f"cannot read {names}: {reason}; restore one of {' and '.join(NAMES)}, or remove both to go on without: an"
+        " older launch of a broker that still runs could then write to replicas again",
         path=str(path),
     )

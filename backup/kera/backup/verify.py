@@ -1,6 +1,6 @@
 """Looks at backups' directories while they do not run: are replicas what was once written, and do they agree?
 
-    backup.json, backup.copy.json, fences.json   format and checksum
+    backup.json, fences.json, and their copies   format and checksum
     log/replicas.log                             that it is not cut off, as far as it says itself how long it was
                                                  each replica: its header, its chunks, and the checksum over them
     of several backups                           replicas of one virtual segment, byte by byte, as far as all have it
@@ -406,6 +406,10 @@ def _check_files(directory: Path) -> Iterator[Finding]:
     if not identified:
         return
     try:
-        fences.load_fences(directory)
+        damaged, missing = fences.check_fences(directory)
+        for path, reason in damaged.items():
+            yield Finding("damage", path, None, 0, reason)
+        if len(missing) == 1:
+            yield Finding("warning", missing[0], None, 0, "is missing; the next start writes it anew")
     except StartError as error:
         yield Finding("damage", directory / fences.NAME, None, 0, error.message)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -60,14 +60,20 @@ class Identity:
             content = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
         if not isinstance(content, dict):
             raise ValueError(f"it names no {cls.role} and cluster")  # noqa: TRY004 - a damaged file, no wrong argument
         found, checksum = content.get("format"), content.get("crc32c")
-        if "crc32c" in content and checksum != _checksum(content):
+        if "crc32c" in content and checksum != checksum_of(content):
             raise ValueError("it does not match its checksum")
         if "crc32c" in content and isinstance(found, int) and found > FORMAT:
             raise StartError(f"{path} has format {found}, this version knows {FORMAT}; use a newer version")
-        known = found in cls.formats and (len(content) == 3 if found == 1 else "crc32c" in content)
+        known = (
+            isinstance(found, int)
+            and found in cls.formats
+            and (len(content) == 3 if found == 1 else "crc32c" in content)
+        )
         match found, content.get(f"{cls.role}_id"), content.get("cluster_id"):
             case int(number), int(member_id), str(cluster_id) if known:
                 coordinator_epoch = int(content.get("coordinator_epoch", 0))
@@ -83,11 +89,11 @@ class Identity:
             "directory_id": self.directory_id,
             "coordinator_epoch": self.coordinator_epoch,
         }
-        return json.dumps(content | {"crc32c": _checksum(content)}).encode()
+        return json.dumps(content | {"crc32c": checksum_of(content)}).encode()
 
 
-def _checksum(content: dict[str, Any]) -> str:
-    """Over everything but itself, however it is written; the same for all formats from 2 on."""
+def checksum_of(content: Mapping[str, Any]) -> str:
+    """The checksum of a small file of JSON: over all but its field ``crc32c``, in whatever order fields are written."""
     covered = {name: value for name, value in content.items() if name != "crc32c"}
     return f"{crc32c(json.dumps(covered, sort_keys=True, separators=(',', ':')).encode()):08x}"
 

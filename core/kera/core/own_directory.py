@@ -42,7 +42,7 @@ def others_in(path: Path, role: str = "") -> str:
     if not found or role in found:
         return ""
     (kind, *_) = found
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         return f"{kind} {int(json.loads((path / f'{kind}.json').read_bytes())[f'{kind}_id'])}"
     return f"a {kind}"
 

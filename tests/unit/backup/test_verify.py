@@ -340,6 +340,8 @@ def test_identity_and_fences_are_checked(world: World) -> None:
         ("warning", "backup.copy.json"),
         ("damage", "fences.json"),
     ]
+    (directory / "fences.copy.json").unlink()
+    assert [(each.severity, each.path.name) for each in world.check()[0]][-1] == ("warning", "fences.copy.json")
 
 
 def test_a_directory_of_log_dirs_is_looked_at_by_itself(world: World) -> None:

@@ -32,6 +32,7 @@ from kera.connect.errors import CopyElsewhere, CopyMismatch, Refused
 from kera.connect.files.writing import Writer, writer_of
 from kera.connect.pieces import Piece, Place, Progress, Source
 from kera.connect.worker import Worker
+from kera.core.data_dir import checksum_of
 from kera.core.errors import DiskFull, InternalError, SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -122,13 +123,18 @@ class FilesSink:
         path = self._directory / STATE
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
+            if "crc32c" in found and found["crc32c"] != checksum_of(found):  # earlier versions have written none
+                raise ValueError("it does not match its checksum")
             if found["version"] != VERSION:
                 raise CopyMismatch(f"{path} is of another program (version {found['version']})")
-            return {name: found[name] for name in ("source", "format", "files", "places", "records")}
+            state = {name: found[name] for name in ("source", "format", "files", "places", "records")}
+            if list(map(type, state.values())) != [str, str, int, dict, int]:
+                raise TypeError("a field of another type")
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CopyMismatch(f"{path} is damaged, which says how far the copy is: copy into another one") from error
+        return state
 
     def _adopt(self, state: dict[str, Any]) -> None:
         if (state["source"], state["format"]) != (self._identity, self._end.format):
@@ -223,7 +229,7 @@ class FilesSink:
         }
         beside = self._directory / f"{STATE}.tmp"
         with beside.open("w", encoding="utf-8") as file:
-            json.dump(state, file, indent=2)
+            json.dump(state | {"crc32c": checksum_of(state)}, file, indent=2)
             file.flush()
             os.fsync(file.fileno())
         beside.rename(self._directory / STATE)
