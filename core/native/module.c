@@ -28,7 +28,7 @@
 #include "twin.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
-#define NATIVE_VERSION 9
+#define NATIVE_VERSION 10
 
 #ifndef SOURCES
 #define SOURCES "unknown"
@@ -779,10 +779,10 @@ static PyObject *with_header(Call *call)
     return has_arguments(call, 5, 5) ? new_frame(call->args) : NULL;
 }
 
-// (batch, stream, streamlet, entry, first)
+// (batch, stream, streamlet, entry, first, no_headers)
 static PyObject *records(Call *call)
 {
-    return has_arguments(call, 5, 5) ? new_records(call->type, call->args) : NULL;
+    return has_arguments(call, 6, 6) ? new_records(call->type, call->args) : NULL;
 }
 
 // -- functions and their twins --------------------------------------------------------------------------------------

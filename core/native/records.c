@@ -11,7 +11,7 @@ enum { TIMESTAMP, KEYS, VALUE, HEADERS };
 // A batch that its capsules keep, and how far its rows have been given out.
 typedef struct {
     PyObject_HEAD
-    PyObject *capsules, *type, *stream, *streamlet, *entry;
+    PyObject *capsules, *type, *stream, *streamlet, *entry, *no_headers;
     struct ArrowArray *const *columns;
     int64_t first_row;  // of the batch, within its columns
     int64_t next, count;
@@ -19,6 +19,7 @@ typedef struct {
 } Records;
 
 static PyTypeObject *records_type;
+static PyObject *pairs_name;  // of the attribute that headers have their pairs in
 
 // -- what is in columns ---------------------------------------------------------------------------------------------
 
@@ -81,21 +82,36 @@ static PyObject *keys_at(const struct ArrowArray *lists, int64_t index)
     return keys;
 }
 
-static PyObject *headers_at(const struct ArrowArray *maps, int64_t index)
+// A name and a value.
+static PyObject *header_at(const struct ArrowArray *items, int64_t at)
 {
-    PyObject *headers = PyDict_New();
-    if (headers == NULL || is_null(maps, index))
-        return headers;
-    const struct ArrowArray *items = maps->children[0];
+    PyObject *name = text_at(items->children[0], items->offset + at);
+    PyObject *content = bytes_at(items->children[1], items->offset + at);
+    PyObject *pair = name == NULL || content == NULL ? NULL : PyTuple_Pack(2, name, content);
+    Py_XDECREF(name);
+    Py_XDECREF(content);
+    return pair;
+}
+
+static PyObject *headers_at(const struct ArrowArray *maps, int64_t index, PyObject *no_headers)
+{
     const int32_t *places = places_of(maps);
-    for (int64_t at = places[index], end = places[index + 1]; headers != NULL && at < end; at++) {
-        PyObject *name = text_at(items->children[0], items->offset + at);
-        PyObject *content = bytes_at(items->children[1], items->offset + at);
-        if (name == NULL || content == NULL || PyDict_SetItem(headers, name, content) != 0)
-            Py_CLEAR(headers);
-        Py_XDECREF(name);
-        Py_XDECREF(content);
+    if (is_null(maps, index) || places[index] == places[index + 1])
+        return Py_NewRef(no_headers);
+    int32_t start = places[index], count = places[index + 1] - start;
+    PyObject *pairs = PyTuple_New(count);
+    for (int32_t at = 0; pairs != NULL && at < count; at++) {
+        PyObject *pair = header_at(maps->children[0], start + at);
+        if (pair == NULL)
+            Py_CLEAR(pairs);
+        else
+            PyTuple_SetItem(pairs, at, pair);
     }
+    PyTypeObject *type = Py_TYPE(no_headers);
+    PyObject *headers = pairs == NULL ? NULL : ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (headers != NULL && PyObject_SetAttr(headers, pairs_name, pairs) != 0)
+        Py_CLEAR(headers);
+    Py_XDECREF(pairs);
     return headers;
 }
 
@@ -129,7 +145,7 @@ static PyObject *next_record(PyObject *self)
         Py_NewRef(PyTuple_Size(keys) > 0 ? PyTuple_GetItem(keys, 0) : Py_None),
         keys,
         bytes_at(records->columns[VALUE], row),
-        headers_at(records->columns[HEADERS], row),
+        headers_at(records->columns[HEADERS], row, records->no_headers),
         Py_NewRef(Py_None),
     };
     bool good = true;
@@ -201,6 +217,7 @@ PyObject *new_records(PyTypeObject *type, PyObject *const *args)
     records->stream = Py_NewRef(args[1]);
     records->streamlet = Py_NewRef(args[2]);
     records->entry = Py_NewRef(args[3]);
+    records->no_headers = Py_NewRef(args[5]);
     records->columns = batch->children;
     records->first_row = batch->offset;
     records->count = batch->length;
@@ -220,6 +237,7 @@ static void let_go(PyObject *self)
     Py_XDECREF(records->stream);
     Py_XDECREF(records->streamlet);
     Py_XDECREF(records->entry);
+    Py_XDECREF(records->no_headers);
     free_object(self);
     Py_DECREF(type);
 }
@@ -239,5 +257,6 @@ int records_init(void)
         .slots = slots,
     };
     records_type = (PyTypeObject *)PyType_FromSpec(&spec);
-    return records_type == NULL ? -1 : 0;
+    pairs_name = PyUnicode_InternFromString("_pairs");
+    return records_type == NULL || pairs_name == NULL ? -1 : 0;
 }

@@ -12,7 +12,8 @@
 int records_init(void);
 
 // An iterator over the rows of a batch as tuples of `type`, each made when it is asked for.
-// args: (batch, stream, streamlet, entry, first). NULL: Python knows more about it.
+// args: (batch, stream, streamlet, entry, first, no_headers); no_headers: of a record without any, and others are of
+// its type, which keeps its pairs in the attribute `_pairs`. NULL: Python knows more about it.
 PyObject *new_records(PyTypeObject *type, PyObject *const *args);
 
 #endif

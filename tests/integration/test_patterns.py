@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from kera.client import Client, Record
+from kera.client import Client, Headers, Record
 from kera.local.cluster import RunningCluster
 from tests.docs_examples import ROOT, examples
 
@@ -85,7 +85,7 @@ async def test_a_record_is_tried_again_when_it_is_due(cluster: RunningCluster) -
                 early.append(names["time"].time() * 1000 < int(record.headers["due-ms"]))
                 stop.set()
 
-            failed = Record("clicks", 0, 0, 0, 0, b"user-1", (b"user-1",), b"home", {"trace": b"7"}, None)
+            failed = Record("clicks", 0, 0, 0, 0, b"user-1", (b"user-1",), b"home", Headers({"trace": b"7"}), None)
             await names["put_off"](producer, failed, 0.2)
             await names["retry"](client, handle, stop)
         assert early == [False]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kera.client.producing.encoding import check_rows, payloads, record_payloads, records_to_batch, timestamps
 from kera.client.producing.partitioner import partition_by_key, primary_keys, streamlet_of
-from kera.client.producing.record_arguments import RECORD_OVERHEAD_BYTES, bytes_of, header_bytes
+from kera.client.producing.record_arguments import RECORD_OVERHEAD_BYTES, bytes_of, headers_bytes
 from kera.client.producing.record_message import write_message
 from kera.client.producing.stream_writer import BATCH_OVERHEAD_BYTES
 from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, padded
@@ -26,11 +26,12 @@ from tests.unit.client.support import description
 SEGMENT_BYTES = 8 << 10
 SMALL = st.binary(max_size=300)
 LARGE = st.integers(0, SEGMENT_BYTES * 2).map(lambda size: b"x" * size)
+HEADERS = st.lists(st.tuples(st.text(max_size=20), st.none() | SMALL), max_size=3).map(tuple)
 PYTHON_RECORDS = st.lists(
     st.tuples(
         st.none() | SMALL | LARGE,
         st.none() | st.lists(SMALL, max_size=3).map(tuple),
-        st.none() | st.dictionaries(st.text(max_size=20), SMALL, max_size=3),
+        st.none() | HEADERS,
     ),
     min_size=1,
     max_size=30,
@@ -104,7 +105,7 @@ def test_the_size_of_records_is_estimated_from_above(records: list[tuple[Any, An
         RECORD_OVERHEAD_BYTES
         + (len(value) if value is not None else 0)
         + sum(bytes_of("key", key) + 8 for key in record_keys or ())
-        + sum(header_bytes(name, content) for name, content in (record_headers or {}).items())
+        + headers_bytes(record_headers or ())
         for value, record_keys, record_headers in records
     ]
     assert chunk_bytes_of(batch) <= sum(estimates) + BATCH_OVERHEAD_BYTES

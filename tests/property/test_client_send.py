@@ -44,7 +44,7 @@ FIELDS: st.SearchStrategy[dict[str, Any]] = (
         optional={
             "keys": st.sampled_from([(), [], (b"a", b"c"), [b"b"], Octets(b"a"), "a", None, [1], {b"a": 1}]),
             "timestamp_us": st.sampled_from([None, 5, 1 << 70, "x"]),
-            "headers": st.sampled_from([None, {}, {"h": b"c"}, {"h": "c"}, 7]),
+            "headers": st.sampled_from([None, {}, {"h": b"c"}, [("h", b"c"), ("h", None)], {"h": "c"}, [b"h"], 7]),
             "streamlet": st.sampled_from([None, 0, 2, 3, "x", True]),
             "other": st.just(1),
         },

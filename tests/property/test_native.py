@@ -20,6 +20,7 @@ from crc32c import crc32c
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from kera.client.headers import NO_HEADERS, Headers
 from kera.client.types import Record
 from kera.core import lean
 from kera.core.chunk import HEADER_BYTES, Placement, encode_chunk, padded, place_chunk, read_header
@@ -81,11 +82,12 @@ def test_records_are_those_of_python(batch: pa.RecordBatch, start: int, rows: in
         function = accelerated(*MODULES)["records"]
         twin = twin_of(function)
         assert twin is not None
-        expected = list(twin(part, "s", 3, 1, first))
+        expected = list(twin(part, "s", 3, 1, first, NO_HEADERS))
         for each in (function, alone("records")):
-            found = list(each(part, "s", 3, 1, first))
+            found = list(each(part, "s", 3, 1, first, NO_HEADERS))
             assert found == expected
             assert [type(record) for record in found] == [Record] * part.num_rows
+            assert {type(record.headers) for record in found} <= {Headers}
 
 
 @settings(max_examples=fuzz_examples(200, 30))
@@ -104,7 +106,7 @@ def test_places_that_are_none_are_the_twins_business(column: str, places: list[i
     except pa.ArrowInvalid:  # it is not even made
         return
     batch = rows.set_column(at, rows.schema.field(at), spoilt)
-    known = outcome(alone("records"), batch, "s", 0, 0, 0).error is None
+    known = outcome(alone("records"), batch, "s", 0, 0, 0, NO_HEADERS).error is None
     assert known == (places == sorted(places) and places[0] >= 0 and (column == "value" or places[-1] <= 3))
 
 

@@ -33,6 +33,7 @@ from kera.client.epochs.epoch import Epoch
 from kera.client.epochs.ordered_consumer import OrderedConsumer
 from kera.client.epochs.reader import Epochs
 from kera.client.epochs.sorting import OrderedBatch
+from kera.client.headers import Headers
 from kera.client.positions import ChunkPlace
 from kera.client.producing.appender import Appender, AppendResult
 from kera.client.producing.producer import Producer
@@ -88,6 +89,7 @@ __all__ = [
     "Epochs",
     "GroupConsumer",
     "GroupConsumerSettings",
+    "Headers",
     "Interval",
     "KeraError",
     "Latency",

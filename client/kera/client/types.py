@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from kera.client import arguments
+from kera.client.headers import Headers
 from kera.client.stream_config import StreamConfig
 from kera.core.chunk import ALIGNMENT_BYTES, Codec
 from kera.core.errors import InvalidArgument, ProtocolError, StreamletOutOfRange
@@ -419,7 +420,8 @@ class Record(NamedTuple):
     keys: tuple[bytes, ...]
     value: Any
     """Bytes, or None; or what the consumer's deserializer has made of them."""
-    headers: Mapping[str, bytes]
+    headers: Headers
+    """In the order in which they were sent; ``headers["a"]`` is the last value of a name that repeats."""
     row: Mapping[str, Any] | None
     """All columns, for a stream with a schema of its own."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-VERSION = 9
+VERSION = 10
 """Of what the extension's functions take, do and return; one of another version is not used."""
 VARIABLE = "KERA_NATIVE"
 

@@ -277,13 +277,13 @@ class TestHollowColumns:
 
 class TestRecords:
     def test_lists_become_columns(self) -> None:
-        batch = records_to_batch([b"a", None], [1, -1], [None, (b"k", b"l")], [{"h": b"v"}, None])
+        batch = records_to_batch([b"a", None], [1, -1], [None, (b"k", b"l")], [(("h", b"v"), ("h", None)), None])
         batch.validate(full=True)
         assert batch.schema == DEFAULT_SCHEMA
         assert batch["timestamp"].cast(pa.int64()).to_pylist() == [1, -1]
         assert batch["value"].to_pylist() == [b"a", None]
         assert batch["keys"].to_pylist() == [None, [b"k", b"l"]]
-        assert batch["headers"].to_pylist() == [[("h", b"v")], None]
+        assert batch["headers"].to_pylist() == [[("h", b"v"), ("h", None)], None]
 
     def test_without_keys_and_headers_the_columns_are_null(self) -> None:
         batch = records_to_batch([b"a"] * 3, [0] * 3, None, None)

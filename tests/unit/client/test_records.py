@@ -11,6 +11,7 @@ import pytest
 
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.records import records_of
+from kera.client.headers import NO_HEADERS, Headers
 from kera.client.types import Record, StreamDescription
 from kera.core.chunk import encode_chunk, encode_payload, read_header
 from kera.core.ids import EntryId, Position
@@ -48,7 +49,7 @@ def test_records_of_the_default_schema() -> None:
         b"k",
         (b"k", b"l"),
         b"v",
-        {"h": b"y"},
+        Headers([("h", b"x"), ("h", b"y")]),
         None,
     )
     assert (second.offset, second.key, second.keys, second.value, second.headers) == (101, None, (), None, {})
@@ -79,17 +80,6 @@ def test_the_keys_of_a_record_are_its_own_however_many_the_others_have(keys: lis
     assert [record.key for record in found] == [row[0] if row else None for row in keys[begin:]]
 
 
-def test_who_changes_the_headers_of_a_record_changes_no_other() -> None:
-    columns = {"timestamp": [0] * 2, "keys": [None] * 2, "value": [b"v"] * 2, "headers": [None] * 2}
-    arrays = [pa.array(columns[field.name], field.type) for field in DEFAULT_SCHEMA]
-    stream = description()
-    first, second = records_of(chunk_of(pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA), stream), stream)
-
-    first.headers["seen"] = b"1"  # type: ignore[index]
-
-    assert second.headers == {}
-
-
 def test_a_batch_is_kept_as_long_as_there_are_records_to_come() -> None:
     held = bytearray(b"abc")
     values = pa.Array.from_buffers(pa.binary(), 3, [None, pa.py_buffer(array("i", range(4))), pa.py_buffer(held)])
@@ -112,7 +102,7 @@ def test_a_record_that_was_given_out_is_like_any_other() -> None:
     batch, stream = pa.RecordBatch.from_pylist([row], DEFAULT_SCHEMA), description()
     references = sys.getrefcount(Record)
     (record,) = records_of(chunk_of(batch, stream), stream)
-    assert record == Record("s", 3, 1, 100, 1, b"k", (b"k",), b"v", {}, None)
+    assert record == Record("s", 3, 1, 100, 1, b"k", (b"k",), b"v", NO_HEADERS, None)
     assert sys.getrefcount(Record) == references + 1
     assert type(record) is Record
     assert gc.is_tracked(record)

@@ -11,6 +11,7 @@ import pytest
 from opentelemetry import trace as otel
 
 from kera.client.consuming.traced import ConsumerTraces, TracedIteration, _Seen, contexts_of, contexts_of_headers, trace
+from kera.client.headers import Header, Headers
 from kera.client.producing.accumulator import Accumulator, Pending
 from kera.client.producing.outcome import BatchDelivery, Outcome
 from kera.client.producing.traced import ProducerTraces, with_context
@@ -70,6 +71,15 @@ def test_what_is_not_sampled_is_sent_as_it_is() -> None:
         ProducerTraces(found.tracing).sending(sent)("s", b"1")
         assert found.spans() == []
     assert sent.headers == [None]
+
+
+def test_a_context_comes_behind_headers_whose_names_repeat() -> None:
+    sent = Sent()
+    with recorded() as found:
+        ProducerTraces(found.tracing).sending(sent)("s", b"1", headers=[("a", b"1"), ("a", None)])
+    (headers,) = sent.headers
+    assert headers.pairs[:2] == (("a", b"1"), ("a", None))
+    assert [name for name, _ in headers.pairs[2:]] == ["traceparent"]
 
 
 def test_a_context_of_the_records_own_stays() -> None:
@@ -212,6 +222,19 @@ def test_contexts_are_found_in_columns() -> None:
     assert len(contexts_of(headers(*(traced(number) for number in range(1, 500))))) == LINKS_MAX
 
 
+def test_of_a_context_that_repeats_the_last_counts_as_in_records() -> None:
+    own, other = context(1).traceparent.encode(), context(2).traceparent.encode()
+    rows: list[list[Header]] = [
+        [("traceparent", own), ("tracestate", b"v=1"), ("traceparent", other)],
+        [("tracestate", b"of another record"), ("traceparent", other), ("traceparent", None)],
+        [("traceparent", own)],
+    ]
+    column = pa.array(rows, HEADERS)
+    assert contexts_of(column) == [context(2), context(1)]
+    assert contexts_of(column.slice(1)) == [context(1)]
+    assert contexts_of_headers(Headers(rows[1])) == []
+
+
 def test_a_value_that_is_null_is_no_context() -> None:
     assert contexts_of(pa.array([[("traceparent", None)]], HEADERS)) == []
     assert contexts_of_headers({"traceparent": b"", "tracestate": b"x"}) == []
@@ -276,7 +299,7 @@ class Lists:
     def __init__(self) -> None:
         self._chunks = SimpleNamespace(streams={})
         self.given = [
-            Record("s", streamlet, 0, 0, 0, None, (), b"1", context(streamlet + 1).headers, None)
+            Record("s", streamlet, 0, 0, 0, None, (), b"1", Headers(context(streamlet + 1).headers), None)
             for streamlet in (0, 1)
         ]
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.values import rows_of
+from kera.client.headers import NO_HEADERS, Headers
 from kera.client.types import Record, StreamDescription
 from kera.core.native import accelerated
 
@@ -24,18 +25,22 @@ def records_of(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]
     if stream.typed:
         return _typed(chunk, stream)
     _, streamlet, entry = chunk.entry
-    return records(chunk.batch, stream.name, streamlet, entry, chunk.header.first_record)
+    return records(chunk.batch, stream.name, streamlet, entry, chunk.header.first_record, NO_HEADERS)
 
 
 @accelerated(Record)
-def records(batch: pa.RecordBatch, stream: str, streamlet: int, entry: int, first: int) -> Iterator[Record]:
+def records(
+    batch: pa.RecordBatch, stream: str, streamlet: int, entry: int, first: int, no_headers: Headers
+) -> Iterator[Record]:
     """The rows of a batch of the default schema; `first`: the ordinal of its first one.
+
+    `no_headers`: of a record without any; the native core makes others of its type.
 
     Columns, zipped: what is done per record is done by the interpreter's own loops, and not by lines of this one.
     """
     offsets = range(first, first + batch.num_rows)
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-    return records_at(batch, repeat(stream), repeat(streamlet), repeat(entry), offsets, times)
+    return records_at(batch, repeat(stream), repeat(streamlet), repeat(entry), offsets, times, no_headers)
 
 
 def records_at(
@@ -45,6 +50,7 @@ def records_at(
     entries: Iterable[int],
     offsets: Iterable[int],
     times: Iterable[int],
+    no_headers: Headers = NO_HEADERS,
 ) -> Iterator[Record]:
     """The rows of a batch of the default schema, each from where these say."""
     keys = _keys(batch.column("keys"))
@@ -57,7 +63,7 @@ def records_at(
         [row[0] if row else None for row in keys],
         keys,
         batch.column("value").to_pylist(),
-        _headers(batch.column("headers")),
+        _headers(batch.column("headers"), no_headers),
         repeat(None),
         strict=False,  # most have no end
     )
@@ -76,10 +82,12 @@ def _has_one(column: pa.Array) -> pa.BooleanArray:
     return pc.equal(pc.list_value_length(column), 1)
 
 
-def _headers(column: pa.Array) -> list[dict[str, bytes]]:
-    """The headers of each record, whose own they are."""
+def _headers(column: pa.Array, no_headers: Headers) -> list[Headers]:
+    """The headers of each record."""
     rows = len(column)
-    return [{} for _ in range(rows)] if column.null_count == rows else [dict(row or ()) for row in column.to_pylist()]
+    if column.null_count == rows:
+        return [no_headers] * rows
+    return [Headers.of_valid(tuple(row)) if row else no_headers for row in column.to_pylist()]
 
 
 def times_of(chunk: ChunkBatch, stream: StreamDescription) -> pa.Array:
@@ -132,6 +140,6 @@ def typed_records_at(
             key=encoded,
             keys=() if encoded is None else (encoded,),
             value=None,
-            headers={},
+            headers=NO_HEADERS,
             row=row,
         )

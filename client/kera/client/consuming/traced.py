@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,12 +39,17 @@ def contexts_of(headers: pa.Array) -> list[TraceContext]:
     """Of recorded traces, in the headers of a batch's records, up to `LINKS_MAX`."""
     if headers.null_count == len(headers):
         return []
-    first, end = headers.offsets[0].as_py(), headers.offsets[len(headers)].as_py()
-    names, values = headers.keys.slice(first, end - first), headers.items.slice(first, end - first)
+    bounds = np.asarray(headers.offsets)
+    first = int(bounds[0])
+    names, values = (part.slice(first, int(bounds[-1]) - first) for part in (headers.keys, headers.items))
+    places = np.asarray(pc.indices_nonzero(pc.equal(names, TRACEPARENT)))[:LOOKED_AT_MAX]
+    ends = bounds[np.searchsorted(bounds, places + first, side="right")] - first
     found: list[TraceContext] = []
-    for at in pc.indices_nonzero(pc.equal(names, TRACEPARENT))[:LOOKED_AT_MAX].to_pylist():
-        # Who writes both writes one behind the other.
-        state = values[at + 1].as_py() if at + 1 < len(names) and names[at + 1].as_py() == TRACESTATE else None
+    for place, (at, end) in enumerate(zip(places.tolist(), ends.tolist(), strict=True)):
+        if place + 1 < len(places) and places[place + 1] < end:
+            continue  # of a name that repeats, the last value counts
+        # Producers that write both write one behind the other.
+        state = values[at + 1].as_py() if at + 1 < end and names[at + 1].as_py() == TRACESTATE else None
         context = TraceContext.parse(values[at].as_py(), state)
         if context is not None and context.sampled:
             found.append(context)
@@ -52,7 +58,7 @@ def contexts_of(headers: pa.Array) -> list[TraceContext]:
     return found
 
 
-def contexts_of_headers(headers: Mapping[str, bytes]) -> list[TraceContext]:
+def contexts_of_headers(headers: Mapping[str, bytes | None]) -> list[TraceContext]:
     """Of one record, likewise."""
     context = TraceContext.parse(headers.get(TRACEPARENT), headers.get(TRACESTATE))
     return [context] if context is not None and context.sampled else []

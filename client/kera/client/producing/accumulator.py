@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
+from kera.client.headers import Header
 from kera.client.producing.epoch_cuts import NEVER_US, in_seconds
 from kera.client.producing.outcome import Outcome
 from kera.client.producing.send_path import Accepted, Gathered
@@ -101,7 +102,7 @@ class Accumulator(Gathered):
         return pending
 
     def describe_last(
-        self, keys: Sequence[bytes] | None, timestamp_us: int | None, headers: Mapping[str, bytes] | None
+        self, keys: Sequence[bytes] | None, timestamp_us: int | None, headers: Sequence[Header] | None
     ) -> None:
         """What the record that was added last has besides its value."""
         index = len(self.values) - 1

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client.arrow_input import null_column
+from kera.client.headers import Header
 from kera.client.producing.record_message import write_message
 from kera.client.producing.row_sizes import OVERHEAD_BYTES, lean_bytes_of
 from kera.client.types import StreamDescription
@@ -73,7 +74,7 @@ def record_payloads(
     values: Sequence[bytes | None],
     timestamps_us: Timestamps,
     keys: Sequence[Sequence[bytes] | None] | None,
-    headers: Sequence[Mapping[str, bytes] | None] | None,
+    headers: Sequence[Sequence[Header] | None] | None,
     stream: StreamDescription,
     chunk_bytes_max: int,
     *,
@@ -129,7 +130,7 @@ def records_to_batch(
     values: Sequence[bytes | None],
     timestamps_us: Sequence[int] | Timestamps,
     keys: Sequence[Sequence[bytes] | None] | None,
-    headers: Sequence[Mapping[str, bytes] | None] | None,
+    headers: Sequence[Sequence[Header] | None] | None,
 ) -> pa.RecordBatch:
     """Columns of the default schema from lists; None where no record has any keys or headers."""
     count = len(values)
@@ -138,9 +139,7 @@ def records_to_batch(
             pa.Array.from_buffers(_TIMESTAMP, count, [None, pa.py_buffer(np.asarray(timestamps_us, np.int64))]),
             null_column(count, _KEYS) if keys is None else pa.array(keys, _KEYS),
             pa.array(values, pa.binary()),
-            null_column(count, _HEADERS)
-            if headers is None
-            else pa.array([None if item is None else list(item.items()) for item in headers], _HEADERS),
+            null_column(count, _HEADERS) if headers is None else pa.array(headers, _HEADERS),
         ],
         schema=DEFAULT_SCHEMA,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self
@@ -23,6 +23,7 @@ import pyarrow as pa
 from kera.client import arguments
 from kera.client.arrow_input import Columns, record_batches
 from kera.client.cluster.cluster import Cluster
+from kera.client.headers import Header, HeadersLike
 from kera.client.producing.accumulator import Accumulator, Pending
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.delays import Delays
@@ -37,7 +38,7 @@ from kera.client.producing.record_arguments import (
     RECORD_OVERHEAD_BYTES,
     bytes_of,
     checked_time,
-    header_bytes,
+    headers_bytes,
     listed_keys,
     own_headers,
 )
@@ -168,13 +169,14 @@ class Producer(SendsRows, Punctuates, Delays):
         *,
         keys: Any = (),
         timestamp_us: int | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: HeadersLike | None = None,
         streamlet: int | None = None,
     ) -> Pending:
         """Accept one record now; await the result for its `Delivery`.
 
         The value is bytes or None, and `keys` are bytes or a list of them; with a serializer, they are what that takes,
-        None is no value, and only a list is several keys.
+        None is no value, and only a list is several keys. `headers` are a mapping of names to bytes or None, or pairs,
+        whose names may repeat.
 
         The first key decides the streamlet, as the setting ``partitioner`` says (records of one key stay in order);
         without keys, chunks are spread evenly.
@@ -216,7 +218,7 @@ class Producer(SendsRows, Punctuates, Delays):
         value: bytes | None,
         keys: bytes | Sequence[bytes],
         timestamp_us: int | None,
-        headers: Mapping[str, bytes] | None,
+        headers: HeadersLike | None,
         streamlet: int | None,
         *,
         plain: bool,
@@ -225,19 +227,19 @@ class Producer(SendsRows, Punctuates, Delays):
         if writer is None or self._buffer.ended:
             raise self._not_ready(stream)
         size = RECORD_OVERHEAD_BYTES + (0 if value is None else bytes_of("value", value))
-        # What is accepted is kept for a while: keys and headers must not change meanwhile.
-        accepted_keys: Sequence[bytes] | None = None
+        accepted_keys: Sequence[bytes] = ()  # copies, as is accepted_headers: what is accepted must not change
+        accepted_headers: Sequence[Header] = ()
         if not plain:
             timestamp_us = None if timestamp_us is None else checked_time(timestamp_us)
             if keys is not _NO_KEYS:
                 accepted_keys = (keys,) if isinstance(keys, bytes) else listed_keys(keys)
                 size += sum([bytes_of("key", key) + 8 for key in accepted_keys])
-            if headers:
-                headers = own_headers(headers)
-                size += sum(header_bytes(name, content) for name, content in headers.items())
+            if headers is not None:
+                accepted_headers = own_headers(headers)
+                size += headers_bytes(accepted_headers)
         spread = False
         if streamlet is None:
-            decided = streamlet_of_keys(accepted_keys or (), writer.streamlet_count, writer.partitioner)
+            decided = streamlet_of_keys(accepted_keys, writer.streamlet_count, writer.partitioner)
             spread = decided is None
             streamlet = writer.sticky_streamlet if decided is None else decided
         elif streamlet.__class__ is not int:
@@ -256,7 +258,7 @@ class Producer(SendsRows, Punctuates, Delays):
             accumulator = writer.open_chunk(streamlet, size, time_us, spread=spread)
         pending = accumulator.append(value, time_s, size)
         if not plain:
-            accumulator.describe_last(accepted_keys or None, timestamp_us, headers or None)
+            accumulator.describe_last(accepted_keys or None, timestamp_us, accepted_headers or None)
             self._filling.pop(stream, None)
         self._buffer.take(size)
         if accumulator.size >= self._chunk_bytes_max:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kera.client import arguments
+from kera.client.headers import Header, Headers, HeadersLike
 from kera.core.errors import InvalidArgument
 
 RECORD_OVERHEAD_BYTES = 32
@@ -20,12 +21,9 @@ def listed_keys(keys: Any) -> Sequence[bytes]:
     return tuple(keys)
 
 
-def own_headers(headers: Any) -> dict[str, bytes]:
-    """A copy. Raises `InvalidArgument`."""
-    try:
-        return dict(headers)
-    except (TypeError, ValueError):
-        raise arguments.wrong("headers", headers, "a mapping of names to bytes") from None
+def own_headers(headers: HeadersLike) -> tuple[Header, ...]:
+    """A copy, as pairs. Raises `InvalidArgument`."""
+    return Headers(headers).pairs
 
 
 def bytes_of(what: str, value: bytes) -> int:
@@ -35,12 +33,9 @@ def bytes_of(what: str, value: bytes) -> int:
     return len(value)
 
 
-def header_bytes(name: str, content: bytes) -> int:
-    """Bytes of a header, estimated from above. Raises `InvalidArgument`."""
-    try:
-        return len(name.encode()) + bytes_of(f"header {name!r}", content) + 16
-    except (AttributeError, UnicodeEncodeError):
-        raise InvalidArgument(f"a header's name is text, not {name!r}") from None
+def headers_bytes(headers: Iterable[Header]) -> int:
+    """Bytes of headers in a chunk, estimated from above."""
+    return sum([len(name.encode()) + (0 if value is None else len(value)) + 16 for name, value in headers])
 
 
 def checked_time(timestamp_us: int) -> int:

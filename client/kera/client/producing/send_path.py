@@ -8,9 +8,10 @@ they are bases of those who know what it means. For all other records that funct
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kera.client.headers import Header
 from kera.core.native import native
 
 if TYPE_CHECKING or native is None:
@@ -31,7 +32,7 @@ if TYPE_CHECKING or native is None:
         """When each record was accepted, on the wall clock: a float costs half of what whole microseconds do."""
         keys: list[Sequence[bytes] | None] | None
         """None until the first record with a key."""
-        headers: list[Mapping[str, bytes] | None] | None
+        headers: list[Sequence[Header] | None] | None
         size: int
         """Estimate of the chunk's bytes, from above."""
         epoch_end_s: float

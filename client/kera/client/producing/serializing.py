@@ -5,9 +5,10 @@ A producer without any has nothing of this: `Producer.send` is what it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from kera.client.headers import HeadersLike
 from kera.client.serializers.choosing import serializer_of
 from kera.client.serializers.protocols import Context, NeedsSchema, Part, Registry, Schemas, Serializer
 from kera.client.serializers.refusing import cannot_encode
@@ -69,7 +70,7 @@ class Serialization:
             *,
             keys: Any = NO_KEYS,
             timestamp_us: int | None = None,
-            headers: Mapping[str, bytes] | None = None,
+            headers: HeadersLike | None = None,
             streamlet: int | None = None,
         ) -> Any:
             value, keys = self.encoded(stream, value, keys)

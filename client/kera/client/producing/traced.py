@@ -15,7 +15,7 @@ of so many streamlets that they go as bundles, are requests without a context: w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 
 from kera.client.arrow_input import Columns
+from kera.client.headers import NO_HEADERS, Headers, HeadersLike
 from kera.client.producing.accumulator import Pending
 from kera.client.producing.lane import PendingChunk
 from kera.client.producing.outcome import BatchDelivery, Outcome
@@ -52,17 +53,18 @@ class ProducerTraces:
         """`send` of a producer, with spans."""
         tracing, note = self._tracing, self._note
 
-        def traced(stream: str, value: Any, *, headers: Mapping[str, bytes] | None = None, **others: Any) -> Pending:
-            if headers and TRACEPARENT in headers:  # its own creation context, which is not ours to replace
-                pending = send(stream, value, headers=headers, **others)
-                note(pending, TraceContext.parse(headers[TRACEPARENT], headers.get(TRACESTATE)))
+        def traced(stream: str, value: Any, *, headers: HeadersLike | None = None, **others: Any) -> Pending:
+            own = None if headers is None else Headers(headers)
+            if own and TRACEPARENT in own:  # its own creation context, which is not ours to replace
+                pending = send(stream, value, headers=own, **others)
+                note(pending, TraceContext.parse(own[TRACEPARENT], own.get(TRACESTATE)))
                 return pending
             if not tracing.starts():
-                return send(stream, value, headers=headers, **others)
+                return send(stream, value, headers=own, **others)
             span = tracing.span(f"create {stream}", Kind.PRODUCER, attributes=messaging("create", stream))
             try:
                 context = span.context
-                more = headers if context is None else {**(headers or {}), **context.headers}
+                more = own if context is None else Headers([*(own or NO_HEADERS).pairs, *context.headers.items()])
                 pending = send(stream, value, headers=more, **others)
             except BaseException as error:
                 span.fail(error)

@@ -9,12 +9,13 @@ already. Order is that of the calls. What is wrong with a record is told where i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import pyarrow as pa
 
 from kera.client.arrow_input import Columns
+from kera.client.headers import Headers, HeadersLike
 from kera.client.producing.punctuating import Punctuated
 from kera.client.producing.rows import batch_of_rows, columns_of_frame
 from kera.client.sync.handover import Handover, Sent
@@ -65,15 +66,15 @@ class Producer:
         *,
         keys: Any = (),
         timestamp_us: int | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: HeadersLike | None = None,
         streamlet: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Sent[Delivery]:
         """Have a record sent; see `kera.client.Producer.send` for what it is made of.
 
         Waits while too much waits to be sent. Raises `UnknownStream` the first time that something is sent to a stream
-        that is not there, `ClosedError`, and `CannotEncode` for what a serializer does not take; all else is told by
-        what it returns, by `on_delivery`, and by `flush`.
+        that is not there, `ClosedError`, `InvalidArgument` for headers that are none, and `CannotEncode` for what a
+        serializer does not take. All other errors are reported by what it returns, by `on_delivery`, and by `flush`.
         """
         if stream not in self._known:
             self.prepare(stream)
@@ -81,7 +82,13 @@ class Producer:
             value, keys = self._serialization.encoded(stream, value, keys)
         arguments: dict[str, Any] | None = None
         if keys != () or timestamp_us is not None or headers is not None or streamlet is not None:
-            arguments = {"keys": keys, "timestamp_us": timestamp_us, "headers": headers, "streamlet": streamlet}
+            # Copies: the client's thread looks at them later, and the caller may have changed them by then.
+            arguments = {
+                "keys": tuple(keys) if isinstance(keys, list) else keys,
+                "timestamp_us": timestamp_us,
+                "headers": None if headers is None else Headers(headers),
+                "streamlet": streamlet,
+            }
         size = len(value) if isinstance(value, bytes) else 0
         sent: Sent[Delivery] = Sent(self._handover, stream, value, arguments, size, on_delivery)
         self._handover.put(sent)

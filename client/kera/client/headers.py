@@ -1,0 +1,132 @@
+"""The headers of a record: an ordered sequence of names and values, in which a name may repeat.
+
+`Headers` promises that nothing is lost: every pair that was sent is in `pairs`, in its order, also one whose value is
+None. Access by name is a convenience on top of that: `headers["a"]` is the last value of the name, as Kafka's
+``lastHeader`` returns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, cast
+
+from kera.client import arguments
+from kera.core.errors import InvalidArgument
+
+Header: TypeAlias = tuple[str, bytes | None]
+"""Its name and its value."""
+HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[Header]
+"""What stands for headers where they are given: a mapping, or pairs, whose names may repeat."""
+
+
+class Headers(Mapping[str, bytes | None]):
+    """The headers of one record, immutable.
+
+    As a mapping, each name is there once, with its last value. `pairs`, `get_all`, `add` and `without` know all of
+    them. Two `Headers` are equal if they have the same pairs in the same order; `Headers` equal any other mapping if no
+    name repeats and both have the same names and values.
+    """
+
+    __slots__ = ("_by_name", "_pairs")
+
+    _pairs: tuple[Header, ...]
+    _by_name: dict[str, bytes | None]
+    """The last value of each name; made when it is first asked for."""
+
+    def __init__(self, headers: HeadersLike = ()) -> None:
+        """Raises `InvalidArgument` for a name that is not text, or a value that is neither bytes nor None."""
+        self._pairs = headers.pairs if isinstance(headers, Headers) else _checked(headers)
+
+    @classmethod
+    def of_valid(cls, pairs: tuple[Header, ...]) -> Headers:
+        """Headers of pairs that are known to be valid, since a batch had them."""
+        made = cls.__new__(cls)
+        made._pairs = pairs  # noqa: SLF001 - made here
+        return made
+
+    @property
+    def pairs(self) -> tuple[Header, ...]:
+        """Every header, in order."""
+        return self._pairs
+
+    def get_all(self, name: str) -> tuple[bytes | None, ...]:
+        """All values of a name, in order; empty if there is none."""
+        return tuple([value for each, value in self._pairs if each == name])
+
+    def add(self, name: str, value: bytes | None) -> Headers:
+        """A copy with one more header at the end. Raises `InvalidArgument` as `Headers` does."""
+        return Headers.of_valid((*self._pairs, *_checked([(name, value)])))
+
+    def without(self, name: str) -> Headers:
+        """A copy without the headers of a name."""
+        return Headers.of_valid(tuple([pair for pair in self._pairs if pair[0] != name]))
+
+    def _names(self) -> dict[str, bytes | None]:
+        try:
+            return self._by_name
+        except AttributeError:
+            self._by_name = dict(self._pairs)
+            return self._by_name
+
+    def __getitem__(self, name: str) -> bytes | None:
+        """The last value of a name. Raises `KeyError`."""
+        return self._names()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        """How many names there are; ``len(headers.pairs)`` counts headers."""
+        return len(self._names()) if self._pairs else 0
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Headers):
+            return self._pairs == other._pairs
+        if isinstance(other, Mapping):
+            return len(self._pairs) == len(other) and self._names() == dict(other)
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # equal to dicts, which have none
+
+    def __repr__(self) -> str:
+        return f"Headers({list(self._pairs)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Headers, (self._pairs,)
+
+
+def _checked(headers: Any) -> tuple[Header, ...]:
+    given: Iterable[Any]
+    if isinstance(headers, Mapping):
+        given = headers.items()
+    elif isinstance(headers, Iterable) and not isinstance(headers, str | bytes | bytearray | memoryview):
+        given = headers
+    else:
+        raise _wrong(headers)
+    return tuple([_checked_pair(pair, headers) for pair in given])
+
+
+def _checked_pair(pair: Any, headers: Any) -> Header:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise _wrong(headers)
+    name, value = pair
+    if not _is_text(name):
+        raise InvalidArgument(f"a header's name is text, not {name!r}")
+    if value is not None and not isinstance(value, bytes):
+        raise InvalidArgument(f"header {name!r} is {type(value).__name__}, not bytes or None; encode it first")
+    return cast("Header", pair if isinstance(pair, tuple) else (name, value))
+
+
+def _is_text(name: Any) -> bool:
+    try:
+        return isinstance(name, str) and (name.isascii() or bool(name.encode()))
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
+def _wrong(headers: object) -> InvalidArgument:
+    return arguments.wrong("headers", headers, "a mapping of names to bytes, or (name, bytes) pairs")
+
+
+NO_HEADERS = Headers()
+"""Those of a record that has none."""
