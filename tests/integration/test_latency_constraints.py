@@ -159,7 +159,8 @@ def test_constraints_are_made_and_shown_at_the_command_line(cluster: RunningClus
     told = json.loads(kera(cluster, "describe", "shown", "--json"))
     assert (told["path"], told["limit_ms"], told["window_ms"]) == (PATH.split(", "), 300.0, 60_000)
     assert len(told["hops"]) == 12
-    assert kera(cluster, "describe", "shown").startswith("constraint  shown\n")
+    first, *_ = kera(cluster, "describe", "shown").splitlines()
+    assert first.split() == ["constraint", "shown"]
     assert kera(cluster, "delete", "shown", "--yes") == "deleted shown\n"
     assert json.loads(kera(cluster, "list", "--json")) == []
 

@@ -13,6 +13,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 from kera.core.rpc.sockets import copies_of_sockets, open_descriptors
 from kera.core.telemetry import get_logger
@@ -53,32 +54,43 @@ class Room:
     async def close(self) -> None:
         """Look no more."""
         self._looking.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._looking
+        await asyncio.wait([self._looking])
 
     async def _look(self) -> None:
+        """Make room again and again. A look that fails is logged, and the next one follows."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            if open_descriptors() < FULL * self._connections_max:  # of all kinds, and quickly known
-                self._quiet = {}
+            try:
+                if open_descriptors() < FULL * self._connections_max:  # of all kinds, and quickly known
+                    self._quiet = {}
+                    continue
+                closed = await loop.run_in_executor(None, self._make_room, loop.time())
+            except Exception as error:  # noqa: BLE001 - whatever it is, connections must be looked at later
+                self._tell("cannot look for connections that say nothing", error=repr(error))
                 continue
-            closed = await loop.run_in_executor(None, self._make_room, loop.time())
             self.closed += closed
-            if closed and loop.time() >= self._told_s + TOLD_EVERY_S:
-                self._told_s = loop.time()
-                log.warning(
-                    "most connections are taken: those that say nothing make room",
-                    limit=self._connections_max,
-                    closed=self.closed,
-                )
+            if closed:
+                event = "most connections are taken: those that say nothing make room"
+                self._tell(event, limit=self._connections_max, closed=self.closed)
+
+    def _tell(self, event: str, **details: Any) -> None:
+        """Log a warning, at most once per `TOLD_EVERY_S`."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._told_s + TOLD_EVERY_S:
+            self._told_s = now_s
+            log.warning(event, **details)
 
     def _make_room(self, now_s: float) -> int:
         """See the head of this module; returns how many were closed. Takes some 20 µs for each connection."""
         taken, before, self._quiet = 0, self._quiet, {}
         for sock, peer in _connections(self._port):
             taken += 1
-            for_ms, bytes_received = _INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
+            try:
+                told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+            except OSError:
+                continue  # the connection ended since it was listed
+            for_ms, bytes_received = _INFO.unpack(told)
             if bytes_received < self._spoken_bytes:
                 self._quiet[peer] = min(before.get(peer, now_s), now_s - for_ms / 1000)
         if taken < FULL * self._connections_max:
@@ -88,7 +100,8 @@ class Room:
         closed = 0
         for sock, peer in _connections(self._port):
             if peer in to_close:
-                sock.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # the peer left meanwhile: there is as much room
+                    sock.shutdown(socket.SHUT_RDWR)
                 closed += 1
         return closed
 

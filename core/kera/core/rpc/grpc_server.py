@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # an extension without stubs
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
@@ -154,11 +155,12 @@ class GrpcServer:
         return int(bound)
 
     async def close(self, grace_s: float = 0.5) -> None:
-        """Stop accepting, give calls in progress `grace_s` seconds, then end them."""
-        if self._room is not None:
-            await self._room.close()
-        await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
+        """Stop accepting, give calls in progress `grace_s` seconds, then end them. An error does not keep it open."""
+        async with contextlib.AsyncExitStack() as steps:  # the last one is taken first, and each is taken
+            steps.push_async_callback(self._server.stop, grace_s)
+            steps.push_async_callback(self._health.enter_graceful_shutdown)
+            if self._room is not None:
+                steps.push_async_callback(self._room.close)
 
 
 def _rpc_handler(
@@ -173,6 +175,8 @@ def _rpc_handler(
     if method.bulk:
 
         async def serve_stream(requests: AsyncIterator[bytes], context: Any) -> None:
+            if not await _begin(context):
+                return
             stream = _Stream(method, handler, context, bulk_bytes_max, untaken, turns)
             if behind is not None:
                 await behind.meet(stream.peer, context, method)
@@ -238,10 +242,25 @@ class _Behind:
             await _abort(context, error_reply(error, method))
 
     async def admit(self, context: Any) -> None:
-        """Likewise, of a service that is none of ours."""
+        """Likewise for a stream of a service that gRPC brings along."""
+        await _begin(context)
         peer = Peer("grpc", context.peer(), lasts=False)
         context.add_done_callback(lambda _: peer.closed())
         await self.meet(peer, context, None)
+
+
+async def _begin(context: Any) -> bool:
+    """Send the initial metadata of a stream's answers; False if the caller is gone.
+
+    By itself gRPC sends it with the first answer, and once more with a status that is sent at the same time. It then
+    rejects the status, so the caller never learns that the stream has ended, and waits. Call this before anything that
+    can write to the stream or end it.
+    """
+    try:
+        await context.send_initial_metadata(())
+    except cygrpc.ExecuteBatchError:
+        return False
+    return True
 
 
 def _ending(context: Any) -> Callable[[], None]:

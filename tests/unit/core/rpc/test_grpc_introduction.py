@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,9 +16,20 @@ from kera.core.rpc import api
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.grpc_strangers import SHOWN_BYTES_MAX
-from kera.core.rpc.method import Call, Evidence, Method, Peer, Reply
+from kera.core.rpc.method import Call, Evidence, Handler, Method, Peer, Reply
 from kera.v1 import access_pb2 as messages
-from tests.unit.core.rpc.transports import ECHO, HOST, UNARY, Closing, UnaryRequest, echo, numbered, unary_echo
+from tests.unit.core.rpc.transports import (
+    ECHO,
+    HOST,
+    UNARY,
+    Closing,
+    EchoRequest,
+    EchoResponse,
+    UnaryRequest,
+    echo,
+    numbered,
+    unary_echo,
+)
 
 
 class Gate:
@@ -47,8 +60,8 @@ class Running:
         self.gate, self.token, self.closing = Gate(), "one", Closing()
         self.address = ""
 
-    async def start(self) -> GrpcChannel:
-        services: list[Any] = [{UNARY: unary_echo, ECHO: echo, api.AUTHENTICATE: self.gate.authenticate}]
+    async def start(self, answering: Handler = echo) -> GrpcChannel:
+        services: list[Any] = [{UNARY: unary_echo, ECHO: answering, api.AUTHENTICATE: self.gate.authenticate}]
         server = self.closing(GrpcServer(services, doorkeeper=self.gate))
         self.address = f"{HOST}:{await server.listen(HOST, 0)}"
         return self.closing(GrpcChannel(self.address, introduction=Credentials(token=lambda: self.token)))
@@ -86,6 +99,35 @@ async def test_a_stream_that_was_ended_begins_with_the_token_that_is_there_then(
         except Uncertain:
             continue
     assert running.gate.shown == ["one", "one", "two"]
+
+
+@pytest.mark.parametrize("rounds", range(12))
+async def test_a_stream_that_is_ended_while_its_first_answer_is_sent_ends(running: Running, rounds: int) -> None:
+    """The status and the answer must not both carry the initial metadata: gRPC then sends no status."""
+
+    async def end_after(rounds: int) -> None:
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        running.gate.peers[0].end()
+
+    ending: list[asyncio.Task[None]] = []
+
+    def ends(call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        if not ending:
+            ending.append(asyncio.create_task(end_after(rounds)))
+        return echo(call)
+
+    channel = await running.start(ends)
+    with contextlib.suppress(Uncertain):  # the answer was too late
+        await channel.submit(ECHO, numbered(1), timeout_s=10)
+    await ending[0]
+    lost: list[str] = []
+    while len(running.gate.shown) < 2:
+        try:
+            await channel.submit(ECHO, numbered(1), timeout_s=10)
+        except Uncertain as error:
+            lost.append(error.message)
+    assert [message for message in lost if "no answer" in message] == []
 
 
 @KINDS

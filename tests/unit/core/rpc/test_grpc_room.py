@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from kera.core.errors import Unavailable
 from kera.core.rpc.grpc_client import GrpcChannel
-from kera.core.rpc.grpc_room import FULL, QUIET_S, ROOMY
+from kera.core.rpc.grpc_room import FULL, QUIET_S, ROOMY, Room
 from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.rpc.sockets import copies_of_sockets, open_descriptors
 from kera.core.security import Tls
 from tests.unit.core.rpc.transports import HOST, TIMEOUT_S, UNARY, Closing, UnaryRequest, eventually, unary_echo
 
@@ -101,3 +104,69 @@ async def test_while_there_are_places_nobody_loses_one(closing: Closing, tls: Tl
         while time.monotonic() < begun_s + 3 * QUIET_S:
             assert await answers(channel)
         assert all(map(is_open, socks))
+
+
+async def test_a_look_that_fails_is_logged_and_is_not_the_last(
+    closing: Closing, tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [OSError(errno.EMFILE, "Too many open files"), RuntimeError("anything")]
+
+    def failing() -> int:
+        if failures:
+            raise failures.pop()
+        return open_descriptors()
+
+    monkeypatch.setattr("kera.core.rpc.grpc_room.open_descriptors", failing)
+    with capture_logs() as lines:
+        port = await serving(closing, tls)
+        with silent(port, CONNECTIONS_MAX - 10) as socks:
+            await eventually(lambda: sum(map(is_open, socks)) <= FULL * CONNECTIONS_MAX)
+    assert [line["error"] for line in lines if "cannot look" in line["event"]] == ["RuntimeError('anything')"]
+
+
+async def test_a_peer_that_leaves_during_a_look_does_not_end_it(
+    closing: Closing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has left before it is asked for its state, or before it is shut down."""
+
+    class Left(socket.socket):
+        asked = 0
+
+        def getsockopt(self, *arguments: Any) -> Any:
+            Left.asked += 1
+            if Left.asked % 10 == 0:
+                raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+            return super().getsockopt(*arguments)
+
+        def shutdown(self, how: int) -> None:
+            super().shutdown(how)
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    def left() -> Iterator[socket.socket]:
+        for sock in copies_of_sockets():
+            with Left(fileno=sock.detach()) as copy:
+                yield copy
+
+    monkeypatch.setattr("kera.core.rpc.grpc_room.copies_of_sockets", left)
+    port = await serving(closing, None)
+    with silent(port, CONNECTIONS_MAX) as socks, capture_logs() as lines:
+        await eventually(lambda: sum(map(is_open, socks)) <= FULL * CONNECTIONS_MAX)
+    assert [line for line in lines if "cannot look" in line["event"]] == []
+
+
+async def test_a_server_whose_closing_fails_at_a_step_takes_the_others(
+    closing: Closing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(_room: Room) -> None:
+        raise OSError("no more")
+
+    server = GrpcServer([{UNARY: unary_echo}])
+    port = await server.listen(HOST, 0)
+    channel = closing(GrpcChannel(f"{HOST}:{port}"))
+    assert await answers(channel)
+    monkeypatch.setattr(Room, "close", fails)
+    with pytest.raises(OSError, match="no more"):
+        await server.close()
+    monkeypatch.undo()
+    assert not await answers(channel)
+    await server.close()
