@@ -66,6 +66,11 @@ def kafka_or_skip(directory: Path) -> Kafka:
     return Kafka(directory, libs, found)
 
 
+def headers_of(number: int) -> list[tuple[str, bytes | None]] | None:
+    """Of a numbered record: each third one has some, with a name that repeats, one that is empty, and a null."""
+    return [("n", b"%d" % number), ("none", None), ("n", b""), ("", b"\xff")] if number % 3 == 0 else None
+
+
 class Kafka:
     """One broker: started by ``with``, and ended there, or when this process ends."""
 
@@ -176,7 +181,7 @@ class Kafka:
         return confluent_kafka.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, **named})
 
     def fill(self, topic: str, records: int, partitions: int, *, first: int = 0) -> None:
-        """Numbered records, in turns over the partitions; each third one has a header, each seventh no key."""
+        """Numbered records, in turns over the partitions; each third one has headers, each seventh no key."""
         producer = self.producer()
         for number in range(first, first + records):
             producer.produce(
@@ -185,7 +190,7 @@ class Kafka:
                 key=None if number % 7 == 0 else b"k%d" % (number % 100),
                 partition=number % partitions,
                 timestamp=1_700_000_000_000 + number,
-                headers=[("n", b"%d" % number), ("none", None)] if number % 3 == 0 else None,
+                headers=headers_of(number),
             )
             if number % 1000 == 0:
                 producer.poll(0)

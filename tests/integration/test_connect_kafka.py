@@ -21,7 +21,7 @@ from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.command_line import run_kera
 from tests.integration.connect_support import copying, has, killed_again_and_again, records
-from tests.integration.kafka import Kafka
+from tests.integration.kafka import Kafka, headers_of
 
 RECORDS_MAX = 100_000
 
@@ -51,12 +51,11 @@ def copy(cluster: RunningCluster) -> Any:
 
 
 def same(record: Record, message: Any) -> bool:
-    headers = dict(message.headers() or ())
     return (
         record.value == message.value()
         and record.key == message.key()
         and record.timestamp_us == message.timestamp()[1] * 1000
-        and dict(record.headers) == headers
+        and record.headers.pairs == tuple(message.headers() or ())
     )
 
 
@@ -262,12 +261,11 @@ def fill(client: Client, stream: str, count: int, first: int = 0) -> None:
     with client.producer() as producer:
         for number in range(first, first + count):
             key = b"" if number % 7 == 0 else b"k%d" % (number % 50)
-            headers = {"n": b"%d" % number} if number % 3 == 0 else None
             producer.send(
                 stream,
                 b"%d" % number,
                 keys=key or (),
-                headers=headers,
+                headers=headers_of(number),
                 timestamp_us=1_700_000_000_000_000 + number * 1000,
             )
 

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kera.client.arrow_input import null_column
+from kera.client.headers import Header
 from kera.connect.records import key_lists
+from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
 _TIMES, _KEYS, _VALUES, _HEADERS = (field.type for field in DEFAULT_SCHEMA)
@@ -31,12 +34,28 @@ def rows_of(messages: Sequence[Any]) -> pa.RecordBatch:
     )
 
 
-def messages_of(rows: pa.RecordBatch) -> Iterator[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes]]]]:
-    """Milliseconds, key, value and headers of each record. Of several keys there is the primary one."""
+def messages_of(rows: pa.RecordBatch) -> Iterator[tuple[int, bytes | None, bytes | None, list[Header]]]:
+    """Milliseconds, key, value and headers of each record. Of several keys there is the primary one.
+
+    Raises `SchemaMismatch` for a header that Kafka's client library cannot send.
+    """
     times = rows.column("timestamp").cast(pa.int64()).to_pylist()
     keys = rows.column("keys").to_pylist()
     values = rows.column("value").to_pylist()
     headers = rows.column("headers")
-    given = [None] * rows.num_rows if headers.null_count == rows.num_rows else headers.to_pylist()
+    given = [None] * rows.num_rows if headers.null_count == rows.num_rows else _sendable(headers).to_pylist()
     for time_us, own_keys, value, own in zip(times, keys, values, given, strict=True):
         yield time_us // 1000, own_keys[0] if own_keys else None, value, own or []
+
+
+def _sendable(headers: pa.MapArray) -> pa.MapArray:
+    """`headers`, if no name has a zero byte: librdkafka would take what comes before it for the whole name."""
+    first, end = headers.offsets[0].as_py(), headers.offsets[-1].as_py()
+    names = headers.keys.slice(first, end - first)
+    cut = pc.index(pc.match_substring(names, "\0"), True).as_py()
+    if cut >= 0:
+        raise SchemaMismatch(
+            f"a record has a header named {names[cut].as_py()!r}, whose zero byte Kafka's client library cannot send",
+            column="headers",
+        )
+    return headers
