@@ -1,4 +1,4 @@
-"""What tests of ``kera connect`` share: copies as processes that are killed, and what is in a stream."""
+"""What tests of ``kera connect`` share: a cluster, copies as processes that are killed, and what is in a stream."""
 
 from __future__ import annotations
 
@@ -15,11 +15,39 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
+import pytest
 
 from kera.client import Record
 from kera.client.sync import Client
+from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
+from tests.integration.command_line import run_kera
 
 COPY_TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RunningCluster]:
+    """One for each module: streams have plain names there, and brokers may be killed or restarted."""
+    with LocalCluster.running(brokers=2, arena_bytes=128 * MIB, segment_bytes=512 * KIB) as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: RunningCluster) -> Iterator[Client]:
+    with Client(cluster.bootstrap) as client:
+        yield client
+
+
+@pytest.fixture
+def copy(cluster: RunningCluster) -> Any:
+    """Run a copy to its end; returns its exit code and its standard error."""
+
+    def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+        done = run_kera("connect", "copy", "--bootstrap", cluster.bootstrap, *arguments, env=env)
+        return done.returncode, done.stderr.decode()
+
+    return run
 
 
 class Copy:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,35 +12,10 @@ import adbc_driver_manager
 import pytest
 
 from kera.client.sync import Client
-from kera.core.settings import KIB, MIB
-from kera.local.cluster import LocalCluster, RunningCluster
+from kera.local.cluster import RunningCluster
 from tests.integration.command_line import run_kera
-from tests.integration.connect_support import copying, has, records, table
+from tests.integration.connect_support import client, cluster, copy, copying, has, records, table  # noqa: F401 - fixtures
 from tests.integration.postgres import Postgres
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RunningCluster]:
-    """One of its own: streams are called by plain names here, and brokers are killed."""
-    with LocalCluster.running(brokers=2, arena_bytes=128 * MIB, segment_bytes=512 * KIB) as running:
-        yield running
-
-
-@pytest.fixture
-def client(cluster: RunningCluster) -> Iterator[Client]:
-    with Client(cluster.bootstrap) as client:
-        yield client
-
-
-@pytest.fixture
-def copy(cluster: RunningCluster) -> Any:
-    """Run a copy to its end: code, and what it says."""
-
-    def run(*arguments: str) -> tuple[int, str]:
-        done = run_kera("connect", "copy", "--bootstrap", cluster.bootstrap, *arguments)
-        return done.returncode, done.stderr.decode()
-
-    return run
 
 
 def changes_of(postgres: Postgres, name: str, **more: str) -> str:

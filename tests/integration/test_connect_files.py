@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +14,19 @@ import pytest
 
 from kera.client.sync import Client
 from kera.core.key_hashes import murmur2
-from kera.core.settings import KIB, MIB
-from kera.local.cluster import LocalCluster, RunningCluster
-from tests.integration.command_line import run_kera
-from tests.integration.connect_support import copying, has, killed_again_and_again, records, table
+from kera.local.cluster import RunningCluster
+from tests.integration.connect_support import (  # noqa: F401 - fixtures
+    client,
+    cluster,
+    copy,
+    copying,
+    has,
+    killed_again_and_again,
+    records,
+    table,
+)
 
 ROWS = 300_000
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RunningCluster]:
-    """One of its own: streams are called by plain names here."""
-    with LocalCluster.running(brokers=2, arena_bytes=128 * MIB, segment_bytes=512 * KIB) as running:
-        yield running
-
-
-@pytest.fixture
-def client(cluster: RunningCluster) -> Iterator[Client]:
-    with Client(cluster.bootstrap) as client:
-        yield client
-
-
-@pytest.fixture
-def copy(cluster: RunningCluster) -> Any:
-    """Run a copy to its end: code, and what it says."""
-
-    def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-        done = run_kera("connect", "copy", "--bootstrap", cluster.bootstrap, *arguments, env=env)
-        return done.returncode, done.stderr.decode()
-
-    return run
 
 
 def rides(count: int, first: int = 0) -> pa.Table:
@@ -210,7 +192,7 @@ def test_a_created_stream_has_the_key_and_the_time_of_the_stream_that_is_copied(
         (["a.csv", "b.csv"], "one of the two has to be a stream"),
         (["kera:x", "kera:x"], "both source and target"),
         (["kera:x", "*.csv"], "one file, or a directory"),
-        (["a.csv", "kera:x", "--follow"], "files end"),
+        (["kera:x", "a.csv", "--follow"], "a single file appears when the copy ends"),
         (["a.csv", "kera:x", "--key", "k"], "with --create"),
         (["kera:x", "kera:y", "--format", "csv"], "about files"),
         (["a.csv", "kera:x", "--name", "a b"], "no name of a copy"),
@@ -280,3 +262,55 @@ def test_a_stream_that_others_write_to_meanwhile_is_no_trouble(tmp_path: Path, c
     has(client, "shared", 1010)
     assert copy(f"{tmp_path}/x.parquet", "kera:shared")[0] == 0
     assert table(client, "shared").num_rows == 1010
+
+
+APPENDER = """
+import pathlib, random, sys, time
+path, kind, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
+chance, count = random.Random(seed), 0
+with open(path, "ab", buffering=0) as file:
+    text = b"id,place\\n" if kind == "csv" else b""
+    while not pathlib.Path(path + ".stop").exists():
+        for count in range(count + 1, count + 201):
+            place = f"\u00e9 {count}"
+            row = f'{count},"place\\n{place}"\\n' if kind == "csv" else f'{{"id": {count}, "place": "{place}"}}\\n'
+            text += row.encode()
+        cut = chance.randrange(len(text))
+        file.write(text[:cut])
+        text = text[cut:]
+        time.sleep(0.01)
+    file.write(text)
+print(count)
+"""
+"""Appends rows, cut anywhere, until it finds a file that stops it; prints how many."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_file_that_a_process_appends_to_is_followed_record_by_record_through_kills(
+    tmp_path: Path, client: Client, cluster: RunningCluster, kind: str
+) -> None:
+    name = f"appended-{kind}"
+    schema = pa.schema([("id", pa.int64()), ("place", pa.string())])
+    client.admin.create_stream(name, streamlets=2, schema=schema, key_column="id")
+    path = tmp_path / f"x.{kind}"
+    path.touch()
+    arguments = ("--follow", str(path), f"kera:{name}")
+    appending = subprocess.Popen([sys.executable, "-c", APPENDER, str(path), kind, "5"], stdout=subprocess.PIPE)
+    try:
+        killed_again_and_again(cluster.bootstrap, *arguments, log=tmp_path / "log", times=3, seed=5)
+        with copying(cluster.bootstrap, *arguments, log=tmp_path / "log") as follower:
+            follower.event("began")
+            Path(f"{path}.stop").touch()
+            rows = int(appending.communicate(timeout=60)[0])
+            has(client, name, rows)
+            assert follower.terminate() == 143
+    finally:
+        appending.kill()
+        appending.wait()
+
+    stored = table(client, name).sort_by("id")
+    place = "place\né {}" if kind == "csv" else "é {}"
+    assert stored.column("id").to_pylist() == list(range(1, rows + 1))
+    assert stored.column("place").to_pylist() == [place.format(n) for n in range(1, rows + 1)]

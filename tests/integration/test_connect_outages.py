@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from kera.client.sync import Client
-from kera.core.settings import KIB, MIB
-from kera.local.cluster import LocalCluster, RunningCluster
-from tests.integration.connect_support import copying, has, table
+from kera.local.cluster import RunningCluster
+from tests.integration.connect_support import client, cluster, copying, has, table  # noqa: F401 - fixtures
 from tests.integration.kafka import Kafka
 from tests.integration.postgres import Postgres
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RunningCluster]:
-    """One of its own, which is restarted."""
-    with LocalCluster.running(brokers=2, arena_bytes=128 * MIB, segment_bytes=512 * KIB) as running:
-        yield running
-
-
-@pytest.fixture
-def client(cluster: RunningCluster) -> Iterator[Client]:
-    with Client(cluster.bootstrap) as client:
-        yield client
 
 
 def test_copies_out_of_and_into_a_table_outlive_a_restart_of_postgresql(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,13 @@ import pytest
 from kera.client import SchemaType
 from kera.client.serializers import AvroDeserializer, JsonDeserializer
 from kera.client.sync import Client
-from kera.core.settings import KIB, MIB
-from kera.local.cluster import LocalCluster, RunningCluster
+from kera.local.cluster import RunningCluster
 from tests.integration.command_line import run_kera
-from tests.integration.connect_support import copying, killed_again_and_again, records, table
+from tests.integration.connect_support import client, cluster, copying, killed_again_and_again, records, table  # noqa: F401 - fixtures
 from tests.integration.kafka import Kafka
 from tests.integration.postgres import Postgres
 
 AVRO = ("--create", "--value", "avro")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RunningCluster]:
-    """One of its own: subjects and streams are called by plain names here."""
-    with LocalCluster.running(brokers=2, arena_bytes=128 * MIB, segment_bytes=512 * KIB) as running:
-        yield running
-
-
-@pytest.fixture
-def client(cluster: RunningCluster) -> Iterator[Client]:
-    with Client(cluster.bootstrap) as client:
-        yield client
 
 
 @pytest.fixture

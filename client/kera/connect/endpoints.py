@@ -22,6 +22,8 @@ from kera.core.errors import InvalidArgument
 from kera.core.spelling import closest
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+"""By the ending of a compressed file, which follows that of its format."""
 SCHEMES = ("kera", "kafka", "postgresql", "postgres", "file")
 NAME_CHARS_MAX = 100
 _OF_CHANGES = ("values", "tombstones", "slot", "publication")
@@ -271,7 +273,7 @@ def _files(path: str, file_format: str | None) -> FilesEnd:
         raise InvalidArgument("an empty address; write kera:clicks, kafka://…, postgresql://… or the path of a file")
     wild = bool(_WILD.search(path))
     directory = path.endswith("/")
-    name = path.removesuffix(".gz").removesuffix(".zst")
+    name = next((path.removesuffix(codec) for codec in CODECS if path.endswith(codec)), path)
     ending = next((kind for end, kind in FORMATS.items() if name.endswith(end)), None)
     chosen = file_format or ending
     if chosen is None:

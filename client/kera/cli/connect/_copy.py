@@ -172,7 +172,7 @@ async def _plain_source(end: End, target: End, name: str, options: CopyOptions, 
         case FilesEnd():
             from kera.connect.files.source import FilesSource
 
-            return FilesSource(end, await _columns(target, options, clients))
+            return FilesSource(end, await _columns(target, options, clients), follow=options.follow)
         case TableEnd(changes=True):
             _need_postgres()
             from kera.connect.postgres.changes import ChangesSource

@@ -75,9 +75,7 @@ def _subject(options: CopyOptions, _source: End, _target: End) -> Reason:
     return None if options.value is not None else "it names the schema of encoded values: add --value avro, or json"
 
 
-def _follow(_options: CopyOptions, source: End, target: End) -> Reason:
-    if isinstance(source, FilesEnd):
-        return "files end; start the copy again when there are more"
+def _follow(_options: CopyOptions, _source: End, target: End) -> Reason:
     if isinstance(target, FilesEnd) and not is_directory(target):
         return "a single file appears when the copy ends; copy into a directory, with / at the end of its name"
     return None

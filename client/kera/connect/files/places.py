@@ -1,9 +1,16 @@
 """Which files a copy reads, and where in them it is: decided from names and sizes alone.
 
-Files are copied in the order of their names. A place is ``[number, name, at, size]``: so many files are done, of the
-one called `name`, which had `size` bytes, all before `at` is (rows, or bytes of files of lines). When the copy goes on,
-the files before it have to be the same in number, and that one has to be there: then nothing that was added since is
-passed over without a word. Files of text may have grown, as logs do.
+Files are copied in the order of their names. A place is ``[number, name, at, size, before, mark]``:
+
+    number, before   so many files are done, and so many bytes they had together
+    name, size       the file that follows them, and its bytes when it was read
+    at               what is before it in that file is done: rows of Parquet, bytes of text
+    mark             tells whether the file is still the one that was read, see `text`
+
+When the copy goes on, the files before have to be as many as they were, with as many bytes, and that one has to be
+there: then nothing that was added since is passed over without an error. Files of text may have grown, as logs do.
+
+Places of earlier versions end behind `size`, and count rows of CSV.
 """
 
 from __future__ import annotations
@@ -14,11 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kera.connect.endpoints import FORMATS, FilesEnd
+from kera.connect.endpoints import CODECS, FORMATS, FilesEnd
 from kera.connect.errors import Refused, SourceChanged
 from kera.connect.pieces import Place
-
-PACKED = (".gz", ".bz2", ".zst")
 
 
 class Spot(NamedTuple):
@@ -28,6 +33,9 @@ class Spot(NamedTuple):
     name: str
     at: int
     size: int
+    before: int | None = None
+    """None: the place is one of an earlier version."""
+    mark: str = ""
 
     @classmethod
     def of(cls, place: Place) -> Spot:
@@ -59,13 +67,13 @@ def find_files(end: FilesEnd) -> list[str]:
 
 def _counts(path: Path, endings: set[str]) -> bool:
     name = path.name
-    for packed in PACKED:
-        name = name.removesuffix(packed)
+    for ending in CODECS:
+        name = name.removesuffix(ending)
     return path.is_file() and not name.startswith((".", "_")) and any(name.endswith(ending) for ending in endings)
 
 
-def go_on(files: Sequence[str], sizes: Sequence[int], spot: Spot, *, may_grow: bool) -> tuple[int, int]:
-    """Which file comes next, and where in it. Raises `SourceChanged`."""
+def check_order(files: Sequence[str], sizes: Sequence[int], spot: Spot) -> None:
+    """See that the files up to `spot` are those that were copied. Raises `SourceChanged`."""
     if spot.number >= len(files) or files[spot.number] != spot.name:
         there = files.index(spot.name) if spot.name in files else None
         if there is None:
@@ -74,7 +82,10 @@ def go_on(files: Sequence[str], sizes: Sequence[int], spot: Spot, *, may_grow: b
             f"before {spot.name}, up to which files were copied, there were {spot.number} others, and are {there} now:"
             " files are copied in the order of their names, so later ones need later names"
         )
-    size = sizes[spot.number]
-    if size < spot.size or (size > spot.size and not may_grow):
-        raise SourceChanged(f"{spot.name} had {spot.size} bytes when it was copied, and has {size} now")
-    return spot.number, spot.at
+    before = sum(sizes[: spot.number])
+    if spot.before not in (None, before):
+        raise SourceChanged(
+            f"the files before {spot.name} had {spot.before} bytes when they were copied, and have {before} now: a file"
+            " is not read again once a later one has been begun. Put them back as they were, or copy what was added"
+            " from a file with a later name"
+        )

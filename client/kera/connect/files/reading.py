@@ -1,12 +1,17 @@
-"""Reads files, from any place of theirs: batches of a stream's columns, with where they end."""
+"""Reads one file from a position to its end: batches of a stream's columns, each with the position behind it.
+
+Positions are rows of Parquet and bytes of text. Whether the text behind the last whole record is a record, too, is for
+the caller to decide (`Reading.tail`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.csv
@@ -15,22 +20,53 @@ import pyarrow.parquet as pq
 
 from kera.connect.errors import Refused
 from kera.connect.files.lines import json_to_batch, rows_to_batch
-from kera.connect.files.places import PACKED
+from kera.connect.files.text import CsvRecords, JsonRecords, Position, Records, TextFile, changed, mark_of
 from kera.connect.records import key_lists
+from kera.core.arrow_types import empty_batch
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
 BLOCK_BYTES = 1 << 20
-LINE_BYTES_MAX = 64 << 20
+TEXT_BYTES_MAX = 8 << 20
+"""Of text that is parsed at once."""
 SAMPLE_BYTES = 8 << 20
 """Of these, columns are made out."""
 ROWS_MAX = 1 << 16
 RECORD_FIELDS = {"key", "keys", "key_base64", "value", "value_base64", "headers", "timestamp"}
 PLACE_FIELDS = {"stream", "streamlet", "entry", "offset"}
+_CSV_ROW = re.compile(r"Row #(\d+)")
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
 
-Read = Callable[[str, int, pa.Schema, int], Iterator[tuple[pa.RecordBatch, int]]]
-"""Batches of a file from a place on, of these columns and about so many bytes each, and where each ends."""
+
+class Reading(Protocol):
+    """One file, read once."""
+
+    @property
+    def size(self) -> int:
+        """After `batches`: of the file, in bytes."""
+        ...
+
+    @property
+    def is_cut(self) -> bool:
+        """After `batches`: the file is compressed, and its last frame is not complete."""
+        ...
+
+    @property
+    def tail(self) -> bytes:
+        """After `batches`: what comes behind the last whole record, which may become one."""
+        ...
+
+    def batches(self, start: Position, size: int) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        """Whole records behind `start`, about `size` bytes each time, and the position behind them."""
+        ...
+
+    def of_tail(self) -> tuple[pa.RecordBatch, Position] | None:
+        """The tail as a record; None: it cannot be a whole one."""
+        ...
+
+    def between(self, start: Position, end: Position) -> pa.RecordBatch:
+        """The records between two positions that `batches` has given before."""
+        ...
 
 
 def schema_of(path: str, kind: str) -> pa.Schema:
@@ -40,8 +76,7 @@ def schema_of(path: str, kind: str) -> pa.Schema:
             case "parquet":
                 found = pq.read_schema(path)
             case "csv":
-                with _open_csv(path, None) as reader:
-                    found = reader.schema
+                found = _read_csv(sample_of(path, CsvRecords(), BLOCK_BYTES), None).schema
             case _:
                 found = _schema_of_lines(path)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
@@ -63,15 +98,22 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return simple.get(kind, kind)
 
 
-def reader_of(kind: str) -> Read:
-    """What reads files of a kind."""
-    return {"parquet": _parquet, "csv": _csv, "jsonl": _lines}[kind]
+def reading_of(path: str, kind: str, schema: pa.Schema) -> Reading:
+    """What reads a file of a kind."""
+    match kind:
+        case "parquet":
+            return ParquetReading(path, schema)
+        case "csv":
+            return TextReading(path, CsvText(schema))
+        case _:
+            return TextReading(path, JsonText(schema))
 
 
-def translated(path: str, batches: Iterator[tuple[pa.RecordBatch, int]]) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """`batches` of a file, with errors that name it."""
+@contextlib.contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Around what reads a file: errors name it."""
     try:
-        yield from batches
+        yield
     except SchemaMismatch as error:
         raise SchemaMismatch(f"{path}: {error.message}", path=path) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
@@ -80,24 +122,52 @@ def translated(path: str, batches: Iterator[tuple[pa.RecordBatch, int]]) -> Iter
         raise Refused(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-# -- Parquet: places are rows ----------------------------------------------------------------------------------------
+# -- Parquet ---------------------------------------------------------------------------------------------------------
 
 
-def _parquet(path: str, at: int, schema: pa.Schema, size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    with pq.ParquetFile(path) as file:
-        names = _known(file.schema_arrow.names, schema)
-        begin = 0
-        for number in range(file.metadata.num_row_groups):
-            group = file.metadata.row_group(number)
-            end = begin + group.num_rows
-            if end > at:
-                rows = max(1, min(ROWS_MAX, size * group.num_rows // max(1, group.total_byte_size)))
-                for batch in file.iter_batches(batch_size=rows, row_groups=[number], columns=names):
-                    skipped = min(batch.num_rows, max(0, at - begin))
-                    begin += batch.num_rows
-                    if skipped < batch.num_rows:
-                        yield _records(batch.slice(skipped), schema), begin
-            begin = end
+class ParquetReading:
+    """See `Reading`. A file of Parquet is complete, or cannot be read."""
+
+    is_cut = False
+    tail = b""
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        self.size = 0
+        self._path = path
+        self._schema = schema
+
+    def batches(self, start: Position, size: int) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        """See `Reading`. Raises `SourceChanged` for another file than was copied."""
+        mark = mark_of(self._path)
+        if start.mark not in ("", mark):
+            raise changed(self._path, f"it is not the file of which {start.at} rows were copied")
+        with pq.ParquetFile(self._path) as file:
+            names = _known(file.schema_arrow.names, self._schema)
+            begin = 0
+            for number in range(file.metadata.num_row_groups):
+                group = file.metadata.row_group(number)
+                end = begin + group.num_rows
+                if end > start.at:
+                    rows = max(1, min(ROWS_MAX, size * group.num_rows // max(1, group.total_byte_size)))
+                    for batch in file.iter_batches(batch_size=rows, row_groups=[number], columns=names):
+                        skipped = min(batch.num_rows, max(0, start.at - begin))
+                        begin += batch.num_rows
+                        if skipped < batch.num_rows:
+                            yield _records(batch.slice(skipped), self._schema), Position(begin, mark)
+                begin = end
+        self.size = os.stat(self._path).st_size  # noqa: PTH116 - names
+
+    def of_tail(self) -> None:
+        """See `Reading`: there is no tail."""
+
+    def between(self, start: Position, end: Position) -> pa.RecordBatch:
+        """See `Reading`."""
+        parts = []
+        for rows, behind in self.batches(start, BLOCK_BYTES):
+            parts.append(rows.slice(0, rows.num_rows - max(0, behind.at - end.at)))
+            if behind.at >= end.at:
+                break
+        return pa.concat_batches(parts) if parts else empty_batch(self._schema)
 
 
 def _known(names: list[str], schema: pa.Schema) -> list[str]:
@@ -129,44 +199,123 @@ def _records(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
-# -- CSV: places are rows --------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------------------------
 
 
-def _csv(path: str, at: int, schema: pa.Schema, size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    default = schema is DEFAULT_SCHEMA
-    text = pa.schema([("timestamp", schema.field(0).type), ("key", pa.string()), ("value", pa.string())])
-    wanted = text if default else schema
-    names: list[str] = []
-    try:
-        with _open_csv(path, wanted, at, min(size, 16 << 20)) as reader:
-            names = _known(reader.schema.names, schema)
-            end = at
-            for batch in reader:
-                if batch.num_rows:
-                    end += batch.num_rows
-                    yield _records(batch, schema), end
-    except pa.ArrowInvalid as error:
-        found = _CSV_COLUMN.search(str(error))
-        if found is None or not (names or (names := _header(path))):
-            raise
-        name = names[int(found[1])] if int(found[1]) < len(names) else found[1]
-        raise SchemaMismatch(f"column {name!r}: {_CSV_COLUMN.sub('', str(error))}", column=name) from error
+class Text(Protocol):
+    """A format of text files."""
+
+    @property
+    def records(self) -> Records:
+        """Where its records end."""
+        ...
+
+    def begin(self, path: str) -> int:
+        """Where in the file the first record begins."""
+        ...
+
+    def batch(self, text: bytes, line: int, behind: str) -> pa.RecordBatch:
+        """The rows of `text`, which begins with line number `line`, counted from what `behind` says."""
+        ...
 
 
-def _header(path: str) -> list[str]:
-    with _open_csv(path, None) as reader:
-        return list(reader.schema.names)
+class TextReading:
+    """See `Reading`."""
+
+    def __init__(self, path: str, text: Text) -> None:
+        self._path = path
+        self._text = text
+        self._file = TextFile(path, text.records)
+        self._line, self._behind = 1, ""
+
+    @property
+    def size(self) -> int:
+        """See `Reading`."""
+        return self._file.size
+
+    @property
+    def is_cut(self) -> bool:
+        """See `Reading`."""
+        return self._file.is_cut
+
+    @property
+    def tail(self) -> bytes:
+        """See `Reading`."""
+        return self._file.tail if self._file.tail.strip() else b""
+
+    def batches(self, start: Position, size: int) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        """See `Reading`."""
+        first = self._text.begin(self._path)
+        if start.at < first:
+            start = Position(first)
+            self._line = 2
+        elif start.at:
+            self._behind = f" (lines are counted from byte {start.at})"
+        for text, position in self._file.blocks(start, min(size, TEXT_BYTES_MAX)):
+            rows = self._text.batch(text, self._line, self._behind)
+            self._line += text.count(b"\n")
+            if rows.num_rows:
+                yield rows, position
+
+    def of_tail(self) -> tuple[pa.RecordBatch, Position] | None:
+        """See `Reading`."""
+        tail = self._file.tail
+        if not self._text.records.is_whole(tail):
+            return None
+        return self._text.batch(tail, self._line, self._behind), self._file.behind_tail()
+
+    def between(self, start: Position, end: Position) -> pa.RecordBatch:
+        """See `Reading`."""
+        start = max(start, Position(self._text.begin(self._path)))
+        return self._text.batch(self._file.between(start, end), 1, f" (lines are counted from byte {start.at})")
 
 
-def _open_csv(path: str, schema: pa.Schema | None, skip: int = 0, block: int = BLOCK_BYTES) -> Any:
-    return pa.csv.open_csv(
-        path,
-        read_options=pa.csv.ReadOptions(
-            use_threads=False, block_size=max(block, BLOCK_BYTES), skip_rows_after_names=skip
-        ),
+class CsvText:
+    """CSV, with the names of its columns in the first row."""
+
+    records = CsvRecords()
+
+    def __init__(self, schema: pa.Schema) -> None:
+        text = pa.schema([("timestamp", schema.field(0).type), ("key", pa.string()), ("value", pa.string())])
+        self._schema = schema
+        self._wanted = text if schema is DEFAULT_SCHEMA else schema
+        self._names: list[str] = []
+
+    def begin(self, path: str) -> int:
+        """See `Text`. Raises `SchemaMismatch` for columns that the stream does not have."""
+        header = sample_of(path, self.records, BLOCK_BYTES)
+        end = self.records.first_end(header)
+        if not end:
+            return 0  # nobody knows whether the names go on, and there are no rows behind them
+        self._names = _known(_read_csv(header[:end], None).schema.names, self._schema)
+        return end
+
+    def batch(self, text: bytes, line: int, behind: str) -> pa.RecordBatch:
+        """See `Text`. Raises `SchemaMismatch` with the name of the column that a value does not fit."""
+        if not self._names or not text.strip(b"\r\n"):
+            return empty_batch(self._schema)
+        try:
+            rows = _read_csv(text, self._wanted, self._names)
+        except pa.ArrowInvalid as error:
+            found = _CSV_COLUMN.search(str(error))
+            if found is None:
+                said = _CSV_ROW.sub(lambda row: f"Row #{line - 1 + int(row[1])}", str(error))
+                raise SchemaMismatch(said + behind.replace("lines", "rows")) from error
+            name = self._names[int(found[1])] if int(found[1]) < len(self._names) else found[1]
+            raise SchemaMismatch(f"column {name!r}: {_CSV_COLUMN.sub('', str(error))}", column=name) from error
+        return _records(rows, self._schema)
+
+
+def _read_csv(text: bytes, schema: pa.Schema | None, names: list[str] | None = None) -> pa.RecordBatch:
+    """Whole rows; `names`: of the columns, if the first row does not have them."""
+    table = pa.csv.read_csv(
+        pa.BufferReader(text),
+        read_options=pa.csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names),
         parse_options=pa.csv.ParseOptions(newlines_in_values=True),
         convert_options=_csv_columns(schema),
     )
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else empty_batch(table.schema)
 
 
 def _csv_columns(schema: pa.Schema | None) -> Any:
@@ -177,32 +326,27 @@ def _csv_columns(schema: pa.Schema | None) -> Any:
     )
 
 
-# -- lines of JSON: places are bytes ---------------------------------------------------------------------------------
+class JsonText:
+    """Lines of JSON."""
 
+    records = JsonRecords()
 
-def _blocks(path: str, at: int, size: int) -> Iterator[tuple[bytes, int]]:
-    """Whole lines, and where they end. A last line need not have an end."""
-    with pa.input_stream(path, compression="detect") as file:
-        _skip(file, at, seekable=not path.endswith(PACKED))
-        rest, end = b"", at
-        while block := file.read(size):
-            rest += block
-            whole, newline, rest = rest.rpartition(b"\n")
-            if newline:
-                end += len(whole) + 1
-                yield whole + newline, end
-            elif len(rest) > LINE_BYTES_MAX:
-                raise SchemaMismatch(f"a line behind byte {end} has more than {LINE_BYTES_MAX} bytes")
-        if rest:
-            yield rest, end + len(rest)
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
 
+    def begin(self, path: str) -> int:
+        """See `Text`."""
+        del path
+        return 0
 
-def _skip(file: Any, count: int, *, seekable: bool) -> None:
-    if seekable:
-        file.seek(count)
-        return
-    while count and (block := file.read(min(BLOCK_BYTES, count))):
-        count -= len(block)
+    def batch(self, text: bytes, line: int, behind: str) -> pa.RecordBatch:
+        """See `Text`. Raises `SchemaMismatch` with the line."""
+        schema = self._schema
+        try:
+            return json_to_batch(text, line) if schema is DEFAULT_SCHEMA else rows_to_batch(text, schema, line)
+        except SchemaMismatch as error:
+            unexpected = "" if schema is DEFAULT_SCHEMA else _unexpected(text, schema)
+            raise SchemaMismatch(unexpected + error.message + behind) from error
 
 
 def _unexpected(block: bytes, schema: pa.Schema) -> str:
@@ -215,24 +359,16 @@ def _unexpected(block: bytes, schema: pa.Schema) -> str:
     return ""
 
 
-def _lines(path: str, at: int, schema: pa.Schema, size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    number = 1 if at == 0 else None
-    for block, end in _blocks(path, at, min(size, BLOCK_BYTES)):
-        first = number or 1
-        try:
-            batch = json_to_batch(block, first) if schema is DEFAULT_SCHEMA else rows_to_batch(block, schema, first)
-        except SchemaMismatch as error:
-            behind = "" if number else f" (lines are counted from byte {at})"
-            unexpected = "" if schema is DEFAULT_SCHEMA else _unexpected(block, schema)
-            raise SchemaMismatch(unexpected + error.message + behind) from error
-        number = first + block.count(b"\n")
-        if batch.num_rows:
-            yield batch, end
+def sample_of(path: str, records: Records, size: int) -> bytes:
+    """The first whole records of a file, about `size` bytes of them; of one that has none, what there is."""
+    file = TextFile(path, records)
+    text, _ = next(file.blocks(Position(0), size), (b"", None))
+    return text or file.tail
 
 
 def _schema_of_lines(path: str) -> pa.Schema:
     """What the first lines seem to have: the default schema, if they are records as kera consume prints them."""
-    block, _ = next(_blocks(path, 0, SAMPLE_BYTES), (b"", 0))
+    block = sample_of(path, JsonRecords(), SAMPLE_BYTES)
     if not block.strip():
         raise pa.ArrowInvalid("it is empty, and nobody can say which columns it has")
     names: set[str] = set()

@@ -1,0 +1,351 @@
+"""Text files that may grow while they are copied: whole records of them, and how to recognize the text before a place.
+
+A record is copied once its end is there: a line with its newline, a row of CSV with the newline that is not inside
+quotes. What follows the last end is the file's tail, which the caller decides about (`TextFile.tail`). Positions are
+bytes of the text, for a compressed file those of the decompressed text.
+
+A position has a mark, a digest of the beginning of the file and of the text just before the position. A file that was
+truncated, replaced or rewritten has another mark there, so a copy never goes on inside a record of another text.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from typing import IO, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from kera.connect.endpoints import CODECS
+from kera.connect.errors import SourceChanged
+from kera.core.errors import SchemaMismatch
+
+RECORD_BYTES_MAX = 64 << 20
+MARK_BYTES = 64 << 10
+"""A mark covers so many bytes at the beginning of the text, and as many before the position."""
+STEP_BYTES = 64 << 10
+"""Decompressed at once."""
+_F_SETSIG = 10
+"""Of Linux; Python's `fcntl` has no name for it."""
+_CUT = "Truncated compressed stream"
+"""Arrow's words for a compressed file that ends inside a frame."""
+
+
+class Position(NamedTuple):
+    """A place in a text, between two records."""
+
+    at: int
+    """In bytes."""
+    mark: str = ""
+    """See above; empty: not known, as in journals of earlier versions."""
+
+
+class Records(Protocol):
+    """Where records end in a format."""
+
+    def last_end(self, text: bytes) -> int:
+        """The index behind the last record in `text` that has its end; 0: there is none. A record begins at 0."""
+        ...
+
+    def is_whole(self, tail: bytes) -> bool:
+        """Whether a record without its end can be complete."""
+        ...
+
+    def is_longer(self, following: bytes) -> bool:
+        """Whether a record that was copied without its end has got longer, judged by the text that follows it."""
+        ...
+
+
+class JsonRecords:
+    """Lines of JSON."""
+
+    def last_end(self, text: bytes) -> int:
+        """See `Records`."""
+        return text.rfind(b"\n") + 1
+
+    def is_whole(self, tail: bytes) -> bool:
+        """See `Records`: an object that is closed cannot be the beginning of another one."""
+        try:
+            return isinstance(json.loads(tail), dict)
+        except (ValueError, RecursionError):
+            return False
+
+    def is_longer(self, following: bytes) -> bool:
+        """See `Records`."""
+        return bool(following.partition(b"\n")[0].strip())
+
+
+_FIELD = rb'(?:"(?:[^"]++|"")*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+|)'
+_ROW = rb"%b(?:,%b)*+(?:\r\n|\n|\r(?=[^\n]))" % (_FIELD, _FIELD)
+"""A carriage return that nothing follows may be half of an end."""
+_FIRST_ROW = re.compile(_ROW)
+_ROWS = re.compile(rb"(?:%b)*+" % _ROW)
+_QUOTE, _COMMA, _NEWLINE, _RETURN = b'",\n\r'
+
+
+class CsvRecords:
+    """Rows of CSV, whose fields may have newlines inside quotes."""
+
+    def last_end(self, text: bytes) -> int:
+        """See `Records`."""
+        if b'"' not in text:
+            return text.rfind(b"\n") + 1 or text.rfind(b"\r", 0, -1) + 1
+        found = np.frombuffer(text, np.uint8)
+        quotes = np.flatnonzero(found == _QUOTE)
+        opening = quotes[::2]
+        before = found[opening - 1]
+        regular = (opening == 0) | (before == _COMMA) | (before == _NEWLINE) | (before == _RETURN) | (before == _QUOTE)
+        if not regular.all():
+            # A quote inside a field that does not begin with one is a character like others.
+            return self._last_end_of_irregular(text)
+        at = len(text)
+        while (at := text.rfind(b"\n", 0, at)) >= 0:
+            count = int(np.searchsorted(quotes, at))
+            if count % 2 == 0:
+                return at + 1
+            at = int(quotes[count - 1])
+        return self._last_end_of_irregular(text)
+
+    def _last_end_of_irregular(self, text: bytes) -> int:
+        rows = _ROWS.match(text)
+        return rows.end() if rows is not None else 0
+
+    def first_end(self, text: bytes) -> int:
+        """The index behind the first row; 0: it has no end."""
+        row = _FIRST_ROW.match(text)
+        return row.end() if row is not None else 0
+
+    def is_whole(self, tail: bytes) -> bool:
+        """See `Records`: no quote is open."""
+        return self.first_end(tail + b"\n") == len(tail) + 1
+
+    def is_longer(self, following: bytes) -> bool:
+        """See `Records`."""
+        return following[:1] not in (b"", b"\n", b"\r")
+
+
+class TextFile:
+    """One text file, read once from a position to its end."""
+
+    def __init__(self, path: str, records: Records) -> None:
+        self.tail = b""
+        """After `blocks`: the text behind the last end of a record."""
+        self.is_cut = False
+        """After `blocks`: the file is compressed, and its last frame is not complete."""
+        self.size = 0
+        """After `blocks`: the size of the file, in bytes."""
+        self._path = path
+        self._records = records
+        self._marker = _Marker()
+
+    @property
+    def position(self) -> Position:
+        """Behind the last record that `blocks` gave."""
+        return self._marker.position
+
+    def blocks(self, start: Position, size: int) -> Iterator[tuple[bytes, Position]]:
+        """Whole records, some `size` bytes of them each time, and the position behind them.
+
+        Raises `SourceChanged` if the text before `start` is another one, or changes while it is read, and
+        `SchemaMismatch` for a record of more than `RECORD_BYTES_MAX` bytes.
+        """
+        with open(self._path, "rb", buffering=0) as raw:  # noqa: PTH123 - names
+            text = _Text(raw, self._path)
+            self._begin(text, start)
+            at_start = not self._marker.last or self._marker.last in b"\r\n"
+            rest = b""
+            while block := text.read(size):
+                rest += block
+                if not at_start and self._records.is_longer(rest):
+                    raise changed(
+                        self._path,
+                        f"the last record that was copied ended at byte {start.at}, without a newline, and goes on now",
+                    )
+                end = self._records.last_end(rest)
+                if end:
+                    whole, rest = rest[:end], rest[end:]
+                    at_start = True
+                    self._marker.add(whole)
+                    yield whole, self.position
+                elif len(rest) > RECORD_BYTES_MAX:
+                    raise SchemaMismatch(
+                        f"a record behind byte {self.position.at} has more than {RECORD_BYTES_MAX} bytes"
+                    )
+            self.size = raw.tell()
+            if os.fstat(raw.fileno()).st_size < self.size or text.differs_from(self._marker):
+                raise changed(self._path, "it was truncated or rewritten while it was read")
+        self.tail, self.is_cut = rest, text.is_cut
+
+    def behind_tail(self) -> Position:
+        """The position behind the tail, if that is taken as a record."""
+        self._marker.add(self.tail)
+        return self.position
+
+    def between(self, start: Position, end: Position) -> bytes:
+        """The text between two positions. Raises `SourceChanged` if it is not the one that was there."""
+        with open(self._path, "rb", buffering=0) as raw:  # noqa: PTH123 - names
+            text = _Text(raw, self._path)
+            self._begin(text, start)
+            found = text.read(end.at - start.at)
+        self._marker.add(found)
+        self._check(end)
+        return found
+
+    def _begin(self, text: _Text, start: Position) -> None:
+        self._marker = text.go_to(start.at)
+        self._check(start)
+
+    def _check(self, position: Position) -> None:
+        here = self.position
+        if here.at < position.at:
+            raise changed(self._path, f"{position.at} bytes of it were copied, and it has {here.at} now")
+        if position.mark not in ("", here.mark):
+            raise changed(self._path, f"the text before byte {position.at} is not the one that was copied")
+
+
+def changed(path: str, why: str) -> SourceChanged:
+    """The error for a file that is not as it was copied, with the way out."""
+    return SourceChanged(
+        f"{path}: {why}: put the file back as it was, or copy it from its beginning, under another --name or after"
+        " kera connect forget",
+        path=path,
+    )
+
+
+def mark_of(path: str) -> str:
+    """The mark of a file as a whole, which is not to change at all."""
+    with open(path, "rb") as file:  # noqa: PTH123 - names
+        return _Marker.at(file.fileno(), os.fstat(file.fileno()).st_size).position.mark
+
+
+def has_writer(path: str) -> bool:
+    """Whether a process has the file open for writing. False where the system does not tell, as on network disks."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # A lease for reading is granted only while nobody writes. Should somebody begin to just then, the signal is
+        # one that is ignored, and not SIGIO, which ends the process.
+        fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+class _Marker:
+    """Follows a text; knows the mark of where it is."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._head = b""
+        self._near = b""
+        """Before the position."""
+
+    @classmethod
+    def at(cls, descriptor: int, at: int) -> _Marker:
+        """At a position of a file that is not compressed."""
+        marker, first = cls(), max(0, at - MARK_BYTES)
+        marker._at = at
+        marker._head, marker._near = (
+            os.pread(descriptor, min(at, MARK_BYTES), 0),
+            os.pread(descriptor, at - first, first),
+        )
+        return marker
+
+    @property
+    def last(self) -> bytes:
+        """The byte before the position; empty at the beginning."""
+        return self._near[-1:]
+
+    @property
+    def position(self) -> Position:
+        """Where it is."""
+        digest = hashlib.blake2b(self._head, digest_size=8)
+        digest.update(self._near)
+        return Position(self._at, digest.hexdigest())
+
+    def add(self, text: bytes) -> None:
+        """The text goes on with this."""
+        self._at += len(text)
+        if len(self._head) < MARK_BYTES:
+            self._head += text[: MARK_BYTES - len(self._head)]
+        self._near = text[-MARK_BYTES:] if len(text) >= MARK_BYTES else (self._near + text)[-MARK_BYTES:]
+
+
+class _Text:
+    """The text of an open file, decompressed if its name says that it is compressed."""
+
+    def __init__(self, raw: IO[bytes], path: str) -> None:
+        self.is_cut = False
+        self._raw = raw
+        self._codec = next((codec for ending, codec in CODECS.items() if path.endswith(ending)), None)
+        self._stream = self._decompressed()
+        self._step = STEP_BYTES
+        self._at = 0
+
+    def _decompressed(self) -> pa.NativeFile | None:
+        if self._codec is None:
+            return None
+        # Arrow closes what it reads from.
+        again = open(os.dup(self._raw.fileno()), "rb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor; Arrow's
+        return pa.CompressedInputStream(pa.PythonFile(again, "r"), self._codec)
+
+    def read(self, count: int) -> bytes:
+        """The next `count` bytes; fewer at the end."""
+        parts = []
+        while count and (part := self._part(count)):
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _part(self, count: int) -> bytes:
+        if self._stream is None:
+            return self._raw.read(count)
+        if self.is_cut:
+            return b""
+        try:
+            found: bytes = self._stream.read(min(count, self._step))
+        except OSError as error:
+            if _CUT not in str(error):
+                raise
+            if self._step == 1:
+                self.is_cut = True
+                return b""
+            # The error has taken the text before it along: once more, byte by byte, up to where the file is cut.
+            self._raw.seek(0)
+            self._stream, at, self._at = self._decompressed(), self._at, 0
+            self._skip(at, _Marker())
+            self._step = 1
+            return self._part(count)
+        self._at += len(found)
+        return found
+
+    def go_to(self, at: int) -> _Marker:
+        """Skip the text up to `at`, or up to its end; what was before."""
+        marker = _Marker()
+        if self._stream is not None:
+            self._skip(at, marker)
+            return marker
+        at = min(at, os.fstat(self._raw.fileno()).st_size)
+        self._raw.seek(at)
+        return _Marker.at(self._raw.fileno(), at)
+
+    def _skip(self, at: int, marker: _Marker) -> None:
+        while at and (block := self.read(min(at, STEP_BYTES))):
+            marker.add(block)
+            at -= len(block)
+
+    def differs_from(self, marker: _Marker) -> bool:
+        """Whether the file has another text now than `marker` has followed; a compressed one is not read again."""
+        return self._stream is None and _Marker.at(self._raw.fileno(), marker.position.at).position != marker.position
