@@ -67,7 +67,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
 .PHONY: help setup jar demo demo-check test test-all test-again test-bench test-fast coverage check check-all lint types proto proto-check go
 .PHONY: bench-connect bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
-.PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark chaos-epochs chaos-latency fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-wire constraints clean
+.PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark chaos-epochs chaos-latency fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-structures fuzz-wire constraints clean
 .PHONY: bench-latency bench-spark-latency bench-epochs bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
 .PHONY: docs dist test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
@@ -267,6 +267,14 @@ fuzz-chunks: jar ## Open EXAMPLES spoilt chunks, from SEED on, as the SDK and bo
 	@$(PY) -m tests.chaos.chunks --examples $(EXAMPLES) --seed "$(or $(SEED),1)"
 	@JAVA_HOME="$$(sh scripts/java.sh --compiler)" && export JAVA_HOME && PATH="$$JAVA_HOME/bin:$$PATH" \
 	  $(PY) -m tests.chaos.columnar_chunks --examples $(EXAMPLES) --seed "$(or $(SEED),1)"
+
+fuzz-structures: jar ## Open EXAMPLES chunks of each version whose structure is wrong, from SEED on: in C, in Python and in Java.
+	@set -e; fuzz="--structure --examples $(EXAMPLES) --seed $(or $(SEED),1)"; \
+	  $(PY) -m tests.chaos.chunks $$fuzz --version 2; \
+	  KERA_NATIVE=0 $(PY) -m tests.chaos.chunks $$fuzz --version 2; \
+	  $(PY) -m tests.chaos.chunks $$fuzz --version 1; \
+	  JAVA_HOME="$$(sh scripts/java.sh --compiler)"; export JAVA_HOME; PATH="$$JAVA_HOME/bin:$$PATH"; \
+	  for version in 2 1; do $(PY) -m tests.chaos.columnar_chunks $$fuzz --version $$version; done
 
 fuzz-wire: jar ## Send everything that a peer sends, spoilt, from SEED on (1), for SECONDS (600). FUZZ_ARGS="--only http" is a part.
 	@JAVA_HOME="$$(sh scripts/java.sh --compiler)" && export JAVA_HOME && PATH="$$JAVA_HOME/bin:$$PATH" \

@@ -4,15 +4,15 @@
 
 #define BITS_OF_DECIMALS 128
 
-// A number in decimal digits, and where it ends; of what is none, -1.
+// A number in decimal digits, and where it ends; of what is none, or more than Arrow has of anything, -1.
 static int64_t read_number(const char **at)
 {
     int64_t number = -1;
-    while (**at >= '0' && **at <= '9' && number < INT32_MAX) {
+    while (**at >= '0' && **at <= '9' && number <= INT32_MAX) {
         number = (number < 0 ? 0 : 10 * number) + (**at - '0');
         (*at)++;
     }
-    return number;
+    return number <= INT32_MAX ? number : -1;
 }
 
 static int fixed_of(uint64_t width)

@@ -50,13 +50,12 @@ static bool read_deltas(Reader *reader, int kind, uint64_t count, uint64_t width
 
 static bool read_fixed(Reader *reader, const Type *type, int kind, int encoding, uint64_t count)
 {
-    uint64_t width = width_of(kind), written_bytes, at;
+    uint64_t width = width_of(kind), at;
     if (kind == FIXED && (!take_varint(reader, &width) || (type != NULL && width != type->column.width)))
         return false;
     if (kind == NULLS && type != NULL)
         width = type->null_bytes;
-    if (__builtin_mul_overflow(count, width ? width : 1, &written_bytes) ||
-        __builtin_add_overflow(reader->written_bytes, written_bytes, &reader->written_bytes))
+    if (!count_written(reader, count, width ? width : 1))
         return false;
     if (kind == NULLS)
         return true;
@@ -163,7 +162,8 @@ static bool check_places(const Reader *reader, const Placed *node)
 static bool take_places(Reader *reader, Placed *node)
 {
     uint64_t offset_bytes = is_large(node->kind) ? 8 : 4;
-    reader->written_bytes += (node->count + 1) * offset_bytes;
+    if (!count_written(reader, node->count + 1, offset_bytes))
+        return false;
     switch (node->encoding) {
     case SAME:
         return node->count ? node->total % node->count == 0 : node->total == 0;
@@ -183,11 +183,9 @@ static bool read_placed(Reader *reader, const Type *type, int kind, int encoding
         return false;
     if (!take_places(reader, &node))
         return false;
-    if (!is_list(kind)) {
-        reader->written_bytes += node.total;
-        if (!take_place(reader, node.total, 1, 1, &node.data_at))
-            return false;
-    }
+    if (!is_list(kind) &&
+        !(count_written(reader, node.total, 1) && take_place(reader, node.total, 1, 1, &node.data_at)))
+        return false;
     if (reader->body != NULL && !check_places(reader, &node))
         return false;
     return !is_list(kind) || read_node(reader, within(type, 0), node.total, depth + 1);
@@ -202,10 +200,11 @@ static bool read_with_fields(Reader *reader, const Type *type, int kind, int enc
         return false;
     if (type != NULL && size != (kind == STRUCT ? (uint64_t)type->children_count : type->column.width))
         return false;
-    reader->written_bytes += count;
+    if (!count_written(reader, count, 1))
+        return false;
     if (kind == FIXED_LIST) {
         uint64_t values;
-        return !__builtin_mul_overflow(count, size, &values) && read_node(reader, within(type, 0), values, depth + 1);
+        return product_of(count, size, &values) && read_node(reader, within(type, 0), values, depth + 1);
     }
     if (size > reader->nodes.size)
         return false;
@@ -253,6 +252,7 @@ bool is_lean(View payload, uint64_t records, bool compressed, uint64_t bytes_max
         .nodes = {payload.at + nodes_at, nodes_bytes},
         .body = compressed ? NULL : payload.at + body_at,
         .body_bytes = body_bytes,
+        .room = compressed || bytes_max > 8 * body_bytes ? bytes_max : 8 * body_bytes,
     };
     int64_t columns = 0;
     for (; reader.at < nodes_bytes; columns++)
@@ -261,6 +261,5 @@ bool is_lean(View payload, uint64_t records, bool compressed, uint64_t bytes_max
             return false;
     if (type != NULL && columns != type->children_count)
         return false;
-    uint64_t room = compressed || bytes_max > 8 * body_bytes ? bytes_max : 8 * body_bytes;
-    return reader.body_end == body_bytes && reader.written_bytes <= room;
+    return reader.body_end == body_bytes;
 }

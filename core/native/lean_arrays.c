@@ -2,6 +2,8 @@
 
 #include "lean_arrays.h"
 
+#include "sizes.h"
+
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,9 +24,8 @@ static bool count_null_bytes(Type *type)
     const Column *column = &type->column;
     uint64_t within = 1;
     for (int64_t child = 0; child < type->children_count; child++) {
-        uint64_t times = column->kind == FIXED_LIST ? column->width : 1, bytes;
-        if (__builtin_mul_overflow(times, type->children[child].null_bytes, &bytes) ||
-            __builtin_add_overflow(within, bytes, &within))
+        uint64_t count = column->kind == FIXED_LIST ? column->width : 1;
+        if (!add_times(&within, count, type->children[child].null_bytes))
             return false;
     }
     if (has_places(column->kind))
@@ -36,6 +37,8 @@ static bool count_null_bytes(Type *type)
     return type->null_bytes <= NODE_VALUES_MAX;
 }
 
+#define NULLABLE 2  // a flag of Arrow's C data interface
+
 // A map's only child is a struct of keys and items.
 static bool read_entries(Type *map)
 {
@@ -46,6 +49,8 @@ static bool read_entries(Type *map)
     entries->children[0].never_null = entries->children[0].column.kind != NULLS;
     return true;
 }
+
+#define COLUMNS_DEPTH 0
 
 static bool read_type(const struct ArrowSchema *schema, Type *type, int depth)
 {
@@ -60,16 +65,20 @@ static bool read_type(const struct ArrowSchema *schema, Type *type, int depth)
             return false;
         type->children_count = schema->n_children;
     }
-    for (int64_t child = 0; child < schema->n_children; child++)
-        if (!read_type(schema->children[child], &type->children[child], depth + 1))
+    for (int64_t child = 0; child < schema->n_children; child++) {
+        Type *within = &type->children[child];
+        if (!read_type(schema->children[child], within, depth + 1))
             return false;
+        if (depth == COLUMNS_DEPTH - 1 && !(schema->children[child]->flags & NULLABLE))
+            within->never_null = within->column.kind != NULLS;
+    }
     return (!type->column.is_map || read_entries(type)) && count_null_bytes(type);
 }
 
 Type *new_type(const struct ArrowSchema *schema)
 {
     Type *type = calloc(1, sizeof *type);
-    if (type != NULL && !(read_type(schema, type, -1) && type->column.kind == STRUCT)) {
+    if (type != NULL && !(read_type(schema, type, COLUMNS_DEPTH - 1) && type->column.kind == STRUCT)) {
         free_type(type);
         return NULL;
     }
@@ -104,9 +113,10 @@ Block *new_block(Owner owner)
     return block;
 }
 
-void *take(Block *block, uint64_t size)
+void *take(Block *block, uint64_t count, uint64_t width)
 {
-    Piece *piece = malloc(sizeof *piece + size);
+    uint64_t size = sizeof(Piece);
+    Piece *piece = add_times(&size, count, width) ? malloc(size) : NULL;
     if (piece == NULL)
         return NULL;
     piece->before = block->pieces;
@@ -114,10 +124,10 @@ void *take(Block *block, uint64_t size)
     return piece + 1;
 }
 
-void *take_zeros(Block *block, uint64_t size)
+void *take_zeros(Block *block, uint64_t count, uint64_t width)
 {
-    void *zeros = take(block, size);
-    return zeros == NULL ? NULL : memset(zeros, 0, size);
+    void *zeros = take(block, count, width);
+    return zeros == NULL ? NULL : memset(zeros, 0, count * width);  // which fits: it was taken
 }
 
 void free_block(Block *block)
@@ -153,14 +163,14 @@ bool make_array(Block *block, struct ArrowArray *array, uint64_t length, int64_t
     *array = (struct ArrowArray){
         .length = (int64_t)length,
         .n_buffers = buffers,
-        .buffers = take_zeros(block, BUFFERS_MAX * sizeof(void *)),
+        .buffers = take_zeros(block, BUFFERS_MAX, sizeof(void *)),
         .private_data = block,
     };
     if (array->buffers == NULL)
         return false;
     if (children > 0) {
-        struct ArrowArray *made = take_zeros(block, (uint64_t)children * sizeof *made);
-        array->children = take_zeros(block, (uint64_t)children * sizeof(void *));
+        struct ArrowArray *made = take_zeros(block, (uint64_t)children, sizeof *made);
+        array->children = take_zeros(block, (uint64_t)children, sizeof(void *));
         if (made == NULL || array->children == NULL)
             return false;
         for (int64_t child = 0; child < children; child++)

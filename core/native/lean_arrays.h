@@ -8,7 +8,8 @@
 typedef struct Type {
     Column column;
     uint64_t null_bytes;  // what a null takes as Arrow has it, with what is within it
-    bool never_null;      // the entries of a map, and their keys: Arrow ends the process over a null there
+    bool never_null;      // the entries of a map, and their keys, over which Arrow ends the process; and columns that
+                          // are not nullable
     int64_t children_count;
     struct Type *children;
 } Type;
@@ -35,10 +36,10 @@ typedef struct {
 // What the arrays of one batch have in common; gone when the last of them is released.
 typedef struct Block Block;
 
-// These give NULL, or false, where there is no memory.
+// These give NULL, or false, where there is no memory, or so many values of that width would be too much for any.
 Block *new_block(Owner owner);
-void *take(Block *block, uint64_t size);
-void *take_zeros(Block *block, uint64_t size);
+void *take(Block *block, uint64_t count, uint64_t width);
+void *take_zeros(Block *block, uint64_t count, uint64_t width);
 
 // An array with room for its buffers and children, which have no children of their own yet.
 bool make_array(Block *block, struct ArrowArray *array, uint64_t length, int64_t buffers, int64_t children);

@@ -12,9 +12,9 @@ typedef struct {
     Block *block;
 } Decoder;
 
-static bool zeros(Decoder *decoder, struct ArrowArray *array, int buffer, uint64_t size)
+static bool zeros(Decoder *decoder, struct ArrowArray *array, int buffer, uint64_t count, uint64_t width)
 {
-    return (array->buffers[buffer] = take_zeros(decoder->block, size)) != NULL;
+    return (array->buffers[buffer] = take_zeros(decoder->block, count, width)) != NULL;
 }
 
 // All values are null, whatever the type is. What that takes has been counted.
@@ -24,18 +24,20 @@ static bool make_nulls(Decoder *decoder, const Type *type, uint64_t count, struc
     if (!make_array(decoder->block, array, count, buffers_of(column), type->children_count))
         return false;
     array->null_count = (int64_t)count;
-    if (column->kind != NULLS && !zeros(decoder, array, 0, bytes_of_bits(count)))
+    if (column->kind != NULLS && !zeros(decoder, array, 0, bytes_of_bits(count), 1))
         return false;
-    uint64_t within = column->kind == FIXED_LIST ? count * column->width : column->kind == STRUCT ? count : 0;
+    uint64_t within = 0;
+    if (!product_of(count, column->kind == FIXED_LIST ? column->width : column->kind == STRUCT, &within))
+        return false;
     for (int64_t child = 0; child < type->children_count; child++)
         if (!make_nulls(decoder, &type->children[child], within, array->children[child]))
             return false;
     if (has_places(column->kind))
-        return zeros(decoder, array, 1, (count + 1) * (is_large(column->kind) ? 8 : 4)) &&
-               (is_list(column->kind) || zeros(decoder, array, 2, 0));
+        return zeros(decoder, array, 1, count + 1, is_large(column->kind) ? 8 : 4) &&
+               (is_list(column->kind) || zeros(decoder, array, 2, 0, 1));
     if (column->kind == BITS)
-        return zeros(decoder, array, 1, bytes_of_bits(count));
-    return buffers_of(column) < 2 || zeros(decoder, array, 1, count * column->width);
+        return zeros(decoder, array, 1, bytes_of_bits(count), 1);
+    return buffers_of(column) < 2 || zeros(decoder, array, 1, count, column->width);
 }
 
 static const uint8_t *in_body(const Decoder *decoder, uint64_t at)
@@ -51,13 +53,13 @@ static bool decode_one(Decoder *decoder, const Column *column, uint64_t count, s
     const uint8_t *one = column->kind == FIXED ? NULL : take_inline(&decoder->reader, width);
     if (one == NULL)
         return false;
-    uint64_t size = column->kind == BITS ? bytes_of_bits(count) : count * width;
-    uint8_t *to = take(decoder->block, size);
+    uint64_t values = column->kind == BITS ? bytes_of_bits(count) : count;
+    uint8_t *to = take(decoder->block, values, width);
     if (to == NULL)
         return false;
     array->buffers[1] = to;
     if (column->kind == BITS)
-        memset(to, *one ? 0xff : 0, size);
+        memset(to, *one ? 0xff : 0, values);
     else
         repeat_value(to, one, width, count);
     return true;
@@ -73,7 +75,7 @@ static bool decode_deltas(Decoder *decoder, const Column *column, uint64_t count
         !take_place(&decoder->reader, count, bytes, bytes, &at))
         return false;
     memcpy(&least, one, width);
-    uint8_t *to = take(decoder->block, count * width);
+    uint8_t *to = take(decoder->block, count, width);
     if (to == NULL)
         return false;
     array->buffers[1] = to;
@@ -111,7 +113,7 @@ static bool decode_fixed(Decoder *decoder, const Type *type, int encoding, uint6
 static bool write_offsets(Decoder *decoder, const uint8_t *lengths, uint64_t bytes, uint64_t count, uint64_t total,
                           uint64_t width, struct ArrowArray *array)
 {
-    uint8_t *offsets = take(decoder->block, (count + 1) * width);
+    uint8_t *offsets = take(decoder->block, count + 1, width);
     if (offsets == NULL)
         return false;
     array->buffers[1] = offsets;

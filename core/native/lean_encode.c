@@ -2,6 +2,8 @@
 
 #include "lean_encode.h"
 
+#include "sizes.h"
+
 typedef struct {
     Bytes *nodes, *body;
     uint64_t written_bytes;  // what it takes with each value written out
@@ -158,7 +160,8 @@ static bool add_fixed(Writer *writer, const Values *values, Column column, int f
 {
     uint64_t count = values->count, width = column.width;
     const uint8_t *raw = buffer_of(values, 1);
-    writer->written_bytes += count * (width ? width : 1);
+    if (!add_times(&writer->written_bytes, count, width ? width : 1))
+        return false;
     raw = raw == NULL ? NULL : raw + values->first * width;
     if (column.kind == FIXED)
         return put_node(writer, FIXED, flags, PLAIN) && put_number(writer->nodes, width) &&
@@ -219,7 +222,8 @@ static bool add_places(Writer *writer, const Values *values, Column column, int 
     const uint8_t *offsets = buffer_of(values, 1);
     int64_t least = 0, most = 0;
     *first = *total = 0;
-    writer->written_bytes += (count + 1) * width;
+    if (!add_times(&writer->written_bytes, count + 1, width))
+        return false;
     if (count > 0) {
         offsets += values->first * width;
         int64_t start = offset_at(offsets, 0, width), before = start;
@@ -261,8 +265,8 @@ static bool add_entries(Writer *writer, const Values *values, uint64_t first, ui
     // What Python calls the keys of a map are those of the whole entries.
     if (entries.array->offset != 0 || entries.array->n_children != 2)
         return false;
-    writer->written_bytes += total;
-    return put_node(writer, STRUCT, 0, 0) && put_number(writer->nodes, 2) &&
+    return sum_of(writer->written_bytes, total, &writer->written_bytes) && put_node(writer, STRUCT, 0, 0) &&
+           put_number(writer->nodes, 2) &&
            add_child(writer, &entries, 0, first, total, depth + 1) &&
            add_child(writer, &entries, 1, first, total, depth + 1);
 }
@@ -277,18 +281,22 @@ static bool add_with_places(Writer *writer, const Values *values, Column column,
     if (is_list(column.kind))
         return add_child(writer, values, 0, first, total, depth + 1);
     const uint8_t *data = buffer_of(values, 2);
-    writer->written_bytes += total;
-    return data == NULL || put_bytes(writer->body, data + first, total);
+    return sum_of(writer->written_bytes, total, &writer->written_bytes) &&
+           (data == NULL || put_bytes(writer->body, data + first, total));
 }
 
 // -- nodes ----------------------------------------------------------------------------------------------------------
 
 static bool add_fields(Writer *writer, const Values *values, Column column, int flags, int depth)
 {
-    writer->written_bytes += values->count;
-    if (column.kind == FIXED_LIST)
-        return put_node(writer, FIXED_LIST, flags, 0) && put_number(writer->nodes, column.width) &&
-               add_child(writer, values, 0, values->first * column.width, values->count * column.width, depth + 1);
+    if (!sum_of(writer->written_bytes, values->count, &writer->written_bytes))
+        return false;
+    if (column.kind == FIXED_LIST) {
+        uint64_t first, count;
+        return product_of(values->first, column.width, &first) && product_of(values->count, column.width, &count) &&
+               put_node(writer, FIXED_LIST, flags, 0) && put_number(writer->nodes, column.width) &&
+               add_child(writer, values, 0, first, count, depth + 1);
+    }
     if (!put_node(writer, STRUCT, flags, 0) || !put_number(writer->nodes, (uint64_t)values->array->n_children))
         return false;
     for (int64_t child = 0; child < values->array->n_children; child++)
@@ -310,11 +318,10 @@ static uint64_t null_bytes(const struct ArrowSchema *schema, int depth)
         return column.kind == NULLS || column.kind == BITS || column.width == 0 ? 1 : column.width;
     for (int64_t child = 0; child < schema->n_children; child++) {
         uint64_t within = null_bytes(schema->children[child], depth + 1);
-        if (within == 0 || within > NODE_VALUES_MAX)
+        if (within == 0 || !add_times(&sum, column.kind == FIXED_LIST ? column.width : 1, within))
             return 0;
-        sum += column.kind == FIXED_LIST ? column.width * within : within;
     }
-    return sum;
+    return sum <= NODE_VALUES_MAX ? sum : 0;
 }
 
 static uint64_t count_nulls(const Values *values)
@@ -334,8 +341,8 @@ static bool add(Writer *writer, const Values *values, int depth)
     uint64_t nulls = column.kind == NULLS ? values->count : count_nulls(values);
     if (column.kind == NULLS || (values->count > 0 && nulls == values->count)) {
         uint64_t bytes = null_bytes(values->schema, depth);
-        writer->written_bytes += values->count * bytes;
-        return bytes > 0 && put_byte(writer->nodes, NULLS);
+        return bytes > 0 && add_times(&writer->written_bytes, values->count, bytes) &&
+               put_byte(writer->nodes, NULLS);
     }
     int flags = nulls > 0 ? VALIDITY : 0;
     if (flags && !put_bits(writer, buffer_of(values, 0), values->first, values->count))
@@ -345,8 +352,7 @@ static bool add(Writer *writer, const Values *values, int depth)
     if (column.kind == FIXED_LIST || column.kind == STRUCT)
         return add_fields(writer, values, column, flags, depth);
     if (column.kind == BITS) {
-        writer->written_bytes += values->count;
-        return add_bits(writer, values, flags);
+        return sum_of(writer->written_bytes, values->count, &writer->written_bytes) && add_bits(writer, values, flags);
     }
     return add_fixed(writer, values, column, flags);
 }

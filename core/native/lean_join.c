@@ -31,10 +31,11 @@ static bool put_zeros(Bytes *bytes, size_t size)
 // Room for `count` numbers of `width` bytes behind the others, which are there then; NULL: there is no memory.
 static uint8_t *more_numbers(Bytes *numbers, uint64_t width, uint64_t count)
 {
-    if (!make_room(numbers, count * width))
+    uint64_t size;
+    if (!product_of(count, width, &size) || !make_room(numbers, size))
         return NULL;
     uint8_t *at = numbers->at + numbers->size;
-    numbers->size += count * width;
+    numbers->size += size;
     return at;
 }
 
@@ -143,8 +144,9 @@ static bool put_same_offsets(Joined *to, uint64_t width, uint64_t count)
 static bool join_nulls(Joined *to, const Type *type, uint64_t count)
 {
     const Column *column = &type->column;
-    uint64_t within = column->kind == FIXED_LIST ? count * column->width : column->kind == STRUCT ? count : 0;
-    bool good = column->kind == NULLS || put_validity(to, NULL, 0, count);
+    uint64_t within, size = 0;
+    bool good = product_of(count, column->kind == FIXED_LIST ? column->width : column->kind == STRUCT, &within) &&
+                (column->kind == NULLS || put_validity(to, NULL, 0, count));
     for (int64_t child = 0; good && within > 0 && child < type->children_count; child++)
         good = join_nulls(&to->children[child], &type->children[child], within);
     if (good && has_places(column->kind))
@@ -152,7 +154,7 @@ static bool join_nulls(Joined *to, const Type *type, uint64_t count)
     else if (good && column->kind == BITS)
         good = put_bits(&to->values, to->length, NULL, 0, count);
     else if (good && buffers_of(column) == 2)
-        good = put_zeros(&to->values, count * column->width);
+        good = product_of(count, column->width, &size) && put_zeros(&to->values, size);
     to->length += count;
     return good;
 }

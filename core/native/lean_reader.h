@@ -3,6 +3,7 @@
 #define KERA_LEAN_READER_H
 
 #include "lean_format.h"
+#include "sizes.h"
 
 // The nodes, as far as they have been read, and the body that they are of.
 typedef struct {
@@ -85,7 +86,7 @@ static inline uint64_t offset_at(const uint8_t *offsets, uint64_t index, uint64_
 static inline bool take_place(Reader *reader, uint64_t count, uint64_t width, uint64_t alignment, uint64_t *at)
 {
     uint64_t size;
-    if (__builtin_mul_overflow(count, width, &size))
+    if (!product_of(count, width, &size))
         return false;
     if (alignment > BODY_ALIGNMENT)
         alignment = BODY_ALIGNMENT;
@@ -100,7 +101,7 @@ static inline bool take_place(Reader *reader, uint64_t count, uint64_t width, ui
 static inline bool count_written(Reader *reader, uint64_t count, uint64_t width)
 {
     uint64_t bytes;
-    if (__builtin_mul_overflow(count, width, &bytes) || bytes > reader->room - reader->written_bytes)
+    if (!product_of(count, width, &bytes) || bytes > reader->room - reader->written_bytes)
         return false;
     reader->written_bytes += bytes;
     return true;

@@ -2,6 +2,8 @@
 
 #include "pick.h"
 
+#include "sizes.h"
+
 bool new_picked(const struct ArrowSchema *schema, Picked *picked)
 {
     *picked = (Picked){.children_count = schema->n_children};
@@ -223,9 +225,9 @@ static bool pick_fixed_lists(const Source *source, Picked *picked)
     picked->ranges.size = 0;
     for (size_t index = 0; index < source->count; index++) {
         Range range = source->ranges[index];
-        uint64_t first = (uint64_t)source->array->offset + range.first;
-        Range items = {first * width, range.count * width};
-        if (!put_bytes(&picked->ranges, &items, sizeof items))
+        Range items;
+        if (!product_of((uint64_t)source->array->offset + range.first, width, &items.first) ||
+            !product_of(range.count, width, &items.count) || !put_bytes(&picked->ranges, &items, sizeof items))
             return false;
     }
     return pick_child(source, 0, (const Range *)picked->ranges.at, source->count, picked);

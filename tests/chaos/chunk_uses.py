@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -77,4 +79,49 @@ def given_to_spark(batch: pa.RecordBatch) -> None:
             raise
 
 
-USES: tuple[Callable[[pa.RecordBatch], None], ...] = (records, printed, given_to_spark)
+def reworked(batch: pa.RecordBatch) -> None:
+    """What analyses do with columns: look into them, pick rows, convert them, write them again.
+
+    What Arrow takes out of a column must be valid.
+    """
+    rows = batch.num_rows
+    some = pa.array([at % 3 != 1 for at in range(rows)], pa.bool_())
+    for column in batch.columns:
+        for each in (column, *flattened(column)):
+            each.validate(full=True)
+        with contextlib.suppress(pa.ArrowNotImplementedError):  # Arrow cannot pick from every type
+            column.take(pa.array([rows - 1, 0] if rows else [], pa.int64())).validate(full=True)
+            column.filter(some).validate(full=True)
+        for kind in (pa.large_string(), pa.binary(), pa.float64()):
+            with contextlib.suppress(pa.ArrowException):
+                column.cast(kind)
+    with pa.ipc.new_stream(pa.BufferOutputStream(), batch.schema) as stream:
+        stream.write_batch(batch)
+
+
+def made_a_data_frame(batch: pa.RecordBatch) -> None:
+    """Convert to pandas, which does not have every time that there is."""
+    with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
+        batch.to_pandas()
+
+
+def flattened(column: pa.Array) -> list[pa.Array]:
+    """What is within a column, as Arrow gives it to a caller: also what is below a null, where it gives that."""
+    if isinstance(column, pa.ExtensionArray):
+        return flattened(column.storage)
+    kind = column.type
+    if pa.types.is_map(kind):
+        return [column.keys, column.items, *flattened(column.items)]
+    if pa.types.is_struct(kind):
+        fields = [*column.flatten(), *(column.field(at) for at in range(kind.num_fields))]
+    elif pa.types.is_union(kind):
+        fields = [column.field(at) for at in range(kind.num_fields)]
+    elif hasattr(column, "values"):
+        fields = [column.values, *([column.flatten()] if hasattr(column, "flatten") else [])]
+    else:
+        return []
+    return [*fields, *(each for field in fields for each in flattened(field))]
+
+
+Uses: TypeAlias = tuple[Callable[[pa.RecordBatch], None], ...]
+USES: Uses = (records, printed, given_to_spark, reworked, made_a_data_frame)

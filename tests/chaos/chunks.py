@@ -6,6 +6,10 @@ when each is written out (``tests.chaos.growing``). Here record batches of many 
 plain and compressed, are changed at random where it hurts, and opened as the SDK opens them; and what opens is made
 Python values, printed as ``kera consume`` does, and shaped as Spark's Python engine hands it on.
 
+With ``--structure`` no byte is spoilt: nodes, counts, null bits and places are wrong (``tests.chaos.lean_structures``,
+``tests.chaos.arrow_structures``), and lean payloads are also checked as brokers do and joined with the one before. With
+``KERA_NATIVE=0`` in the environment that is done in Python (``make fuzz-structures``).
+
 Promised, and checked: each is opened, or refused with `CorruptChunk`; no process ends of it, none takes much memory.
 The work is done by children, so that one that is killed is found, and told with the seed of the chunk that did it.
 """
@@ -15,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import resource
 import struct
@@ -29,22 +34,38 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from kera.core import lean
-from kera.core.chunk import ARROW_CODECS, ARROW_VERSION, LEAN_VERSION, Codec, encode_payload
-from kera.core.errors import KeraError
+from kera.core.chunk import (
+    ARROW_CODECS,
+    ARROW_VERSION,
+    LEAN_VERSION,
+    Codec,
+    Placement,
+    encode_chunk,
+    encode_payload,
+    place_chunk,
+)
+from kera.core.errors import CorruptChunk, KeraError, invariant
+from kera.core.joining import join_chunks
 from kera.core.lean.layout import body_at_of
+from kera.core.native import describe
 from kera.core.payload import open_payload
-from kera.core.record_batch import shape_of
+from kera.core.record_batch import DECOMPRESSED_BYTES_MAX, shape_of
 from kera.core.schema import DEFAULT_SCHEMA
-from tests.chaos.chunk_uses import HEADER, USES
+from tests.chaos.arrow_structures import restructured
+from tests.chaos.chunk_uses import HEADER, USES, Uses, records, reworked
 from tests.chaos.growing import GROWING, OTHERS, growing
 from tests.chaos.lean_structures import structured
 
-BATCH = 2_000
+BATCH = 10_000
 """Chunks that one child opens."""
 MEMORY_BYTES_MAX = 3 << 30
 """Address space of a child: what a chunk takes beyond this is found."""
 ROWS = 40
+VERSIONS = (ARROW_VERSION, LEAN_VERSION)
 CODECS = (Codec.NONE, Codec.NONE, Codec.LZ4, Codec.ZSTD)
+FEW_USES = (records, reworked)
+SOME = 8
+"""Of so many misbuilt chunks one is used in all ways, and the others in a few: `USES` take longer than all else."""
 WILD = (0, 1, -1, 7, 8, 63, 64, 255, 1 << 15, (1 << 31) - 1, -(1 << 31), 1 << 32, (1 << 63) - 1, -(1 << 63))
 
 
@@ -165,18 +186,36 @@ def nested() -> list[Source]:
     return [arrow_source(batch), *(lean_source(batch, codec) for codec in CODECS[1:])]
 
 
+def never_null() -> list[Source]:
+    """Columns that are not nullable, and decimals and times below nulls, as payloads of both versions."""
+    kinds = (pa.int64(), pa.string(), pa.bool_(), pa.list_(pa.int8()), pa.struct([("a", pa.decimal128(3, 1))]))
+    values = (1, "a", True, [1, None], {"a": Decimal("1.5")})
+    arrays = [pa.array([value] * ROWS, kind) for value, kind in zip(values, kinds, strict=True)]
+    fields = [pa.field(f"c{at}", kind, nullable=False) for at, kind in enumerate(kinds)]
+    times = [[value, None, value] if at % 2 else None for at, value in enumerate([86_399_999_999] * ROWS)]
+    arrays.append(pa.array(times, pa.list_(pa.time64("us"))))
+    fields.append(pa.field("times", pa.list_(pa.time64("us"))))
+    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    return [arrow_source(batch), *(lean_source(batch, codec) for codec in CODECS[1:])]
+
+
 def sources() -> list[Source]:
     """All that is to be spoilt. Inputs that were kept name them by their number: new ones come last."""
-    return whole() + too_large() + nested()
+    return whole() + too_large() + nested() + never_null()
+
+
+def sources_of(version: int | None) -> list[Source]:
+    """Those of one version of the format; None: all."""
+    return [source for source in sources() if version in (None, source.version)]
 
 
 def mutated(source: Source, random_: random.Random) -> bytes:
     """The payload with some of it changed: before its body, its table of buffers, the numbers in its body, anywhere.
 
-    Of a lean one, half of the time another payload of its schema, with a structure that may be wrong.
+    Half of the time one of its schema with a structure that may be wrong.
     """
-    if source.version == LEAN_VERSION and random_.random() < 0.5:
-        return structured(source.batch.schema, source.batch.num_rows, ARROW_CODECS.get(source.codec), random_)
+    if random_.random() < 0.5:
+        return misbuilt(source, random_)
     data = bytearray(source.payload)
     for _ in range(random_.choice((1, 1, 1, 2, 4))):
         random_.choice((_wild_number, _wild_number, _in_metadata, _in_metadata, _bit, _bit, _byte, _cut, _swap))(
@@ -185,6 +224,14 @@ def mutated(source: Source, random_: random.Random) -> bytes:
         if len(data) < 16:
             return bytes(data)
     return bytes(data)
+
+
+def misbuilt(source: Source, random_: random.Random) -> bytes:
+    """A payload of the schema of `source` with a structure that may be wrong, and bytes that are in order."""
+    codec = ARROW_CODECS.get(source.codec)
+    if source.version == LEAN_VERSION:
+        return structured(source.batch.schema, source.batch.num_rows, codec, random_)
+    return restructured(source.payload, source.batch.schema, codec, random_)
 
 
 def _wild_number(data: bytearray, body_at: int, random_: random.Random) -> None:
@@ -235,27 +282,92 @@ def opened(source: Source, payload: bytes) -> pa.RecordBatch:
     return open_payload(payload, source.batch.schema, header)
 
 
-def open_as_reader(source: Source, payload: bytes) -> str:
+def open_as_reader(source: Source, payload: bytes, uses: Uses = USES) -> str:
     """Open a payload, and look at all its values; what became of it, in a word."""
     try:
         batch = opened(source, payload)
     except KeraError as error:
         return error.code
-    return use(batch)
+    return use(batch, uses)
 
 
-def use(batch: pa.RecordBatch) -> str:
+def open_in_all_ways(source: Source, payload: bytes, uses: Uses = USES) -> str:
+    """The same, of a lean payload also as brokers check it and as readers join it with others.
+
+    What a broker refuses, no reader opens.
+    """
+    if source.version != LEAN_VERSION:
+        return open_as_reader(source, payload, uses)
+    compressed, records = source.codec != 0, source.batch.num_rows
+    taken = True
+    try:
+        lean.check(
+            memoryview(payload),
+            lean.known_of(source.batch.schema),
+            records,
+            compressed=compressed,
+            bytes_max=DECOMPRESSED_BYTES_MAX,
+        )
+    except CorruptChunk:
+        taken = False
+    found = open_as_reader(source, payload, uses)
+    invariant(taken or found == "corrupt_chunk", "a reader opens what a broker refuses")
+    if not compressed:
+        _join(source, payload)
+    return found
+
+
+def _join(source: Source, payload: bytes) -> None:
+    """Join two of a payload, as a reader does that gets them one behind the other."""
+    batch, chunks = source.batch, bytearray()
+    for number in range(2):
+        encoded = encode_chunk(
+            payload,
+            record_count=batch.num_rows,
+            stream_id=7,
+            streamlet_id=0,
+            schema_id=1,
+            producer_id=1,
+            producer_epoch=0,
+            sequence=number,
+            created_us=0,
+            min_timestamp_us=0,
+            max_timestamp_us=0,
+            codec=Codec.NONE,
+            typed=True,
+            version=LEAN_VERSION,
+        )
+        at = len(chunks)
+        chunks += encoded.to_bytes()
+        place_chunk(chunks, at, Placement(1, 0, 1, number * batch.num_rows, 1))
+    joined = join_chunks(
+        memoryview(chunks),
+        0,
+        batch.schema,
+        1,
+        verify=True,
+        trusted=False,
+        joined_bytes_max=1 << 20,
+        bytes_max=DECOMPRESSED_BYTES_MAX,
+    )
+    if joined is not None:
+        joined.batch.validate(full=True)
+        reworked(joined.batch)
+
+
+def use(batch: pa.RecordBatch, uses: Uses = USES) -> str:
     """Do with a batch what consumer groups do. Errors of values are what a reader gets to see."""
-    for each in USES:
+    for each in uses:
         each(batch)
     return "read"
 
 
-def child(first: int, count: int) -> None:
+def child(first: int, count: int, version: int | None, *, structure: bool) -> None:
     """Open `count` chunks, and say how far it is: after each, so that the parent knows which one ended it."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    if "asan" not in os.environ.get("LD_PRELOAD", ""):  # which maps terabytes that it does not use
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    from_ = sources()
+    from_ = sources_of(version)
     outcomes: Counter[str] = Counter()
     for seed in range(first, first + count):
         sys.stdout.write(f"{seed}\n")
@@ -263,14 +375,24 @@ def child(first: int, count: int) -> None:
         random_ = random.Random(seed)
         source = random_.choice(from_)
         try:
-            outcomes[open_as_reader(source, mutated(source, random_))] += 1
+            if structure:
+                outcomes[open_in_all_ways(source, misbuilt(source, random_), FEW_USES if seed % SOME else USES)] += 1
+            else:
+                outcomes[open_as_reader(source, mutated(source, random_))] += 1
         except Exception as error:  # noqa: BLE001 - the parent tells which
             outcomes[f"{type(error).__name__}: {str(error)[:100]}"] += 1
             sys.stderr.write(f"seed {seed}: {error!r}\n")
     sys.stdout.write(json.dumps(outcomes) + "\n")
 
 
-def run(examples: int, seed: int, *, tell: Callable[[str], None] = print) -> tuple[Counter[str], list[str]]:
+def run(
+    examples: int,
+    seed: int,
+    version: int | None = None,
+    *,
+    structure: bool = False,
+    tell: Callable[[str], None] = print,
+) -> tuple[Counter[str], list[str]]:
     """Open so many; how often what became of them, and what ended a child."""
     outcomes: Counter[str] = Counter()
     ended: list[str] = []
@@ -278,6 +400,8 @@ def run(examples: int, seed: int, *, tell: Callable[[str], None] = print) -> tup
         at, left = first, count
         while left > 0:
             command = [sys.executable, "-m", "tests.chaos.chunks", "--child", str(at), str(left)]
+            command += ["--structure"] * structure
+            command += [] if version is None else ["--version", str(version)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             lines = done.stdout.splitlines()
             if done.returncode == 0:
@@ -305,13 +429,17 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--child", type=int, nargs=2, metavar=("FIRST", "COUNT"), help=argparse.SUPPRESS)
+    parser.add_argument("--structure", action="store_true", help="spoil no bytes, but what they say")
+    parser.add_argument("--version", type=int, choices=VERSIONS, help="of the format; without it both")
     arguments = parser.parse_args()
     if arguments.child:
-        child(*arguments.child)
+        first, count = arguments.child
+        child(first, count, arguments.version, structure=arguments.structure)
         return 0
     begun_s = time.monotonic()
-    outcomes, ended = run(arguments.examples, arguments.seed)
-    print(f"{arguments.examples} chunks in {time.monotonic() - begun_s:.0f} s: {dict(outcomes.most_common())}")
+    outcomes, ended = run(arguments.examples, arguments.seed, arguments.version, structure=arguments.structure)
+    took_s = time.monotonic() - begun_s
+    print(f"{arguments.examples} chunks in {took_s:.0f} s, {describe()}: {dict(outcomes.most_common())}")
     wrong = set(outcomes) - {"read", "corrupt_chunk"}
     if ended or wrong:
         print(f"FAILED: {len(ended)} processes ended; {sorted(wrong)}")

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from kera.core.chunk import Placement, encode_chunk, place_chunk
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, columns_of
 from tests.chaos.chunk_uses import spark_has
-from tests.chaos.chunks import Source, mutated, sources
+from tests.chaos.chunks import VERSIONS, Source, misbuilt, mutated, sources_of
 from tests.spark.jvm_harness import Harness, compiled, running
 from tests.spark.test_jvm_columns import question, text
 
@@ -58,15 +58,21 @@ def word_of(outcome: str) -> str:
     return "corrupt_chunk" if "CorruptChunk: " in outcome else outcome[:120]
 
 
-def outcomes_of(java: Harness, examples: int, seed: int) -> Iterator[tuple[int, str]]:
+def outcomes_of(
+    java: Harness,
+    examples: int,
+    seed: int,
+    spoilt: Callable[[Source, random.Random], bytes],
+    version: int | None = None,
+) -> Iterator[tuple[int, str]]:
     """Seeds, and what became of their chunks; those of one schema are asked about together."""
     batches: dict[int, list[tuple[int, bytes]]] = {}
-    found = [source for source in sources() if spark_has(source.batch.schema)]
+    found = [source for source in sources_of(version) if spark_has(source.batch.schema)]
     for each in range(seed, seed + examples):
         random_ = random.Random(each)
         at = random_.randrange(len(found))
         waiting = batches.setdefault(at, [])
-        waiting.append((each, crafted(found[at], mutated(found[at], random_))))
+        waiting.append((each, crafted(found[at], spoilt(found[at], random_))))
         if len(waiting) == AT_ONCE or sum(len(chunk) for _, chunk in waiting) > BYTES_AT_ONCE:
             yield from _asked(java, found[at].batch.schema, batches.pop(at))
     for at, waiting in batches.items():
@@ -88,13 +94,16 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--structure", action="store_true", help="spoil no bytes, but what they say")
+    parser.add_argument("--version", type=int, choices=VERSIONS, help="of the format; without it both")
     arguments = parser.parse_args()
     begun_s = time.monotonic()
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         command = [*compiled("ColumnsHarness", Path(folder)), folder]
         with running(command) as java:
-            for seed, outcome in outcomes_of(java, arguments.examples, arguments.seed):
+            spoilt = misbuilt if arguments.structure else mutated
+            for seed, outcome in outcomes_of(java, arguments.examples, arguments.seed, spoilt, arguments.version):
                 word = word_of(outcome)
                 outcomes[word] += 1
                 if word not in {"read", "corrupt_chunk"} and outcomes[word] == 1:

@@ -78,8 +78,8 @@ class _Writer:
         flags = 0
         if may_be_null and random_.random() < 0.3:
             flags = VALIDITY
-            some = random_.random() < 0.7
-            self._put(bytes(random_.randrange(256) if some else 0xFF for _ in range(-(-count // 8))), 1)
+            size = min(-(-count // 8), 1 << 18)
+            self._put(random_.randbytes(size) if random_.random() < 0.7 else b"\xff" * size, 1)
         if found in BYTES or found in LISTS:
             self._with_places(found, kind, flags, count)
         elif found is Kind.FIXED_LIST:

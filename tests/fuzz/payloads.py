@@ -55,7 +55,7 @@ def sources() -> list[Source]:
     wide = pa.RecordBatch.from_pydict({f"c{number}": pa.array([number] * 4) for number in range(200)})
     deep = pa.RecordBatch.from_arrays([nested], names=["deep"])
     before = chaos_chunks.whole() + chaos_chunks.too_large()
-    return [*before, arrow_source(deep), arrow_source(wide), *chaos_chunks.nested()]
+    return [*before, arrow_source(deep), arrow_source(wide), *chaos_chunks.nested(), *chaos_chunks.never_null()]
 
 
 def spoilt_payload(source: Source, random_: Random) -> bytes:

@@ -576,6 +576,29 @@ def test_a_lean_payload_that_python_refuses_is_refused(java: Harness, at: pa.Dat
     assert answer["error"].startswith("CorruptChunk: chunk payload is no lean one of the expected schema: ")
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("values", [[None, 1], [None, None]], ids=["some", "all"])
+def test_nulls_of_a_column_that_is_not_nullable_are_refused(
+    java: Harness, values: list[int | None], version: int
+) -> None:
+    """Spark does not look for nulls in such a column: it would take them for zeros."""
+    schema = pa.schema([pa.field("a", INT64, nullable=False)])
+    chunk = chunk_of(pa.RecordBatch.from_pydict({"a": pa.array(values, INT64)}), typed=True, version=version)
+    answer = loaded(java, [(chunk, 0)], schema, columns_of(schema, typed=True), typed=True)
+    assert answer["error"].startswith("CorruptChunk: ")
+    assert "null" in answer["error"]
+
+
+def test_a_map_with_null_keys_in_an_arrow_message_is_refused(java: Harness) -> None:
+    written = pa.RecordBatch.from_pydict(
+        {"a": pa.array([[{"key": None, "value": 1}]], pa.list_(pa.struct([("key", INT64), ("value", INT64)])))}
+    )
+    schema = pa.schema([("a", pa.map_(INT64, INT64))])
+    chunk = chunk_of(written, typed=True, version=ARROW_VERSION)
+    answer = loaded(java, [(chunk, 0)], schema, columns_of(schema, typed=True), typed=True)
+    assert "nulls in 'key', which is not nullable" in answer["error"]
+
+
 def test_nulls_of_a_lean_payload_are_so_within_as_well(java: Harness) -> None:
     inner = pa.struct([("a", pa.list_(INT64, 2)), ("b", pa.map_(pa.string(), pa.bool_())), ("c", pa.string_view())])
     schema = pa.schema([("a", pa.list_(inner, 2)), ("b", inner), ("c", pa.int16())])
@@ -696,8 +719,9 @@ def test_a_loaded_chunk_can_be_read_whatever_becomes_of_its_bytes(java: Harness,
 
 def test_no_spoilt_chunk_ends_the_jvm_and_each_is_read_or_refused_by_its_name(java: Harness) -> None:
     """A short run of ``make fuzz-chunks``."""
+    from tests.chaos.chunks import mutated
     from tests.chaos.columnar_chunks import outcomes_of, word_of
 
-    outcomes = Counter(word_of(outcome) for _, outcome in outcomes_of(java, 600, 7))
+    outcomes = Counter(word_of(outcome) for _, outcome in outcomes_of(java, 600, 7, mutated))
     assert set(outcomes) == {"read", "corrupt_chunk"}
     assert min(outcomes.values()) > 20

@@ -1,21 +1,25 @@
-"""A short run of ``make fuzz-chunks``: in children, so that what ends a process is found."""
+"""Short runs of ``make fuzz-chunks`` and ``make fuzz-structures``, in children: what ends a process is found."""
 
 from __future__ import annotations
 
 import random
 
+import pyarrow as pa
 import pytest
 
+from kera.core.chunk import ARROW_CODECS, ARROW_VERSION
 from kera.core.errors import KeraError
-from tests.chaos.chunks import mutated, open_as_reader, opened, run, too_large, use, whole
+from tests.chaos.arrow_structures import Message
+from tests.chaos.chunks import mutated, open_as_reader, opened, run, sources_of, too_large, use, whole
 
-EXAMPLES = 1_000
+EXAMPLES = 500
 
 
 @pytest.mark.timeout(120)
-def test_no_chunk_ends_a_reader_and_each_is_read_or_refused_by_its_name() -> None:
+@pytest.mark.parametrize("structure", [False, True], ids=["bytes", "structure"])
+def test_no_chunk_ends_a_reader_and_each_is_read_or_refused_by_its_name(structure: bool) -> None:
     told: list[str] = []
-    outcomes, ended = run(EXAMPLES, 7, tell=told.append)
+    outcomes, ended = run(EXAMPLES, 7, structure=structure, tell=told.append)
     assert (ended, told) == ([], [])
     assert set(outcomes) == {"read", "corrupt_chunk"}
     assert outcomes.total() == EXAMPLES
@@ -36,3 +40,14 @@ def test_a_seed_gives_the_same_chunk_again() -> None:
         assert mutated(source, random.Random(5)) == mutated(source, random.Random(5)) != source.payload
         with pytest.raises(KeraError):
             opened(source, source.payload[:60])
+
+
+def test_a_message_that_was_taken_apart_is_put_together_again() -> None:
+    for source in sources_of(ARROW_VERSION):
+        message = Message(source.payload, source.batch.schema, ARROW_CODECS.get(source.codec))
+        assert len(message.fields) == len(message.nodes)
+        assert sum(len(field.buffers) for field in message.fields) == len(message.buffers)
+        found = pa.ipc.read_record_batch(message.to_bytes(), source.batch.schema)
+        found.validate()
+        if source.batch.nbytes < 1 << 20:
+            assert found.equals(source.batch)

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from kera.core.chunk import HEADER_BYTES, PAYLOAD_BYTES_MAX, ChunkHeader
 from kera.core.errors import CorruptChunk
-from kera.core.written_out import check_written_out, shared_columns
+from kera.core.written_out import check_written_out, never_null_columns, shared_columns
 
 DECOMPRESSED_BYTES_MAX = 128 << 20
 """Of all buffers of one chunk together. A few kilobytes of zeros can say that they are a gigabyte."""
@@ -236,6 +236,9 @@ def _validated(payload: Any, schema: pa.Schema, decompressed_bytes_max: int) -> 
         # First: to validate what gigabytes of values say takes as long as to write them out.
         check_written_out(batch, room_of(shape, decompressed_bytes_max))
     batch.validate(full=True)
+    for at in never_null_columns(schema):
+        if batch.column(at).null_count:
+            raise _no_batch(f"it has nulls in column {schema.field(at).name!r}, which is not nullable")
     return batch
 
 

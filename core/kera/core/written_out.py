@@ -39,6 +39,7 @@ class _Kinds(NamedTuple):
     schema: pa.Schema
     shared: tuple[int, ...]
     without_bytes: bool
+    never_null: tuple[int, ...]
 
 
 _known: dict[int, _Kinds] = {}
@@ -55,6 +56,11 @@ def may_grow(schema: pa.Schema) -> bool:
     return kinds.without_bytes or bool(kinds.shared)
 
 
+def never_null_columns(schema: pa.Schema) -> tuple[int, ...]:
+    """Which columns of `schema` are not nullable."""
+    return _kinds(schema).never_null
+
+
 def _kinds(schema: pa.Schema) -> _Kinds:
     known = _known.get(id(schema))
     if known is None:  # by the schema itself, which is kept: to compare schemas costs more than all else of this
@@ -62,7 +68,9 @@ def _kinds(schema: pa.Schema) -> _Kinds:
             _known.clear()
         within = [list(_within(kind)) for kind in schema.types]
         shared = tuple(at for at, kinds in enumerate(within) if any(map(_is_shared, kinds)))
-        known = _Kinds(schema, shared, any(_is_without_bytes(kind) for kinds in within for kind in kinds))
+        without_bytes = any(_is_without_bytes(kind) for kinds in within for kind in kinds)
+        never_null = tuple(at for at, field in enumerate(schema) if not (field.nullable or types.is_null(field.type)))
+        known = _Kinds(schema, shared, without_bytes, never_null)
         _known[id(schema)] = known
     return known
 
@@ -177,9 +185,9 @@ def _sums(sizes: _Sizes, limit: int) -> _Before:
 
 
 def _lengths_of_views(column: pa.Array) -> _Sizes:
-    """Raises `CorruptChunk` if a view reaches out of its buffers, also that of a null.
+    """What each view takes, also that of a null: a cast of Arrow's copies it. Honest writers have empty views there.
 
-    Arrow does not look at those when it validates, and does when it casts.
+    Raises `CorruptChunk` if a view reaches out of its buffers, also that of a null, which Arrow does not validate.
     """
     _, views, *data = column.buffers()
     if not len(column):
@@ -191,7 +199,7 @@ def _lengths_of_views(column: pa.Array) -> _Sizes:
     known = (far[:, 2] >= 0) & (far[:, 2] < len(sizes)) & (far[:, 3] >= 0)
     if (lengths < 0).any() or not known.all() or (far[:, 3].astype(np.int64) + far[:, 0] > sizes[far[:, 2]]).any():
         raise _no_batch("a view that reaches out of its buffers")
-    return _of_those_there(column, lengths)
+    return lengths.astype(np.float64)
 
 
 def _of_those_there(column: pa.Array, sizes: Any) -> _Sizes:

@@ -17,6 +17,7 @@ from kera.core.record_batch import (
     Shape,
     check_payload,
     check_size,
+    decode_payload,
     decompressed_bytes,
     shape_of,
     values_of,
@@ -153,3 +154,11 @@ def test_a_check_looks_at_the_chunk_that_it_is_told_of() -> None:
     with pytest.raises(CorruptChunk):
         check_payload(both, len(first), verify_header(both, len(first)))
     assert len(first) > HEADER_BYTES
+
+
+def test_nulls_of_a_column_that_is_not_nullable_are_refused() -> None:
+    written = pa.RecordBatch.from_pydict({"a": pa.array([1, None])})
+    required = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+    with pytest.raises(CorruptChunk, match="nulls in column 'a', which is not nullable"):
+        decode_payload(encode_payload(written), required, records=2)
+    assert decode_payload(encode_payload(written.slice(0, 1)), required, records=1).num_rows == 1

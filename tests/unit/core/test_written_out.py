@@ -160,3 +160,12 @@ def test_whatever_the_numbers_are_the_outcome_has_a_name(name: str, seed: int) -
     with contextlib.suppress(CorruptChunk, pa.ArrowInvalid):
         found.validate()
         check_written_out(found, DECOMPRESSED_BYTES_MAX)
+
+
+def test_views_of_nulls_count_as_arrow_copies_them_when_it_casts() -> None:
+    batch = growing("views")
+    _, views, *data = batch.column(0).buffers()
+    rows = batch.num_rows
+    nulls = pa.Array.from_buffers(pa.binary_view(), rows, [pa.py_buffer(bytes(-(-rows // 8))), views, *data])
+    with pytest.raises(CorruptChunk, match="decompressed_bytes_max"):
+        check_written_out(pa.RecordBatch.from_arrays([nulls], batch.schema.names), DECOMPRESSED_BYTES_MAX)

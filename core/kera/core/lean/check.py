@@ -6,7 +6,9 @@ or that a few bytes do not claim more than there is memory for.
 Arrow ends the process, with no error to catch, when an array is made against one of its rules. Of what lean payloads
 can say only two rules are of that kind: the entries of a map have no null, and neither have their keys, whatever their
 bits are. `check_types` refuses both; and a node of nulls whose type makes each of them larger than memory, over which
-memory would be asked for that is not there.
+memory would be asked for that is not there. It also refuses null bits of a column that is not nullable: writers leave
+bits out where there is no null. Fields within a column are not looked at for that, as below a null of a struct or a
+list Arrow allows anything.
 """
 
 from __future__ import annotations
@@ -86,6 +88,9 @@ def check_types(layout: Layout, schema: pa.Schema) -> int:
     """
     if len(layout.columns) != len(schema):
         raise no_payload(f"{len(layout.columns)} columns, the schema has {len(schema)}")
+    for node, field in zip(layout.columns, schema, strict=True):
+        if not (field.nullable or types.is_null(storage_of(field.type))):
+            _refuse_nulls(node, f"values of column {field.name!r}, which is not nullable")
     return sum(_check_type(node, kind) for node, kind in zip(layout.columns, schema.types, strict=True))
 
 
@@ -102,15 +107,15 @@ def _check_type(node: Node, kind: pa.DataType) -> int:
     beyond = sum(map(_check_type, node.fields, within(kind))) if node.fields else 0
     if types.is_map(kind):
         (entries,) = node.fields
-        _refuse_nulls(entries, kind)
+        _refuse_nulls(entries, f"keys or entries of {kind}")
         if entries.fields and not types.is_null(storage_of(kind.key_type)):
-            _refuse_nulls(entries.fields[0], kind)
+            _refuse_nulls(entries.fields[0], f"keys or entries of {kind}")
     return beyond
 
 
-def _refuse_nulls(node: Node, kind: pa.DataType) -> None:
+def _refuse_nulls(node: Node, what: str) -> None:
     if (node.kind is Kind.NULL and node.length) or node.validity is not None:
-        raise no_payload(f"nulls among the keys or entries of {kind}")
+        raise no_payload(f"nulls among the {what}")
 
 
 def check_body(body: memoryview, layout: Layout) -> None:

@@ -86,15 +86,23 @@ def _by_native(
 def validate(batch: pa.RecordBatch, known: Known) -> None:
     """What is left is the schema's to say: whether decimals have their precision, and times are of a day.
 
-    Raises `CorruptChunk`.
+    That holds for values below the null of a list or struct, too: who flattens the column gets to see them. Raises
+    `CorruptChunk`.
     """
     try:
         for index in known.ruled:
             column = batch.column(index)
-            if column.null_count < len(column):
+            if column.null_count < len(column) or _has_values_below(column):
                 column.validate(full=True)
     except pa.ArrowException as error:
         raise _none_of_schema(error) from error
+
+
+def _has_values_below(column: pa.Array) -> bool:
+    """Whether a column that is all null has values within: so have structs, and lists that are not empty."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    return types.is_struct(column.type) or (hasattr(column, "values") and len(column.values) > 0)
 
 
 def _none_of_schema(error: pa.ArrowException) -> CorruptChunk:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import struct
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from kera.core.errors import CorruptChunk
-from kera.core.lean.check import RECORDS_WITHOUT_BYTES
+from kera.core.lean.check import RECORDS_WITHOUT_BYTES, check
+from kera.core.lean.kinds import learn
 from kera.core.lean.layout import ENCODING_SHIFT, Kind, Places, Values, put_prefix, put_varint
 from tests.unit.core.lean import support
 
@@ -76,3 +78,14 @@ def test_a_few_bytes_are_no_more_values_than_a_reader_has_memory_for() -> None:
 def test_values_that_have_bytes_of_their_own_are_never_too_many() -> None:
     count = BYTES_MAX
     checked(bytes([Kind.BITS]), np.zeros(count // 8, np.uint8).tobytes(), count)
+
+
+def test_sizes_beyond_64_bits_are_refused_and_do_not_begin_again_at_0() -> None:
+    """2^24 - 1 nulls of 2^40 bytes each, and then as much as is left up to 2^64, in columns of a few bytes."""
+    records, columns = (1 << 24) - 1, 1 << 13
+    huge = pa.list_(pa.list_(pa.int8(), 1 << 20), (1 << 20) - 1)
+    schema = pa.schema([("huge", huge), ("bits", pa.bool_())] + [(str(at), pa.large_binary()) for at in range(columns)])
+    nodes = bytes([Kind.NULL, Kind.BITS]) + bytes([Kind.LARGE_BINARY | SAME, 0]) * columns
+    payload = put_prefix(nodes, 0, compressed=False) + bytes(1 << 21)
+    with pytest.raises(CorruptChunk, match="when each is written out"):
+        check(memoryview(payload), learn(schema), records, compressed=False, bytes_max=1 << 27)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -188,3 +189,64 @@ def test_a_writer_may_write_nulls_for_the_keys_of_maps_that_are_all_empty(within
     nodes = bytes([Kind.LIST | Places.SAME << ENCODING_SHIFT, 0, *within])
     payload = put_prefix(nodes, 0, compressed=False)
     assert decoded(payload, pa.schema([("c0", MAP)])).to_pydict() == {"c0": [[], []]}
+
+
+# -- columns that are not nullable -------------------------------------------------------------------------------------
+
+REQUIRED = pa.schema([pa.field("c0", pa.int64(), nullable=False)])
+
+
+@pytest.mark.usefixtures("either_core")
+@pytest.mark.parametrize("codec", [None, "zstd"])
+@pytest.mark.parametrize("values", [[None, 1], [None, None]], ids=["some", "all"])
+def test_nulls_of_a_column_that_is_not_nullable_are_refused_by_brokers_and_readers(
+    codec: str | None, values: list[int | None]
+) -> None:
+    payload = encode(batch(pa.array(values, pa.int64())), codec, bytes_max=BYTES_MAX)
+    assert payload is not None
+    with pytest.raises(CorruptChunk, match="nulls among the values of column 'c0', which is not nullable"):
+        check(memoryview(payload), known_of(REQUIRED), 2, compressed=codec is not None, bytes_max=BYTES_MAX)
+    with pytest.raises(CorruptChunk, match="which is not nullable"):
+        decoded(payload, REQUIRED, codec)
+
+
+@pytest.mark.usefixtures("either_core")
+def test_what_is_within_a_column_that_is_not_nullable_may_be_null_as_arrow_has_it() -> None:
+    """Below a null of a struct or a list a child may have anything, so only whole columns are looked at."""
+    kind = pa.struct([pa.field("a", pa.int64(), nullable=False)])
+    schema = pa.schema([pa.field("c0", kind), pa.field("c1", pa.list_(pa.int8()), nullable=False)])
+    made = pa.RecordBatch.from_arrays(
+        [pa.array([None, {"a": 1}], kind), pa.array([[None], []], schema.types[1])], schema=schema
+    )
+    payload = encode(made, None, bytes_max=BYTES_MAX)
+    assert payload is not None
+    assert decoded(payload, schema).equals(made)
+
+
+# -- values below nulls ------------------------------------------------------------------------------------------------
+
+
+def below_nulls(within: pa.DataType, value: int, rows: list[bool]) -> pa.RecordBatch:
+    """Lists of one value each, of which those that are False are null: the value is there below them."""
+    numbers = np.full(len(rows), value, np.int64)
+    values = pa.Array.from_buffers(within, len(rows), [None, pa.py_buffer(numbers)])
+    offsets = pa.py_buffer(np.arange(len(rows) + 1, dtype=np.int32))
+    bits = pa.py_buffer(np.packbits(rows, bitorder="little"))
+    return batch(pa.Array.from_buffers(pa.list_(within), len(rows), [bits, offsets], -1, 0, [values]))
+
+
+def list_payload(made: pa.RecordBatch) -> bytes:
+    """Its payload with the bits of its lists: an honest writer has a node of nulls where all of them are."""
+    bits, _, _, values = made.column(0).buffers()
+    nodes = [Kind.LIST | VALIDITY | Places.SAME << ENCODING_SHIFT, made.num_rows, Kind.FIXED_8]
+    return put_prefix(bytes(nodes), 0, compressed=False) + bytes(bits).ljust(8, b"\0") + bytes(values)
+
+
+@pytest.mark.usefixtures("either_core")
+@pytest.mark.parametrize("rows", [[True, False], [False, False]], ids=["some", "all"])
+def test_values_below_nulls_are_checked_as_others_are(rows: list[bool]) -> None:
+    """A time of day that there is not would come out of `flatten` or `values`."""
+    good, wrong = (below_nulls(pa.time64("us"), value, rows) for value in (5, 1 << 60))
+    assert decoded(list_payload(good), good.schema).column(0).values.to_pylist()[1].microsecond == 5
+    with pytest.raises(CorruptChunk, match="none of the schema"):
+        decoded(list_payload(wrong), wrong.schema)

@@ -177,7 +177,8 @@ final class ColumnFactory {
         LoadedColumn keys = column(entries.getChildren().get(0), map.keyType());
         LoadedColumn values = column(entries.getChildren().get(1), map.valueType());
         StructType entry = new StructType().add("key", map.keyType()).add("value", map.valueType());
-        LoadedColumn both = new StructColumn(entry, new FieldLoader[] {keys, values},
+        LoadedColumn both = new StructColumn(entry,
+                new FieldLoader[] {NeverNull.unlessNullable(entries.getChildren().get(0), keys), values},
                 new ColumnVector[] {keys.column(), values.column()});
         return ListColumn.ofOffsets(type, both, Integer.BYTES);
     }

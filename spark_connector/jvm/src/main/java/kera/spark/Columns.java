@@ -112,7 +112,7 @@ final class Columns implements AutoCloseable {
                 loaders.add(ColumnFactory.skipped(field));
             } else {
                 LoadedColumn column = factory.column(field, type);
-                loaders.add(column);
+                loaders.add(NeverNull.unlessNullable(field, column));
                 loaded.put(field.getName(), column);
                 last = loaders.size();
             }

@@ -31,7 +31,7 @@ final class JoinedBody extends Body {
 
     JoinedBody(BufferAllocator allocator, Schema schema) {
         super(allocator);
-        this.schema = schema.getFields().stream().map(LeanField::of).toList();
+        this.schema = schema.getFields().stream().map(LeanField::ofColumn).toList();
         this.schema.forEach(this::flatten);
     }
 

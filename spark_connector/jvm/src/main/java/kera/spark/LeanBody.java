@@ -28,7 +28,7 @@ final class LeanBody extends Body {
 
     LeanBody(BufferAllocator allocator, Schema schema) {
         super(allocator);
-        this.schema = schema.getFields().stream().map(LeanField::of).toList();
+        this.schema = schema.getFields().stream().map(LeanField::ofColumn).toList();
     }
 
     @Override

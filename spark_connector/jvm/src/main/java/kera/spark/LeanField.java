@@ -10,7 +10,8 @@ import org.apache.arrow.vector.types.pojo.Field;
  *
  * @param kind null: of this type a lean payload can only have nulls
  * @param width bytes of a value, of an offset, or values of each list of a fixed size
- * @param neverNull whether it is the entries of a map, or their keys: Arrow has no nulls there
+ * @param neverNull whether it is the entries of a map, or their keys, where Arrow has no nulls; or a column that is not
+ *     nullable
  * @param fields what is within
  */
 record LeanField(Kind kind, int width, boolean neverNull, List<LeanField> fields) {
@@ -22,7 +23,12 @@ record LeanField(Kind kind, int width, boolean neverNull, List<LeanField> fields
         LARGE_LIST, FIXED_LIST, STRUCT
     }
 
-    static LeanField of(Field field) {
+    /** A column. */
+    static LeanField ofColumn(Field field) {
+        return of(field, !field.isNullable());
+    }
+
+    private static LeanField of(Field field) {
         return of(field, false);
     }
 
