@@ -300,6 +300,10 @@ def test_reading_begins_at_an_offset_or_with_the_last_records(kera: Kera) -> Non
     assert consumed("--streamlet", "1") == [f"1/{number}" for number in range(5)]
     assert "has streamlets 0 to 1, not 2" in kera.fails(1, "consume", kera.stream, "--streamlet", "2")
 
+    beyond = kera.fails(1, "consume", kera.stream, "--until-end", "--offset", "31")
+    assert beyond == f"offset 31 is beyond the end of stream {kera.stream!r}: its next record has offset 30"
+    assert consumed("--offset", "30") == []
+
     # An entry that does not have the offset yet is read from there on.
     waiting = kera.start("consume", kera.stream, "--offset", "7", "--streamlet", "1", "-c", "2", "-f", r"%p/%o %s\n")
     fill(kera, range(5, 9), 1)

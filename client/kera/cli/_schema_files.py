@@ -29,6 +29,8 @@ SUFFIXES = {
     ".arrow": "arrow",
     ".arrows": "arrow",
 }
+COMPILED = (".binpb", ".desc")
+"""Files of Protobuf that protoc has made."""
 
 
 def definition_of(path: Path, kind: str | None, includes: Sequence[Path]) -> tuple[SchemaType, str]:
@@ -42,7 +44,7 @@ def definition_of(path: Path, kind: str | None, includes: Sequence[Path]) -> tup
     schema_type = SchemaType(known)
     data = _read(path)
     if schema_type is SchemaType.PROTOBUF:
-        is_source = path == STDIN or path.suffix.lower() not in {".binpb", ".desc"}
+        is_source = path == STDIN or path.suffix.lower() not in COMPILED
         return schema_type, _base64(_compiled(path, data, includes) if is_source else data)
     if schema_type is SchemaType.ARROW:
         return schema_type, _base64(_arrow(path, data).serialize().to_pybytes())

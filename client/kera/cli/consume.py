@@ -19,7 +19,7 @@ from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._durations import parse_duration_ms
 from kera.cli._run import UsageError, run_async, silence_stdout
 from kera.cli._times import parse_time_us
-from kera.core.errors import CorruptChunk
+from kera.core.errors import CorruptChunk, InvalidArgument
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from kera.cli._format import Formatter
     from kera.client import Client, Consumer, EntryBounds, GroupConsumer, OrderedConsumer, StreamDescription
     from kera.client.positions import Places
+
+
+OFFSET_MAX = (1 << 63) - 1
 
 
 class CorruptChunks(enum.StrEnum):
@@ -57,7 +60,12 @@ def consume(
         help="Start at a time: 30s, 10min, 2h or 1d ago, or 2026-01-31T12:00 (local) or …Z.",
     ),
     offset: int | None = typer.Option(
-        None, "--offset", min=0, metavar="N", help="Start at the record with this offset, in each streamlet and entry."
+        None,
+        "--offset",
+        min=0,
+        max=OFFSET_MAX,
+        metavar="N",
+        help="Start at the record with this offset, in each streamlet and entry.",
     ),
     last: int | None = typer.Option(
         None, "--last", min=1, metavar="N", help="Start with the last N records of each streamlet and entry."
@@ -141,8 +149,13 @@ class _Begin(NamedTuple):
     def is_by_place(self) -> bool:
         return self.offset is not None or self.last is not None or self.streamlets is not None
 
-    async def places(self, client: Client, stream: StreamDescription) -> Literal["earliest", "latest"] | Places:
-        """Where a consumer starts: what is before that is left out, also within a chunk."""
+    async def places(
+        self, client: Client, stream: StreamDescription, *, until_end: bool
+    ) -> Literal["earliest", "latest"] | Places:
+        """Where a consumer starts: what is before that is left out, also within a chunk.
+
+        Raises `InvalidArgument` for an offset beyond the end, with `until_end`: there would be nothing to read.
+        """
         chosen = sorted(stream.assignments) if self.streamlets is None else self.streamlets
         for streamlet in chosen:
             stream.entry_id(streamlet, 0)  # before brokers are asked
@@ -152,9 +165,19 @@ class _Begin(NamedTuple):
         if self.offset is None and self.last is None:
             return self.where
         bounds = await client.bounds(stream.name)
+        self._check_offset(stream.name, [entry.next_record for each in chosen for entry in bounds[each]], until_end)
         return await client.positions_of(
             stream.name, {streamlet: [self._first(entry) for entry in bounds[streamlet]] for streamlet in chosen}
         )
+
+    def _check_offset(self, name: str, ends: Sequence[int], until_end: bool) -> None:
+        end = max(ends, default=0)
+        if self.offset is None or self.offset <= end:
+            return
+        text = f"offset {self.offset} is beyond the end of stream {name!r}: its next record has offset {end}"
+        if until_end:
+            raise InvalidArgument(text, stream=name, offset=self.offset)
+        print(f"kera: warning: {text}; waiting for offset {self.offset}", file=sys.stderr, flush=True)
 
     def _first(self, entry: EntryBounds) -> int:
         """The offset to start at: the nearest that the entry has."""
@@ -218,7 +241,7 @@ async def _consume(
         if group is not None:
             consumer = client.group_consumer(group, name, start=begin.where, **settings)
         else:
-            start = await begin.places(client, stream)
+            start = await begin.places(client, stream, until_end=until_end)
             end: Literal["latest"] | None = "latest" if until_end else None
             consumer = client.consumer(name, start=start, end=end, streamlets=begin.streamlets, **settings)
         await _until_reader_closes(_print_batches(consumer, count, formatter, begin.offset or 0))

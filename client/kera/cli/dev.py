@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+BACKUP_MEMORY = "256MiB"
+
 
 def dev(
     brokers: int = typer.Option(1, min=1, metavar="N", help="Number of brokers."),
@@ -52,7 +54,9 @@ def dev(
         False, "--insecure", help="Listen at a --host that others reach: whoever does may do everything."
     ),
     arena_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Shared memory of each broker."),
-    backup_memory_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Memory of each backup."),
+    backup_memory_bytes: str | None = typer.Option(
+        None, metavar="SIZE", help=f"Memory of each backup. Default: {BACKUP_MEMORY}."
+    ),
     segment_bytes: str = typer.Option("8MiB", metavar="SIZE", help="Size of a segment."),
     log_dir: Path | None = typer.Option(
         None,
@@ -69,6 +73,8 @@ def dev(
 
     if (replication or 0) > backups:
         raise UsageError(f"--replication {replication} needs --backups {replication}, or more")
+    if backup_memory_bytes is not None and not backups:
+        raise UsageError("--backup-memory-bytes needs --backups: without, there is no backup")
     if coordinators > 1 and not zookeeper:
         raise UsageError(f"--coordinators {coordinators} needs --zookeeper, where they share their metadata")
     exposed = {"insecure": True} if insecure else {}
@@ -80,7 +86,7 @@ def dev(
         zookeeper=zookeeper,
         data_dir=None if data_dir is None else expanded_path("--data-dir", data_dir),
         arena_bytes=parse_size(arena_bytes, name="--arena-bytes"),
-        backup_memory_bytes=parse_size(backup_memory_bytes, name="--backup-memory-bytes"),
+        backup_memory_bytes=parse_size(backup_memory_bytes or BACKUP_MEMORY, name="--backup-memory-bytes"),
         segment_bytes=parse_size(segment_bytes, name="--segment-bytes"),
         host=host,
         port=port,

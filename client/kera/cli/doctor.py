@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from kera.cli._client import is_given
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._paths import path_of
 from kera.cli._run import UsageError, extra, interruptible, run_async
@@ -19,10 +20,23 @@ if TYPE_CHECKING:
 
 DATA_DIR = Path("~/.local/share/kera")
 PORTS = [7400]
+OF_THIS_MACHINE = (
+    "data_dir",
+    "arena_bytes",
+    "port",
+    "tls_cert",
+    "tls_key",
+    "tls_ca",
+    "name",
+    "cluster_secret_file",
+    "config",
+)
+"""Options without an effect on a cluster elsewhere."""
 """Others are chosen by the system, unless they are set."""
 
 
 def doctor(
+    command: typer.Context,
     bootstrap: str = typer.Option(
         "", "--bootstrap", "-b", metavar="HOST:PORT", help="Check the cluster there from here, instead of this machine."
     ),
@@ -69,6 +83,9 @@ def doctor(
     from kera.cli.diagnosis import certificates, findings, host
 
     if bootstrap:
+        given = [name for name in OF_THIS_MACHINE if is_given(command, name, "COMMANDLINE")]
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} is about this machine, and --bootstrap checks a cluster")
         found = run_async(_of_cluster(bootstrap))
     else:
         size = parse_size(arena_bytes, name="--arena-bytes")

@@ -13,11 +13,12 @@ from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import EXIT_ERROR, UsageError, run_async
-from kera.cli._schema_files import definition_of, readable
+from kera.cli._schema_files import COMPILED, definition_of, readable
 from kera.cli._table import format_time, plural, table
 
 if TYPE_CHECKING:
     from kera.client import RegisteredSchema, SchemaRegistry
+    from kera.core.schemas import SchemaType
 
 app = Commands(help="Register, show and compare schemas of values.", no_args_is_help=True)
 
@@ -49,7 +50,7 @@ def register(
 
     One that would break readers is refused, and kera schema check tells all of it.
     """
-    schema_type, definition = definition_of(file, _kind(kind), proto_path)
+    schema_type, definition = _definition(file, kind, message, proto_path)
     run_async(_register(bootstrap, subject, (schema_type, definition, message), output))
 
 
@@ -74,7 +75,7 @@ def check(
     output: Output = OUTPUT_OPTION,
 ) -> None:
     """Tell what would break if a schema were registered; ends with 1 if anything would."""
-    schema_type, definition = definition_of(file, _kind(kind), proto_path)
+    schema_type, definition = _definition(file, kind, message, proto_path)
     if run_async(_check(bootstrap, subject, (schema_type, definition, message), output)):
         raise typer.Exit(EXIT_ERROR)
 
@@ -245,6 +246,17 @@ async def _delete(bootstrap: str, subject: str, version: int | None) -> None:
         gone = await client.schemas.versions(subject) if version is None else [version]
         await client.schemas.delete(subject, version)
     print(f"deleted {plural(len(gone), 'version')} of {subject}")
+
+
+def _definition(file: Path, kind: str | None, message: str, proto_path: list[Path]) -> tuple[SchemaType, str]:
+    """Raises `UsageError`, also for an option that would have no effect."""
+    schema_type, definition = definition_of(file, _kind(kind), proto_path)
+    for option, given in {"--message": message, "--proto-path": proto_path}.items():
+        if given and schema_type.value != "protobuf":
+            raise UsageError(f"{option} is for Protobuf, and {file} is {schema_type.value}")
+    if proto_path and file.suffix.lower() in COMPILED:
+        raise UsageError(f"--proto-path is for a .proto file, and {file} is compiled already")
+    return schema_type, definition
 
 
 def _kind(kind: str | None) -> str | None:

@@ -9,6 +9,8 @@ from pydantic import ByteSize, Field, model_validator
 from kera.core.settings import GIB, KIB, MIB, KeraSettings
 
 MB = 10**6
+_OF_TEMPORARY_CLUSTER = ("brokers", "arena_bytes", "backups", "backup_memory_bytes")
+"""Settings without an effect on a cluster that runs."""
 
 
 class BenchSettings(KeraSettings):
@@ -81,6 +83,11 @@ class BenchSettings(KeraSettings):
             raise ValueError("a round has fewer records than producers")
         if self.bootstrap is None and (self.replication or 0) > self.backups:
             raise ValueError(f"replication {self.replication} needs as many backups, and there are {self.backups}")
+        of_temporary = [name for name in _OF_TEMPORARY_CLUSTER if name in self.model_fields_set]
+        if self.bootstrap is not None and of_temporary:
+            raise ValueError(f"{of_temporary[0]} is for a temporary cluster, and bootstrap names one that runs")
+        if self.backup_memory_bytes is not None and not self.backups:
+            raise ValueError("backup_memory_bytes needs backups: without, there is no backup")
         return self
 
     def records_of(self, record_bytes: int) -> int:

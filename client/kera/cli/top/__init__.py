@@ -46,6 +46,8 @@ REQUEST_MS = 3000
 """A view shows what does not answer, and asks again: it does not wait as long as a program that has work to do."""
 PATIENCE_S = 4.0
 """Of what is printed once, and of the first look: time for whoever is slow."""
+ROWS = 20
+"""Of each table that is printed."""
 VIEW_NAMES = ("brokers", "backups", "streams", "groups", "findings", "latency")
 
 
@@ -57,12 +59,16 @@ def top(
         metavar="SECONDS",
         help=f"Between two refreshes, and what rates are over: {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f}.",
     ),
-    view: str = typer.Option("brokers", "--view", metavar="NAME", help=f"To begin with: {', '.join(VIEW_NAMES)}."),
+    view: str | None = typer.Option(
+        None, "--view", metavar="NAME", help=f"To begin with: {', '.join(VIEW_NAMES)}. Default: {VIEW_NAMES[0]}."
+    ),
     wanted: str = typer.Option(
         "", "--filter", metavar="TEXT", help="Only streams, groups and latency constraints that have it in a row."
     ),
     once: bool = typer.Option(False, "--once", help="Print one snapshot and end; so does --output json or yaml."),
-    rows: int = typer.Option(20, "--rows", min=1, max=1_000_000, metavar="N", help="Of each table, with --once."),
+    rows: int | None = typer.Option(
+        None, "--rows", min=1, max=1_000_000, metavar="N", help=f"Of each table, with --once. Default: {ROWS}."
+    ),
     internal: bool = INTERNAL_OPTION,
     output: Output = OUTPUT_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
@@ -73,21 +79,33 @@ def top(
     """
     if not INTERVAL_S_MIN <= interval <= INTERVAL_S_MAX:
         raise UsageError(f"--interval: {interval:g} is not from {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f} seconds")
-    if view not in VIEW_NAMES:
+    if view is not None and view not in VIEW_NAMES:
         raise UsageError(f"--view: there is no {view!r}; there are {', '.join(VIEW_NAMES)}")
+    _check_together(view, wanted, rows, once=once, document=output.is_document)
     if once or output.is_document:
-        _print(run_async(_once(bootstrap, interval, internal=internal)), output, wanted, rows)
+        _print(run_async(_once(bootstrap, interval, internal=internal)), output, wanted, rows or ROWS)
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("kera top needs a terminal; without one, --json or --once print one snapshot")
     with extra("top"):
         from kera.cli.top._app import Options
     try:
-        run_async(_live(bootstrap, Options(interval, view, wanted), internal=internal), logged_from=logging.CRITICAL)
+        options = Options(interval, view or VIEW_NAMES[0], wanted)
+        run_async(_live(bootstrap, options, internal=internal), logged_from=logging.CRITICAL)
     except typer.Exit as ended:
         if ended.exit_code == 128 + signal.SIGHUP:
             silence_stdout()  # there is no terminal any more
         raise
+
+
+def _check_together(view: str | None, wanted: str, rows: int | None, *, once: bool, document: bool) -> None:
+    """Raises `UsageError` for an option that would have no effect."""
+    if document and (wanted or rows is not None):
+        raise UsageError(f"{'--filter' if wanted else '--rows'} has no effect on JSON and YAML, which have all rows")
+    if view is not None and (once or document):
+        raise UsageError("--view has no effect on a snapshot, which has all views")
+    if rows is not None and not once:
+        raise UsageError("--rows needs --once: the live view shows as many rows as the terminal has")
 
 
 def _print(found: Snapshot, output: Output, wanted: str, rows: int) -> None:
