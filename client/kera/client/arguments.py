@@ -10,6 +10,8 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from kera.core.errors import InvalidArgument
 
 UINT32_MAX = (1 << 32) - 1
@@ -29,6 +31,14 @@ def whole(parameter: str, value: Any, least: int, most: int, *, what: str = "") 
     if not least <= number <= most:
         raise wrong(parameter, value, f"a whole number from {least} to {most}{what}")
     return number
+
+
+def seconds(parameter: str, value: Any) -> float | None:
+    """`value` as seconds from 0 on, or None to wait for ever."""
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if value is not None and not (is_number and value >= 0):
+        raise wrong(parameter, value, "seconds from 0 on, or None to wait for ever")
+    return None if value is None else float(value)
 
 
 def text(parameter: str, value: Any, what: str = "text") -> str:

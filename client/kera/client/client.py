@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Self
@@ -40,6 +41,8 @@ from kera.client.unclosed import ends_in_order
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EntryId, Position
 from kera.core.runtime import MACHINE, Runtime
+from kera.core.settings import InvalidSettings
+from kera.core.spelling import closest
 from kera.core.tracing import tracing_of
 
 READ_BYTES_MAX = 4 << 20
@@ -81,6 +84,8 @@ class Client:
         Connections are made when they are needed; a cluster that is not there shows at the first call. `runtime`: what
         the client gets from outside of its process, if that is not this machine.
         """
+        if settings is not None:
+            arguments.instance("settings", settings, ClientSettings, "ClientSettings")
         return cls(Cluster(bootstrap, settings or ClientSettings.load(), runtime=runtime))
 
     async def __aenter__(self) -> Self:
@@ -104,7 +109,7 @@ class Client:
         """
         runtime = self._cluster.runtime
         clock = None if runtime is MACHINE else runtime.clock
-        settings = _merged(ProducerSettings, settings, overrides)
+        settings = _merged(ProducerSettings, settings, overrides, Client.producer)
         serialization = None
         if serializer is not None or key_serializer is not None:
             register = settings.register_schemas
@@ -169,7 +174,7 @@ class Client:
         consumer leaves out the chunk's records before it. Its `positions` and commits stay at the ends of chunks.
         `streamlets`: read only these; None: all.
         """
-        merged = _merged(ConsumerSettings, settings, overrides)
+        merged = _merged(ConsumerSettings, settings, overrides, Client.consumer)
         decoding = self._decoding(deserializer, key_deserializer, merged)
         consumer = Consumer(
             self._cluster,
@@ -204,7 +209,7 @@ class Client:
         now), or None. An epoch is in memory as a whole: one of more than `epoch_bytes_max` is `RecordTooLarge`.
         `overrides` are fields of `ConsumerSettings`.
         """
-        merged = _merged(ConsumerSettings, settings, overrides)
+        merged = _merged(ConsumerSettings, settings, overrides, Client.epochs)
         reader = self._epochs(streams, merged, epoch_ms, start, end, epoch_bytes_max)
         self._consumers.add(reader)
         return reader
@@ -227,7 +232,7 @@ class Client:
         `epoch_bytes_max` are those of `epochs`, deserializers those of `consumer`, `overrides` fields of
         `ConsumerSettings`.
         """
-        merged = _merged(ConsumerSettings, settings, overrides)
+        merged = _merged(ConsumerSettings, settings, overrides, Client.ordered_consumer)
         decoding = self._decoding(deserializer, key_deserializer, merged)
         epochs = self._epochs(streams, merged, epoch_ms, start, end, epoch_bytes_max, copied=True)
         consumer = OrderedConsumer(
@@ -279,7 +284,7 @@ class Client:
         because this consumer was silent or stuck. Deserializers are as those of `consumer`.
         """
         names = (streams,) if isinstance(streams, str) else streams
-        merged = _merged(GroupConsumerSettings, settings, overrides)
+        merged = _merged(GroupConsumerSettings, settings, overrides, Client.group_consumer)
         decoding = self._decoding(deserializer, key_deserializer, merged)
         consumer = GroupConsumer(self._cluster, consumer_group, names, merged, on_lost=on_lost, decoding=decoding)
         if self.tracing.is_on:
@@ -430,7 +435,18 @@ class Client:
                 raise error
 
 
-def _merged(kind: Any, settings: Any, overrides: dict[str, Any]) -> Any:
+def _merged(kind: Any, settings: Any, overrides: dict[str, Any], method: Callable[..., Any]) -> Any:
+    """Settings with `overrides`, which `method` was given by name. Raises `InvalidArgument` and `InvalidSettings`."""
+    if settings is not None:
+        arguments.instance("settings", settings, kind, f"{kind.__name__}, or single settings by their names")
+    for name, value in overrides.items():
+        field = kind.model_fields.get(name)
+        if field is not None and field.annotation is bool and value is not None:
+            arguments.flag(name, value)  # in variables and files text stands for it
+        if field is None and closest(name, kind.model_fields) is None:
+            meant = closest(name, inspect.signature(method).parameters)
+            if meant is not None:
+                raise InvalidSettings(f"{name}: there is no such parameter or setting; did you mean {meant!r}?")
     if settings is None:
         return kind.load(**overrides)
     return kind.load(**{**settings.model_dump(), **overrides}) if overrides else settings

@@ -15,6 +15,7 @@ from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, PRODUCER_IDS, EntryId, Position
+from kera.core.settings import InvalidSettings
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.support import description
 
@@ -158,6 +159,33 @@ async def test_what_does_not_belong_there_is_named(parameter: str, call: Call, v
     async with await Client.connect(NOWHERE, ClientSettings(retry_timeout_ms=0, connect_timeout_ms=1)) as client:
         with pytest.raises(InvalidArgument, match=parameter):
             await _outcome(call, client, value)
+
+
+@pytest.mark.parametrize("value", ["x", True, -1, float("nan"), [1]])
+async def test_a_time_to_wait_that_is_no_number_is_named(value: Any) -> None:
+    async with await Client.connect(NOWHERE) as client:
+        for consumer in (client.consumer("s"), client.group_consumer("a", "s"), client.ordered_consumer("s")):
+            with pytest.raises(InvalidArgument, match=r"timeout_s is .*, and takes seconds from 0 on"):
+                await consumer.poll(value)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda client: client.group_consumer("a", "s", in_order="yes"), "in_order is 'yes', and takes True or False"),
+        (lambda client: client.consumer("s", verify_checksums=1), "verify_checksums is 1, and takes True or False"),
+        (lambda client: client.consumer("s", strt="earliest"), "strt: there is no .*did you mean 'start'"),
+        (lambda client: client.producer(serialiser=str), "serialiser: there is no .*did you mean 'serializer'"),
+        (lambda client: client.producer(durabilty="leader"), "durabilty: there is no .*did you mean 'durability'"),
+        (lambda client: client.group_consumer("a", "s", deserialiser=str), "did you mean 'deserializer'"),
+        (lambda client: client.producer("leader"), "settings is 'leader', and takes ProducerSettings"),
+        (lambda client: client.consumer("s", settings={"a": 1}), "settings is .*, and takes ConsumerSettings"),
+    ],
+)
+async def test_a_setting_that_is_misspelt_or_of_another_type_is_named(make: Callable[[Client], Any], said: str) -> None:
+    async with await Client.connect(NOWHERE) as client:
+        with pytest.raises((InvalidArgument, InvalidSettings), match=said):
+            make(client)
 
 
 @pytest.mark.parametrize("value", [5, None, ["a:1"], True])

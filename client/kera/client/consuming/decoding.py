@@ -290,8 +290,7 @@ class DecodedRecords(ABC):
 
         Raises `InvalidArgument` for a negative `timeout_s` or a `records_max` below 1, and what `records` raises.
         """
-        if timeout_s is not None and not timeout_s >= 0:
-            raise arguments.wrong("timeout_s", timeout_s, "seconds from 0 on, or None to wait for ever")
+        timeout_s = arguments.seconds("timeout_s", timeout_s)
         if records_max is not None:
             arguments.whole("records_max", records_max, 1, POLL_RECORDS_LIMIT)
         await self.start()
