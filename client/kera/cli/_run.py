@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import logging
-import os
 import signal
 import sys
 from collections.abc import Coroutine, Iterator, MutableMapping
@@ -19,11 +17,11 @@ from typing import Any, TypeVar
 
 import typer
 
+from kera.cli._streams import EXIT_ERROR, fail, not_written, show, silence_stdout
 from kera.core.errors import InvalidArgument, KeraError, StartError
 
 T = TypeVar("T")
 
-EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # what a shell reports for SIGINT
 TERMINATED = "terminated"
@@ -60,7 +58,7 @@ def run_app(app: typer.Typer, arguments: list[str]) -> int:
     except OSError as error:
         if error.errno not in _OUTPUT_ERRORS:
             raise
-        return _not_written(error, EXIT_ERROR)
+        return not_written(error, EXIT_ERROR)
     except Exception as error:
         # Typer's own errors know their text and exit code; they have no public base class.
         text = getattr(error, "format_message", None)
@@ -68,35 +66,6 @@ def run_app(app: typer.Typer, arguments: list[str]) -> int:
             raise
         return _explain(error, text())
     return show("", result if isinstance(result, int) else 0)
-
-
-def show(text: str, code: int, otherwise: int = EXIT_ERROR) -> int:
-    """Write `text` behind what was printed; returns `code`, or `otherwise` if that fails. Nobody need read it."""
-    try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:
-        silence_stdout()
-    except OSError as error:
-        return _not_written(error, otherwise)
-    return code
-
-
-def _not_written(error: OSError, code: int) -> int:
-    silence_stdout()
-    return fail(f"cannot write the output: {error.strerror}", code)
-
-
-def open_standard_streams() -> None:
-    """Have all three: files that are opened later would take the places of those that are closed."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-            setattr(sys, name, open(number, "r+" if number else "r", closefd=False))  # noqa: SIM115
-    # What the terminal's encoding does not have is shown in another way: no command fails of that.
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _with_hint(error: Exception, text: str) -> str:
@@ -111,19 +80,6 @@ def _explain(error: Exception, text: str) -> int:
         print(text, file=sys.stderr)
         return EXIT_USAGE
     return fail(_with_hint(error, text), getattr(error, "exit_code", EXIT_USAGE))
-
-
-def fail(message: str, code: int = EXIT_ERROR) -> int:
-    """Print the error line; returns `code`."""
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    print(f"kera: error: {message}", file=sys.stderr)
-    return code
-
-
-def silence_stdout() -> None:
-    """Nobody reads our output any more: keep the interpreter from complaining when it flushes at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_async(coroutine: Coroutine[Any, Any, T], *, logged_from: int = logging.WARNING) -> T:

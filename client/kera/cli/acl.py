@@ -13,7 +13,8 @@ from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, war
 from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
-from kera.cli._run import UsageError, command_line, fail, run_async
+from kera.cli._run import UsageError, command_line, run_async
+from kera.cli._streams import fail
 from kera.cli._table import format_time, table
 from kera.core.errors import KeraError
 

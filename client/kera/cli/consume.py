@@ -17,7 +17,8 @@ import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._durations import parse_duration_ms
-from kera.cli._run import UsageError, run_async, silence_stdout
+from kera.cli._run import UsageError, run_async
+from kera.cli._streams import silence_stdout
 from kera.cli._times import parse_time_us
 from kera.core.errors import CorruptChunk, InvalidArgument
 

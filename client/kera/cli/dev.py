@@ -14,8 +14,9 @@ import typer
 from kera.cli._client import BOOTSTRAP_DEFAULT, current_context
 from kera.cli._contexts import BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE
 from kera.cli._paths import expanded_path, path_of
-from kera.cli._run import EXIT_ERROR, UsageError, fail, run_async
+from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size, parse_size
+from kera.cli._streams import EXIT_ERROR, fail
 from kera.cli._table import fields, plural
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
-from kera.cli._run import EXIT_ERROR, UsageError, run_async
+from kera.cli._run import UsageError, run_async
 from kera.cli._schema_files import COMPILED, definition_of, readable
+from kera.cli._streams import EXIT_ERROR
 from kera.cli._table import format_time, plural, table
 
 if TYPE_CHECKING:

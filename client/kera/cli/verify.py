@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Self
 import typer
 
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
-from kera.cli._run import EXIT_ERROR, extra, interruptible
+from kera.cli._run import extra, interruptible
 from kera.cli._sizes import format_size
+from kera.cli._streams import EXIT_ERROR
 from kera.cli._table import plural
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ import uvloop
 
 from kera.core import native
 from kera.core.errors import KeraError, StartError
-from kera.core.process import die_with_parent, raise_descriptor_limit
+from kera.core.process import OTHERS_WRITE, die_with_parent, own_files, raise_descriptor_limit
 from kera.core.rpc.grpc_words import heard
 from kera.core.settings import KeraSettings
 from kera.core.telemetry import configure_logging, get_logger
@@ -106,6 +106,7 @@ def _run(
     stop_timeout_s: float,
 ) -> int:
     die_with_parent()
+    own_files(closed_to_others=OTHERS_WRITE)
     raise_descriptor_limit()
     deadline = threading.Timer(stop_timeout_s, _end_process, (stop_timeout_s,))
     deadline.daemon = True

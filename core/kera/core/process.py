@@ -14,6 +14,9 @@ DIE_WITH_PARENT_VARIABLE = "KERA_DIE_WITH_PARENT"
 """Set to 1 by a supervisor whose children must not outlive it."""
 
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
+OTHERS_WRITE = 0o022
+"""What others may not do with the files of a daemon."""
+_OWNERS = 0o700
 _PR_SET_PDEATHSIG = 1
 _DESCRIPTORS_UNLIMITED = 1 << 20
 """What counts as the limit where there is none."""
@@ -30,6 +33,12 @@ def die_with_parent(parent_id: int | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent_id:  # it died before the call
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def own_files(closed_to_others: int = 0) -> None:
+    """Have the owner use what this process creates, whatever the umask says; `closed_to_others` is added to it."""
+    before = os.umask(0)
+    os.umask((before | closed_to_others) & ~_OWNERS)
 
 
 def raise_descriptor_limit() -> None:

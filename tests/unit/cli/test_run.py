@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -187,3 +189,48 @@ def test_a_command_line_that_makes_no_sense_is_one_line_and_code_2(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("kera: error: ")
     assert says in line
+
+
+FULL = Path("/dev/full")
+
+
+def run_kera(*arguments: str, stdout: Any = subprocess.PIPE, stderr: Any = subprocess.PIPE, **environment: str) -> Any:
+    own = {name: value for name, value in os.environ.items() if name not in {"LC_ALL", "LANG", "PYTHONUTF8"}}
+    command = [sys.executable, "-m", "kera.cli", *arguments]
+    return subprocess.run(command, stdout=stdout, stderr=stderr, env=own | environment, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+def test_output_that_cannot_be_written_is_one_line_and_code_1(arguments: list[str]) -> None:
+    with FULL.open("wb") as full:
+        ended = run_kera(*arguments, stdout=full)
+    assert (ended.returncode, ended.stderr) == (1, b"kera: error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+def test_output_that_nobody_reads_is_no_error(arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as nobody:
+        ended = run_kera(*arguments, stdout=nobody)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_an_error_that_cannot_be_written_keeps_its_code() -> None:
+    with FULL.open("wb") as full:
+        assert run_kera("nonsense", stderr=full).returncode == 2
+
+
+POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}
+
+
+@pytest.mark.parametrize("environment", [POSIX, POSIX | {"PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}])
+def test_what_the_encoding_lacks_is_escaped(environment: dict[str, str]) -> None:
+    program = (
+        "import sys\nfrom kera.cli._streams import open_standard_streams, show\nopen_standard_streams()\n"
+        "sys.exit(show('a \\u2192 b', 0))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ | environment, check=True
+    )
+    assert ended.stdout in {"a \u2192 b".encode(), b"a \\u2192 b"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, node_id
+from kera.core.process import DIE_WITH_PARENT_VARIABLE, OTHERS_WRITE, node_id, own_files
 
 # The child tells its own process id and then waits to be killed; the parent waits for it to be ready and goes.
 CHILD = """
@@ -127,3 +127,23 @@ def test_a_daemon_takes_as_many_descriptors_as_it_may() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
     assert run.stdout.split() == ["100", "200"]
+
+
+@pytest.mark.parametrize(
+    ("umask", "closed_to_others", "found"),
+    [
+        (0o022, 0, 0o022),
+        (0o077, OTHERS_WRITE, 0o077),
+        (0o000, OTHERS_WRITE, 0o022),
+        (0o777, 0, 0o077),
+        (0o000, 0, 0o000),
+    ],
+)
+def test_the_owner_can_use_what_a_process_creates_and_others_cannot_write_to_what_a_daemon_does(
+    umask: int, closed_to_others: int, found: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        own_files(closed_to_others)
+    finally:
+        assert os.umask(before) == found

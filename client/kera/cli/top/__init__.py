@@ -27,7 +27,8 @@ import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_document
-from kera.cli._run import UsageError, extra, run_async, silence_stdout
+from kera.cli._run import UsageError, extra, run_async
+from kera.cli._streams import silence_stdout
 from kera.core.errors import Unavailable
 
 if TYPE_CHECKING:

@@ -48,6 +48,7 @@ _TLS_REASONS = {
 _REFUSALS = frozenset(name for name, text in _TLS_REASONS.items() if "ALERT" in name and "certificate" in text)
 UNIX_PATH_BYTES_MAX = 100
 """The kernel takes 107; a data directory deeper than that gets its socket in the directory for temporary files."""
+_SHORT_DIRECTORY = Path("/tmp")  # noqa: S108 - where that one is deep as well
 
 
 def join_address(host: str, port: int) -> str:
@@ -144,7 +145,8 @@ def unix_socket_path(data_dir: Path, name: str) -> Path:
     if len(bytes(path)) <= UNIX_PATH_BYTES_MAX:
         return path
     digest = hashlib.sha256(bytes(path)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"kera-{digest}.sock"
+    other = Path(tempfile.gettempdir()) / f"kera-{digest}.sock"
+    return other if len(bytes(other)) <= UNIX_PATH_BYTES_MAX else _SHORT_DIRECTORY / other.name
 
 
 def refuses_certificate(error: ssl.SSLError) -> bool:

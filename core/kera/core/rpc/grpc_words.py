@@ -26,9 +26,8 @@ from collections.abc import Iterator
 
 from kera.core.rpc.address import not_taken, tls_reason
 from kera.core.security.refusals import Refusals
+from kera.core.silent_grpc import VERBOSITY
 
-VERBOSITY = "GRPC_VERBOSITY"
-"""The environment variable by which people who look for a defect ask for more: they get all of it as it is."""
 MARK = "| "
 """Before a line that is none of the log, though it may look like one."""
 MARKED_MAX, MARKED_S = 200, 60.0
@@ -44,7 +43,10 @@ _SERVER_NAME = re.compile(rb"No match found for server name: ")
 
 @contextlib.contextmanager
 def heard(interface: str = "grpc") -> Iterator[None]:
-    """Puts gRPC's words into the log meanwhile. For the main thread of a process that has no others yet."""
+    """Put gRPC's words into the log meanwhile. For the main thread of a process that has no others yet.
+
+    The process has imported gRPC before anything of KerA's. With `VERBOSITY` set, all of it goes to standard error.
+    """
     if os.environ.get(VERBOSITY):
         yield
         return

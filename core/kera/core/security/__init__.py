@@ -1,5 +1,6 @@
 """Who may talk to whom, and unheard by others: certificates and encryption. Cryptography itself is the libraries'."""
 
+import kera.core.silent_grpc  # noqa: F401 - before `tls` imports gRPC
 from kera.core.security.files import ClientAuth, InvalidTls, TlsFiles
 from kera.core.security.tls import Tls
 

@@ -73,6 +73,14 @@ def test_a_socket_lies_in_the_data_directory_or_where_its_path_is_short_enough(t
     assert unix_socket_path(deep, "broker") in found
 
 
+def test_a_socket_lies_in_tmp_where_the_directory_for_temporary_files_is_deep_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * UNIX_PATH_BYTES_MAX)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    assert unix_socket_path(deep, "broker").parent == Path("/tmp")
+
+
 @pytest.mark.parametrize(
     ("advertised", "told"),
     [
