@@ -279,7 +279,7 @@ def test_headers_go_in_and_come_out(kera: Kera, stream: str) -> None:
 
     assert kera("consume", stream, "--until-end", "-f", r"%s %h\n") == b"one trace=a=b,n=1\ntwo trace=a=b,n=1\n"
     first = json.loads(kera("consume", stream, "--json", "--count", "1"))
-    assert first["headers"] == {"trace": "a=b", "n": "1"}
+    assert first["headers"] == [["trace", "a=b"], ["n", "1"]]
     assert "'trace' is not of the form name=value" in kera.fails(2, "produce", stream, "-H", "trace", stdin=b"x\n")
     assert "mutually exclusive" in kera.fails(2, "produce", stream, "--json", "-H", "a=b", stdin=b"{}\n")
 
@@ -351,7 +351,7 @@ def test_internal_streams_are_hidden_and_journals_deleted_with_their_streams(ker
 def test_json_of_one_stream_can_be_put_into_another(kera: Kera, stream: str) -> None:
     copy = stream + "-copy"
     kera("stream", "create", copy, "--codec", "zstd")
-    record = {"key": "k", "value": "é", "headers": {"h": "x"}, "timestamp": "2026-01-02T03:04:05.000006Z"}
+    record = {"key": "k", "value": "é", "headers": [["h", "x"]], "timestamp": "2026-01-02T03:04:05.000006Z"}
     kera("produce", stream, "--json", stdin=json.dumps(record).encode() + b'\n{"value_base64": "/w=="}\n')
 
     printed = kera("consume", stream, "--until-end", "--json")

@@ -139,7 +139,7 @@ def test_an_export_that_follows_ends_with_what_has_come(
         assert follower.terminate() == 143
 
     line = Path(tmp_path, "out", "part-00000.jsonl").read_text()
-    assert '"key": "k", "value": "one", "headers": {"h": "x"}' in line
+    assert '"key": "k", "value": "one", "headers": [["h", "x"]]' in line
 
 
 def test_records_without_columns_go_to_a_file_and_back(tmp_path: Path, client: Client, copy: Any) -> None:

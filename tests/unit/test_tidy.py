@@ -132,6 +132,7 @@ WALL_CLOCK = {
     "broker/kera/broker/steady_time.py": "retention by age compares with when records were appended",
     "client/kera/client/producing/sender.py": "of streams whose chunks have it, brokers are told how far it is ahead",
     "client/kera/connect/files/lines.py": "timestamps of records that have none",
+    "client/kera/client/json_form/records.py": "timestamps of records that have none",
     "client/kera/cli/bench/_report.py": "when a report was made",
     "client/kera/cli/bench/_worker.py": "latency from when a chunk was made, in another process",
     "client/kera/cli/doctor.py": "how long a certificate is good yet",

@@ -7,16 +7,14 @@ A format is text with tokens, as kcat has them:
     %t stream   %p streamlet       %e entry       %o offset: number of the record in its entry, from 0
     \n \t \r \\ \0 \xHH
 
-It is applied to whole columns: Arrow joins them, and the joined column's memory is the output. JSON is made
-record by record, as it needs escaping that Arrow does not offer.
+It is applied to whole columns: Arrow joins them, and the joined column's memory is the output. `kera.client.json_form`
+makes JSON.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.cli._run import UsageError
-from kera.client.consuming.values import rows_of
-from kera.connect.files.json_text import jsonable, record_object, row_lines
+from kera.client.json_form import record_lines, row_lines, row_texts
+from kera.client.json_form.writing import is_bytes, texts_of
 
 if TYPE_CHECKING:
     from kera.client import StreamDescription
@@ -38,6 +36,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u20
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
+_PLACE_NAMES = ("stream", "streamlet", "entry", "offset")
 _ORIGINS = {"t": "stream", "p": "streamlet", "e": "entry", "o": "offset"}
 
 
@@ -73,14 +72,7 @@ def json_formatter(stream: StreamDescription) -> Formatter:
         return row_lines(batch)
 
     def format_records(batch: pa.RecordBatch, origin: Origin) -> bytes:
-        records = (
-            json.dumps(
-                dict(zip(("stream", "streamlet", "entry", "offset"), place, strict=True)) | record_object(row),
-                ensure_ascii=False,
-            )
-            for place, row in zip(_places(origin, batch.num_rows, stream), rows_of(batch), strict=True)
-        )
-        return ("\n".join(records) + "\n").encode()
+        return record_lines(batch, lambda at, count: _place_texts(origin, at, count, stream))
 
     return format_rows if stream.typed else format_records
 
@@ -126,18 +118,19 @@ def _parse(template: str) -> Iterator[bytes | _Token]:
         raise UsageError(rf"--format: {rest!r} is cut short; write %% or \\ for the sign itself")
 
 
-def _places(origin: Origin, rows: int, stream: StreamDescription) -> Iterator[tuple[Any, ...]]:
-    """Of each record the stream, the streamlet, the entry and the offset."""
+def _place_texts(origin: Origin, at: int, count: int, stream: StreamDescription) -> pa.Array:
+    """The members of a JSON object that say where records are, `count` of them from `at` on."""
     if isinstance(origin, pa.RecordBatch):
-        return zip(*(column.to_pylist() for column in origin.columns[:4]), strict=True)
-    first = origin.first_record
-    return zip(
-        repeat(stream.name, rows),
-        repeat(origin.streamlet),
-        repeat(origin.entry),
-        range(first, first + rows),
-        strict=False,
-    )
+        places = origin.slice(at, count).columns[:4]
+    else:
+        first = origin.first_record + at
+        fixed = (stream.name, origin.streamlet, origin.entry)
+        places = [*(pa.array([each]).take(pa.array(np.zeros(count, np.int8))) for each in fixed)]
+        places.append(pa.array(np.arange(first, first + count)))
+    parts: list[Any] = []
+    for name, column in zip(_PLACE_NAMES, places, strict=True):
+        parts += [f'{", " if parts else ""}"{name}": ', texts_of(column)]
+    return pc.binary_join_element_wise(*parts, "")
 
 
 def _column(piece: bytes | _Token, batch: pa.RecordBatch, origin: Origin, stream: StreamDescription) -> Any:
@@ -183,7 +176,7 @@ def _typed_column(letter: str, batch: pa.RecordBatch, stream: StreamDescription)
             return _constant(b"")
         case "T":
             return _microseconds(batch.column(stream.timestamp_column)) if stream.timestamp_column else _constant(b"")
-    return pa.array([json.dumps(row, default=jsonable).encode() for row in rows_of(batch)], pa.binary())
+    return pa.concat_arrays([*row_texts(batch), pa.array([], pa.string())]).cast(pa.binary())
 
 
 def _join(columns: list[Any], count: int) -> Any:
@@ -208,8 +201,8 @@ def _microseconds(column: pa.Array) -> pa.Array:
 
 def _as_text(column: pa.Array) -> pa.Array:
     kind = column.type
-    if pa.types.is_binary(kind):
-        return column
+    if is_bytes(kind):
+        return column.cast(pa.binary())
     if pa.types.is_dictionary(kind):
         return _as_text(column.dictionary_decode())
     return column.cast(pa.string()).cast(pa.binary())

@@ -105,16 +105,17 @@ async def _produce(
 def _converter(
     stream: StreamDescription, key_separator: str | None, headers: Sequence[tuple[str, bytes]], as_json: bool
 ) -> ToBatch:
-    from kera.connect.files import lines
+    from kera.client.json_form import records_of_lines, rows_of_lines
+    from kera.connect.files.lines import lines_to_batch
 
     if stream.typed:
         if not as_json:
             raise UsageError(f"{stream.name} is typed: give its rows as JSON objects, with --json")
-        return lambda block, first_line: lines.rows_to_batch(block, stream.schema, first_line)
+        return lambda block, first_line: rows_of_lines(block, stream.schema, first_line)
     if as_json:
-        return lines.json_to_batch
+        return records_of_lines
     separator = None if key_separator is None else key_separator.encode()
-    return lambda block, _: lines.lines_to_batch(block, separator, headers)
+    return lambda block, _: lines_to_batch(block, separator, headers)
 
 
 async def _send_all(sender: _Sender, to_batch: ToBatch) -> None:

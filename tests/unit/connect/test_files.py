@@ -172,7 +172,7 @@ async def test_columns_are_made_out_of_a_file(tmp_path: Path) -> None:
         ("x.csv", "id,share\n1,2\nabc,3\n", r"x\.csv: column 'id'.*'abc'"),
         ("x.csv", "id,color\n1,red\n", r"x\.csv: has a column 'color'"),
         ("x.csv", "id,share\n1\n", r"x\.csv: .*Expected 2 columns, got 1"),
-        ("x.jsonl", '{"id": 1}\n{"id": "abc"}\n', r"x\.jsonl: lines 1 to 2.*id"),
+        ("x.jsonl", '{"id": 1}\n{"id": "abc"}\n', r"x\.jsonl: line 2: column 'id' is the text \"abc\", not an integer"),
         ("x.jsonl", '{"id": 1, "color": "red"}\n', r"x\.jsonl: .*color"),
         ("x.jsonl", '{"id": 1', r"x\.jsonl"),
         ("x.parquet", "no parquet", r"x\.parquet"),
@@ -305,12 +305,9 @@ async def test_a_disk_without_room_is_told_and_nothing_is_left(tmp_path: Path, m
     ("rows", "kind", "said"),
     [
         (pa.record_batch({"b": [b"\xff"]}), "csv", "'b' is no text"),
-        (pa.record_batch({"b": [b"\xff"]}), "jsonl", "'b' is no text"),
         (pa.record_batch({"l": [[1]]}), "csv", "'l' is list"),
         (record(headers=[("h", b"x")]), "csv", "headers"),
-        (record(headers=[("h", b"\xff")]), "jsonl", "headers"),
         (record(keys=[b"a", b"b"]), "csv", "several keys"),
-        (record(keys=[b"a", b"\xff"]), "jsonl", "keys"),
     ],
 )
 async def test_what_a_form_cannot_hold_is_told_and_never_changed(

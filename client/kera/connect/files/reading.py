@@ -18,8 +18,9 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from kera.client.json_form import records_of_lines, rows_of_lines
+from kera.client.json_form.records import FIELDS, PLACE_FIELDS
 from kera.connect.errors import Refused
-from kera.connect.files.lines import json_to_batch, rows_to_batch
 from kera.connect.files.text import CsvRecords, JsonRecords, Position, Records, TextFile, changed, mark_of
 from kera.connect.records import key_lists
 from kera.core.arrow_types import empty_batch
@@ -32,8 +33,6 @@ TEXT_BYTES_MAX = 8 << 20
 SAMPLE_BYTES = 8 << 20
 """Of these, columns are made out."""
 ROWS_MAX = 1 << 16
-RECORD_FIELDS = {"key", "keys", "key_base64", "value", "value_base64", "headers", "timestamp"}
-PLACE_FIELDS = {"stream", "streamlet", "entry", "offset"}
 _CSV_ROW = re.compile(r"Row #(\d+)")
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
 
@@ -343,20 +342,9 @@ class JsonText:
         """See `Text`. Raises `SchemaMismatch` with the line."""
         schema = self._schema
         try:
-            return json_to_batch(text, line) if schema is DEFAULT_SCHEMA else rows_to_batch(text, schema, line)
+            return records_of_lines(text, line) if schema is DEFAULT_SCHEMA else rows_of_lines(text, schema, line)
         except SchemaMismatch as error:
-            unexpected = "" if schema is DEFAULT_SCHEMA else _unexpected(text, schema)
-            raise SchemaMismatch(unexpected + error.message + behind) from error
-
-
-def _unexpected(block: bytes, schema: pa.Schema) -> str:
-    """A field in lines that is no column; empty: there is none."""
-    for line in filter(bytes.strip, block.split(b"\n")):
-        with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict) and (unknown := found.keys() - set(schema.names)):
-                return f"has a field {min(unknown)!r}, and the stream has no column of that name: "
-    return ""
+            raise SchemaMismatch(error.message + behind) from error
 
 
 def sample_of(path: str, records: Records, size: int) -> bytes:
@@ -377,7 +365,7 @@ def _schema_of_lines(path: str) -> pa.Schema:
         if not isinstance(found, dict):
             raise pa.ArrowInvalid("a line is no object of JSON")
         names |= found.keys()
-    if names <= RECORD_FIELDS | PLACE_FIELDS and names & {"value", "value_base64"}:
+    if names <= FIELDS | PLACE_FIELDS and names & {"value", "value_base64"}:
         return DEFAULT_SCHEMA
     reading = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
     return pa.json.read_json(pa.BufferReader(block), read_options=reading).schema

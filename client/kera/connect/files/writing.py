@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from kera.connect.files.json_text import record_lines, row_lines
+from kera.client.json_form import record_lines, row_lines
 from kera.core.errors import SchemaMismatch
 
 GROUP_ROWS = 1 << 16
@@ -124,23 +124,8 @@ class JsonLines:
         self._typed = typed
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """See `Writer`. Raises `SchemaMismatch` for bytes that are no text where JSON has no other form for them."""
-        if self._typed:
-            for name, column in zip(rows.schema.names, rows.columns, strict=True):
-                if pa.types.is_binary(column.type):
-                    _text(column, name, "JSON")
-            self._file.write(row_lines(rows))
-            return
-        headers = rows.column("headers")
-        if headers.null_count < rows.num_rows:
-            _text(pc.list_flatten(headers.cast(_PAIRS)).field("value"), "headers", "JSON")
-        keys = rows.column("keys")
-        if (pc.max(pc.list_value_length(keys)).as_py() or 0) > 1:
-            _text(pc.list_flatten(keys), "keys", "JSON")
-        self._file.write(record_lines(rows))
+        """See `Writer`."""
+        self._file.write(row_lines(rows) if self._typed else record_lines(rows))
 
     def end(self) -> None:
         """See `Writer`."""
-
-
-_PAIRS: Any = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))

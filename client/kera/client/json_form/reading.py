@@ -1,0 +1,268 @@
+"""Lines of JSON to rows of a schema.
+
+Arrow's reader does it where its result is sure to be exact: it knows most types, but not all, and takes some numbers
+that a column cannot hold. What it does not take, or what is not sure, is parsed line by line (`texts`, `building`),
+which is exact, has all types, and names the line and the field that is wrong.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+from pyarrow import types
+
+from kera.client.json_form.building import column_of
+from kera.client.json_form.leaves import Misfit
+from kera.client.json_form.texts import BOM, cut, decoded, parsed_line
+from kera.client.json_form.writing import has_names_twice
+from kera.core.errors import SchemaMismatch
+
+
+def rows_of_lines(block: bytes, schema: pa.Schema, first_line: int = 1) -> pa.RecordBatch:
+    """A row of `schema` for each JSON object in the lines of `block`; blank lines are left out.
+
+    `first_line` is the number of the first one. Raises `SchemaMismatch`, which names the line.
+    """
+    found = _by_arrow(block, schema)
+    return _by_line(block, schema, first_line) if found is None else found
+
+
+def lines_of(block: bytes, first_line: int) -> Iterator[tuple[int, bytes]]:
+    """The number and the text of each line that is not blank."""
+    if first_line == 1:
+        block = block.removeprefix(BOM)
+    for number, line in enumerate(block.split(b"\n"), first_line):
+        if line.strip():
+            yield number, line
+
+
+def wrong_line(number: int, reason: object) -> SchemaMismatch:
+    """The error for a line."""
+    return SchemaMismatch(f"line {number}: {reason}", line=number)
+
+
+# -- by line ---------------------------------------------------------------------------------------------------------
+
+
+def _by_line(block: bytes, schema: pa.Schema, first_line: int) -> pa.RecordBatch:
+    numbers: list[int] = []
+    rows: list[dict[str, Any]] = []
+    known = set(schema.names)
+    for number, line in lines_of(block, first_line):
+        try:
+            row = parsed_line(decoded(line))
+        except ValueError as error:
+            raise wrong_line(number, error) from None
+        if unknown := row.keys() - known:
+            raise wrong_line(
+                number, f"there is no column {cut(min(unknown))!r} in the stream; it has {', '.join(schema.names)}"
+            )
+        numbers.append(number)
+        rows.append(row)
+    columns = []
+    for field in schema:
+        try:
+            columns.append(column_of(field, [row.get(field.name) for row in rows]))
+        except Misfit as error:
+            raise wrong_line(numbers[error.at], f"column {field.name + error.path!r} is {error.reason}") from None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+# -- by Arrow --------------------------------------------------------------------------------------------------------
+
+
+def _by_arrow(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
+    """The rows, if Arrow is sure to read them exactly."""
+    fields = [_readable(field) for field in schema]
+    exponent_digits = min(_exponent_digits(field.type) for field in schema) if len(schema) else 0
+    if not fields or any(field is None for field in fields) or _has_long_numbers(block, exponent_digits):
+        return None
+    try:
+        table = pa.json.read_json(
+            io.BytesIO(block),
+            read_options=pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            parse_options=pa.json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="error"),
+        )
+        batches = table.combine_chunks().to_batches()
+        if not batches:
+            return None
+        columns = [_cast(column, field.type) for column, field in zip(batches[0].columns, schema, strict=True)]
+        sure = all(_is_sure(column, field) for column, field in zip(columns, schema, strict=True))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
+        return None
+    if not sure or not _is_a_row_per_line(block, len(columns[0])):
+        return None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _is_a_row_per_line(block: bytes, rows: int) -> bool:
+    """Whether there are as many rows as lines: no object goes on in the next line, or shares one."""
+    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    exact = rows == lines and b"\n\n" not in block
+    return exact or rows == sum(1 for line in block.split(b"\n") if line.strip())
+
+
+def _readable(field: pa.Field) -> pa.Field | None:
+    """The field as Arrow's reader can take it, before `_cast`; None: it cannot."""
+    kind = _readable_type(field.type)
+    return None if kind is None else pa.field(field.name, kind)
+
+
+def _readable_type(kind: pa.DataType) -> pa.DataType | None:
+    if isinstance(kind, pa.BaseExtensionType):
+        return None
+    if types.is_struct(kind):
+        fields = [_readable(kind.field(at)) for at in range(kind.num_fields)]
+        plain = bool(fields) and all(field is not None for field in fields) and not has_names_twice(kind)
+        return pa.struct(fields) if plain else None
+    if types.is_list(kind):
+        inner = _readable(kind.value_field)
+        return None if inner is None else pa.list_(inner)
+    return next((read(kind) for is_one, read in _READABLE if is_one(kind)), None)
+
+
+_READABLE: list[tuple[Any, Any]] = [
+    # The reader wants a number of days, or of seconds; the cast knows 2026-01-02.
+    (types.is_date32, lambda _: pa.string()),
+    (types.is_time, lambda _: pa.string()),
+    (types.is_duration, lambda _: pa.int64()),
+    # It refuses digits below the unit, even zeros.
+    (lambda kind: types.is_timestamp(kind) and kind.unit in ("s", "ms"), lambda kind: pa.timestamp("us", kind.tz)),
+    *(
+        (is_one, lambda kind: kind)
+        for is_one in (
+            types.is_boolean,
+            types.is_integer,
+            types.is_float32,
+            types.is_float64,
+            types.is_decimal,
+            types.is_string,
+            types.is_large_string,
+            types.is_binary,
+            types.is_large_binary,
+            types.is_timestamp,
+        )
+    ),
+]
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column as it was read, as the type that it has in the stream. Raises what Arrow raises."""
+    if column.type == kind:
+        return column
+    if types.is_time(kind):
+        # Arrow has no cast from text to a time of day.
+        moments = pc.binary_join_element_wise("1970-01-01T", column, "").cast(pa.timestamp(kind.unit))
+        return moments.cast(kind)
+    if types.is_list(kind):
+        inner = _cast(column.values, kind.value_type)
+        mask = column.is_null() if column.null_count else None
+        return pa.ListArray.from_arrays(column.offsets, inner, type=kind, mask=mask)
+    if types.is_struct(kind):
+        inner_fields = [kind.field(at) for at in range(kind.num_fields)]
+        parts = [_cast(column.field(at), field.type) for at, field in enumerate(inner_fields)]
+        mask = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(parts, fields=inner_fields, mask=mask)
+    return column.cast(kind)
+
+
+_ANY_DIGITS = 4
+"""No float has an exponent of so many digits that may be right."""
+
+
+def _exponent_digits(kind: pa.DataType) -> int:
+    """An exponent of so many digits may be one that a float of the type does not have."""
+    if types.is_floating(kind):
+        return 3 if types.is_float64(kind) else 2
+    return min((_exponent_digits(kind.field(at).type) for at in range(kind.num_fields)), default=_ANY_DIGITS)
+
+
+_INTEGERS_EXACT = {32: 2.0**24, 64: 2.0**53}
+"""Floats of so many bits hold all integers up to this."""
+
+
+def _is_sure(column: pa.Array, field: pa.Field) -> bool:
+    """Whether it has no value that may have changed, and no null where the field has none.
+
+    Raises `pa.ArrowInvalid` for a value that the type does not have.
+    """
+    kind = field.type
+    if column.null_count and not field.nullable:
+        return False
+    if types.is_floating(kind):
+        low, high = (each.as_py() for each in pc.min_max(column).values())
+        bound = _INTEGERS_EXACT[kind.bit_width]
+        return low is None or bool(-bound < low and high < bound)  # neither for NaN
+    if types.is_decimal(kind):
+        column.validate(full=True)  # the reader takes 1E20 for 20 digits, which has 21
+        return True
+    if types.is_list(kind):
+        return _is_sure(column.values, kind.value_field)
+    if types.is_struct(kind):
+        parts = column.flatten() if not column.null_count else [column.field(at) for at in range(kind.num_fields)]
+        return all(_is_sure(part, kind.field(at)) for at, part in enumerate(parts))
+    return True
+
+
+_EXPONENT, _POINT, _DIGIT = 1, 2, 3
+_KINDS = bytes(
+    _DIGIT if chr(byte).isdecimal() else _POINT if byte == ord(".") else _EXPONENT if chr(byte) in "eE" else 0
+    for byte in range(256)
+)
+"""What a byte is within a number."""
+
+
+def _has_long_numbers(block: bytes, exponent_digits: int) -> bool:
+    """Whether a number with a fraction or an exponent may be one that no float has.
+
+    It looks for more than 17 digits, and for exponents of `exponent_digits`. Integers are left to `_is_sure`.
+    """
+    if exponent_digits >= _ANY_DIGITS:
+        return False
+    kinds = np.frombuffer(block.translate(_KINDS), np.uint8)
+    digit = kinds == _DIGIT
+    exponent = np.flatnonzero((kinds[1:-3] == _EXPONENT) & digit[:-4])
+    if len(exponent) and _has_exponent(block, digit, exponent + 1, exponent_digits):
+        return True
+    within = kinds >= _POINT
+    edges = np.flatnonzero(within[1:] != within[:-1])
+    if len(edges) % 2:  # no object begins or ends with a digit, so this is none
+        return True
+    begins, ends = edges[::2] + 1, edges[1::2] + 1
+    lengths = ends - begins
+    long = (lengths > 18) | (lengths == 18) & (kinds[ends] == _EXPONENT)
+    if not long.any():
+        return False
+    data = np.frombuffer(block, np.uint8)
+    begins, ends, lengths = begins[long], ends[long], lengths[long]
+    tiny = (lengths == 19) & (data[begins] == ord("0")) & (data[begins + 1] == ord("."))
+    return any(_is_long(block, int(begins[at]), int(ends[at])) for at in np.flatnonzero(~tiny))
+
+
+def _has_exponent(block: bytes, digit: Any, at: Any, digits: int) -> bool:
+    """Whether so many digits follow one of the exponents at `at`."""
+    data = np.frombuffer(block, np.uint8)
+    signed = (data[at + 1] == ord("-")) | (data[at + 1] == ord("+"))
+    behind = at + 1 + signed
+    behind = behind[behind + digits <= len(data)]
+    return bool(np.logical_and.reduce([digit[behind + number] for number in range(digits)]).any())
+
+
+_RUN_MAX = 40
+"""With more zeros behind the point than that, a number may be less than a float32 has."""
+
+
+def _is_long(block: bytes, begin: int, end: int) -> bool:
+    """Whether a run of digits and points may be part of a number of more than 17 digits that is not an integer."""
+    if block[begin - 1 : begin] == b'"' == block[end : end + 1]:
+        return False
+    if end - begin > _RUN_MAX:
+        return True
+    digits = block[begin:end].lstrip(b"0.").replace(b".", b"")
+    return len(digits) > 17 and (b"." in block[begin:end] or block[end : end + 1] in b"eE")

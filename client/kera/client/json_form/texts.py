@@ -1,0 +1,206 @@
+"""Parses JSON without changing a number, and lays it out for people without parsing it.
+
+`json` turns numbers into floats, keeps the last of two equal names, and takes what is not JSON. Here a number with a
+fraction or an exponent stays the text that it is (`Number`), a name that comes twice is an error, and so is every text
+that is not UTF-8 or not JSON, with the column where it is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any, NoReturn
+
+INTEGER_DIGITS_MAX = 100
+"""More digits than any type has; the time to read an integer grows with the square of their number."""
+BOM = b"\xef\xbb\xbf"
+SHOWN_MAX = 60
+"""Characters of a value in a message."""
+
+
+class Number(str):
+    """A number as it is written: one with a fraction or an exponent, or of very many digits."""
+
+    __slots__ = ()
+
+
+class Symbol(str):
+    """``NaN``, ``Infinity`` or ``-Infinity``: not JSON, but what many programs write."""
+
+    __slots__ = ()
+
+
+def _integer(text: str) -> int | Number:
+    return int(text) if len(text) <= INTEGER_DIGITS_MAX else Number(text)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"the name {cut(twice)!r} comes twice in an object")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+_exact = json.JSONDecoder(object_pairs_hook=_once, parse_float=Number, parse_int=_integer, parse_constant=Symbol)
+_raw = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=_no_number)
+_lenient = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=Symbol)
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def cut(text: str) -> str:
+    """`text` as far as a message shows it."""
+    return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"
+
+
+def decoded(line: bytes) -> str:
+    """`line` as text. Raises `ValueError` with the column of a byte that is not UTF-8."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        column = len(line[: error.start].decode(errors="replace")) + 1
+        raise ValueError(f"byte 0x{line[error.start]:02x} in column {column} is not UTF-8") from None
+
+
+def parsed_line(text: str) -> dict[str, Any]:
+    """The object in a line. Raises `ValueError`, with the column where it is not JSON."""
+    found: Any = _translated(text, _exact.decode)
+    if not isinstance(found, dict):
+        raise ValueError(_no_object(found))  # noqa: TRY004 - one kind of error, whatever is in a line
+    return found
+
+
+def _no_object(value: Any) -> str:
+    return f"this is {shown(value)}, and each line has to be a JSON object"
+
+
+def _syntax(text: str, error: json.JSONDecodeError) -> str:
+    if error.pos >= len(text.rstrip()) or "Unterminated string" in error.msg:
+        return (
+            f"the JSON is not complete at the end of the line (column {len(text.rstrip()) + 1}): each line has to be a"
+            " whole JSON object, as jq -c prints them"
+        )
+    if error.msg == "Extra data":
+        return f"more follows behind the JSON object, in column {error.colno}: each object needs a line of its own"
+    return f"not JSON: {error.msg[0].lower()}{error.msg[1:]} in column {error.colno}"
+
+
+def members_of(text: str) -> list[tuple[str, str, Any]]:
+    """The members of the object that `text` is: name, the JSON of the value as it is written, and the value.
+
+    In values, names may come twice, and all numbers are `Number`. Raises `ValueError`.
+    """
+    at = _skip(text, 0)
+    if text[at : at + 1] != "{":
+        raise ValueError(_no_object(_translated(text, _raw.decode)))
+    found: list[tuple[str, str, Any]] = _translated(text, _members)
+    return found
+
+
+def elements_of(text: str) -> list[tuple[str, Any]]:
+    """The elements of the list that `text` is: the JSON as it is written, and the value, as of `members_of`."""
+    return [(own, value) for _, own, value in _translated(text, _members)]
+
+
+def _translated(text: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(text)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(_syntax(text, error)) from None
+
+
+def _members(text: str) -> list[tuple[str, str, Any]]:
+    """Of an object, or of a list, whose elements have no name."""
+    at = _skip(text, 0)
+    named = text[at] == "{"
+    end = "}" if named else "]"
+    found: list[tuple[str, str, Any]] = []
+    at = _skip(text, at + 1)
+    while text[at : at + 1] != end:
+        if found:
+            at = _skip(text, _expect(text, at, ",", "',' delimiter"))
+        name = ""
+        if named:
+            begin = _expect(text, at, '"', "property name enclosed in double quotes")
+            name, at = scanstring(text, begin, True)  # noqa: FBT003 - it takes no names
+            at = _skip(text, _expect(text, _skip(text, at), ":", "':' delimiter"))
+        value, behind = _raw.raw_decode(text, at)
+        found.append((name, text[at:behind], value))
+        at = _skip(text, behind)
+    at = _skip(text, at + 1)
+    if at < len(text):
+        raise json.JSONDecodeError("Extra data", text, at)
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _expect(text: str, at: int, sign: str, name: str) -> int:
+    if text[at : at + 1] != sign:
+        raise json.JSONDecodeError(f"Expecting {name}", text, at)
+    return at + 1
+
+
+def shown(value: Any) -> str:
+    """A parsed value in words, for messages."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, str) and not isinstance(value, Number | Symbol):
+        return f"the text {json.dumps(cut(value), ensure_ascii=False)}"
+    return cut(str(value)) if isinstance(value, str | int) and not isinstance(value, bool) else json.dumps(value)
+
+
+_TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")|([\[{])|([\]}])|(,)|(:)|([^\s"\[\]{},:]+)|\s+', re.DOTALL)
+
+
+def laid_out(text: str, *, indent: int = 2, depth_max: int = 20) -> str | None:
+    """The JSON `text` with a line per member, every number and name as it is written; None: it is not JSON.
+
+    JSON that is nested deeper than `depth_max` is laid out in one line: it would be mostly spaces.
+    """
+    try:
+        _lenient.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    tokens = list(_TOKEN.finditer(text))
+    depth = deepest = 0
+    for token in tokens:
+        depth += (token[2] is not None) - (token[3] is not None)
+        deepest = max(deepest, depth)
+    return "".join(_laid_out(tokens, " " * indent if deepest <= depth_max else None))
+
+
+def _laid_out(tokens: list[re.Match[str]], indent: str | None) -> list[str]:
+    """The parts of the text; `indent` None: all in one line."""
+    parts: list[str] = []
+    depth = 0
+    opened = False
+    for token in tokens:
+        _, opens, closes, comma, colon, _ = token.groups()
+        if token.lastindex is None:
+            continue
+        if closes:
+            depth -= 1
+        if indent is not None and (opened != bool(closes)) and (opened or closes):
+            parts.append("\n" + indent * depth)
+        opened = bool(opens)
+        if opens:
+            depth += 1
+        parts.append(token[0])
+        if comma:
+            parts.append(" " if indent is None else "\n" + indent * depth)
+        elif colon:
+            parts.append(" ")
+    return parts
