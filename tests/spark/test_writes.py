@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -19,6 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from kera.client import Client, Record
 from kera.client.producing.partitioner import streamlet_of
+from kera.core.schema import DEFAULT_SCHEMA
 from tests.chaos import spark_job
 from tests.spark.support import Kera, both_engines, wait_until
 
@@ -26,6 +28,7 @@ UTC = datetime.UTC
 FAILED = (PySparkException, Py4JJavaError)
 """What a job ends with that fails in Python, or in the JVM."""
 STREAMLETS = 4
+HEADERS = (("h", b"x"), ("none", None), ("h", b""), ("", b"\xff"))
 
 columnar = pytest.mark.parametrize("engine", ["columnar"], indirect=True)
 
@@ -150,7 +153,7 @@ def test_records_come_in_with_all_that_their_columns_say(kera: Kera, stream: str
     when = datetime.datetime(2024, 1, 31, 12, 30, 15, 123456, tzinfo=UTC)
     frame = kera.spark.createDataFrame(
         [
-            (bytearray(b"1"), "a", when, [Row(key="h", value=bytearray(b"x"))]),
+            (bytearray(b"1"), "a", when, [Row(key=name, value=value) for name, value in HEADERS]),
             (None, None, when, None),
         ],
         "value binary, key string, timestamp timestamp, headers array<struct<key: string, value: binary>>",
@@ -160,8 +163,23 @@ def test_records_come_in_with_all_that_their_columns_say(kera: Kera, stream: str
 
     first, second = written(kera, stream)
     micros = int(when.timestamp()) * 1_000_000 + 123456
-    assert (first.value, first.key, first.timestamp_us, first.headers) == (b"1", b"a", micros, {"h": b"x"})
+    assert (first.value, first.key, first.timestamp_us, first.headers.pairs) == (b"1", b"a", micros, HEADERS)
     assert (second.value, second.key, second.timestamp_us, second.headers) == (None, None, micros, {})
+
+
+@both_engines
+def test_a_map_whose_keys_repeat_becomes_all_headers(kera: Kera, stream: str, tmp_path: Path) -> None:
+    """Spark makes no such map itself, but keeps one that a file has."""
+    kera.create(stream)
+    kind = DEFAULT_SCHEMA.field("headers").type
+    table = pa.table({"value": [b"1", b"2"], "headers": pa.array([list(HEADERS), None], kind)})
+    pq.write_table(table, tmp_path / "headers.parquet")
+
+    save(kera, kera.spark.read.parquet(str(tmp_path / "headers.parquet")).coalesce(1), stream)
+
+    assert [record.headers.pairs for record in written(kera, stream)] == [HEADERS, ()]
+    first, second = kera.read(stream, includeHeaders="true").orderBy("offset").collect()
+    assert (tuple((name, value) for name, value in first.headers), second.headers) == (HEADERS, None)
 
 
 @both_engines

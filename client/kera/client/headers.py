@@ -8,7 +8,7 @@ None. Access by name is a convenience on top of that: `headers["a"]` is the last
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from kera.client import arguments
 from kera.core.errors import InvalidArgument
@@ -17,6 +17,10 @@ Header: TypeAlias = tuple[str, bytes | None]
 """Its name and its value."""
 HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[Header]
 """What stands for headers where they are given: a mapping, or pairs, whose names may repeat."""
+
+_BYTES_OR_TEXT = (str, bytes, bytearray, memoryview)
+_FEW = 16
+"""So many headers are searched one by one: a dict of them takes longer to make."""
 
 
 class Headers(Mapping[str, bytes | None]):
@@ -35,7 +39,7 @@ class Headers(Mapping[str, bytes | None]):
 
     def __init__(self, headers: HeadersLike = ()) -> None:
         """Raises `InvalidArgument` for a name that is not text, or a value that is neither bytes nor None."""
-        self._pairs = headers.pairs if isinstance(headers, Headers) else _checked(headers)
+        self._pairs = pairs_of(headers)
 
     @classmethod
     def of_valid(cls, pairs: tuple[Header, ...]) -> Headers:
@@ -55,21 +59,25 @@ class Headers(Mapping[str, bytes | None]):
 
     def add(self, name: str, value: bytes | None) -> Headers:
         """A copy with one more header at the end. Raises `InvalidArgument` as `Headers` does."""
-        return Headers.of_valid((*self._pairs, *_checked([(name, value)])))
+        return Headers.of_valid((*self._pairs, *pairs_of([(name, value)])))
 
     def without(self, name: str) -> Headers:
         """A copy without the headers of a name."""
         return Headers.of_valid(tuple([pair for pair in self._pairs if pair[0] != name]))
 
     def _names(self) -> dict[str, bytes | None]:
-        try:
-            return self._by_name
-        except AttributeError:
-            self._by_name = dict(self._pairs)
-            return self._by_name
+        found: dict[str, bytes | None] | None = getattr(self, "_by_name", None)
+        if found is None:
+            found = self._by_name = dict(self._pairs)
+        return found
 
     def __getitem__(self, name: str) -> bytes | None:
         """The last value of a name. Raises `KeyError`."""
+        if len(self._pairs) <= _FEW:
+            for each, value in reversed(self._pairs):
+                if each == name:
+                    return value
+            raise KeyError(name)
         return self._names()[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -95,26 +103,34 @@ class Headers(Mapping[str, bytes | None]):
         return Headers, (self._pairs,)
 
 
-def _checked(headers: Any) -> tuple[Header, ...]:
-    given: Iterable[Any]
-    if isinstance(headers, Mapping):
-        given = headers.items()
-    elif isinstance(headers, Iterable) and not isinstance(headers, str | bytes | bytearray | memoryview):
-        given = headers
-    else:
+def pairs_of(headers: HeadersLike) -> tuple[Header, ...]:
+    """All headers, in order: a copy that does not change with what was given. Raises `InvalidArgument`."""
+    if isinstance(headers, Headers):
+        return headers.pairs
+    given: Any = headers
+    if given.__class__ is dict or isinstance(given, Mapping):
+        given = given.items()
+    elif isinstance(given, _BYTES_OR_TEXT) or not isinstance(given, Iterable):
         raise _wrong(headers)
-    return tuple([_checked_pair(pair, headers) for pair in given])
+    pairs = tuple(given)
+    for pair in pairs:
+        if pair.__class__ is tuple and len(pair) == 2:
+            name, value = pair
+            if name.__class__ is str and name.isascii() and (value.__class__ is bytes or value is None):
+                continue
+        return tuple([_checked_pair(each, headers) for each in pairs])  # is rare, and takes twice as long
+    return pairs
 
 
-def _checked_pair(pair: Any, headers: Any) -> Header:
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
+def _checked_pair(pair: Any, headers: HeadersLike) -> Header:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise _wrong(headers)
     name, value = pair
     if not _is_text(name):
         raise InvalidArgument(f"a header's name is text, not {name!r}")
     if value is not None and not isinstance(value, bytes):
         raise InvalidArgument(f"header {name!r} is {type(value).__name__}, not bytes or None; encode it first")
-    return cast("Header", pair if isinstance(pair, tuple) else (name, value))
+    return name, value
 
 
 def _is_text(name: Any) -> bool:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from kera.client import arguments
 from kera.client.arrow_input import Columns, record_batches
 from kera.client.cluster.cluster import Cluster
-from kera.client.headers import Header, HeadersLike
+from kera.client.headers import Header, HeadersLike, pairs_of
 from kera.client.producing.accumulator import Accumulator, Pending
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.delays import Delays
@@ -40,7 +40,6 @@ from kera.client.producing.record_arguments import (
     checked_time,
     headers_bytes,
     listed_keys,
-    own_headers,
 )
 from kera.client.producing.routes import Routes
 from kera.client.producing.rows import SendsRows
@@ -235,7 +234,7 @@ class Producer(SendsRows, Punctuates, Delays):
                 accepted_keys = (keys,) if isinstance(keys, bytes) else listed_keys(keys)
                 size += sum([bytes_of("key", key) + 8 for key in accepted_keys])
             if headers is not None:
-                accepted_headers = own_headers(headers)
+                accepted_headers = pairs_of(headers)
                 size += headers_bytes(accepted_headers)
         spread = False
         if streamlet is None:

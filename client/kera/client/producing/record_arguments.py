@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kera.client import arguments
-from kera.client.headers import Header, Headers, HeadersLike
+from kera.client.headers import Header
 from kera.core.errors import InvalidArgument
 
 RECORD_OVERHEAD_BYTES = 32
@@ -21,11 +21,6 @@ def listed_keys(keys: Any) -> Sequence[bytes]:
     return tuple(keys)
 
 
-def own_headers(headers: HeadersLike) -> tuple[Header, ...]:
-    """A copy, as pairs. Raises `InvalidArgument`."""
-    return Headers(headers).pairs
-
-
 def bytes_of(what: str, value: bytes) -> int:
     """Length of what has to be bytes. Raises `InvalidArgument`."""
     if not isinstance(value, bytes):
@@ -35,7 +30,10 @@ def bytes_of(what: str, value: bytes) -> int:
 
 def headers_bytes(headers: Iterable[Header]) -> int:
     """Bytes of headers in a chunk, estimated from above."""
-    return sum([len(name.encode()) + (0 if value is None else len(value)) + 16 for name, value in headers])
+    size = 0
+    for name, value in headers:
+        size += (len(name) if name.isascii() else len(name.encode())) + (0 if value is None else len(value)) + 16
+    return size
 
 
 def checked_time(timestamp_us: int) -> int:
