@@ -165,7 +165,7 @@ def test_json_is_encoded_with_the_schema_of_its_subject_and_a_new_field_needs_a_
     assert code == 0, said
     assert values(client, "ready", AvroDeserializer()) == [{"id": 1}, {"id": 2, "zip": "x"}]
     ((first, _),) = records(client, "ready").values()
-    assert (first.key, first.headers) == (b"a", {"h": b"1"})
+    assert (first.key, first.headers.pairs) == (b"a", (("h", b"1"),))
 
 
 def test_a_file_becomes_json_with_a_schema(client: Client, kera: Any, tmp_path: Path) -> None:

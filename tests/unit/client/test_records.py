@@ -52,8 +52,8 @@ def test_records_of_the_default_schema() -> None:
         Headers([("h", b"x"), ("h", b"y")]),
         None,
     )
-    assert (second.offset, second.key, second.keys, second.value, second.headers) == (101, None, (), None, {})
-    assert (third.timestamp_us, third.value, third.headers) == (0, b"", {})
+    assert (second.offset, second.key, second.keys, second.value, second.headers) == (101, None, (), None, NO_HEADERS)
+    assert (third.timestamp_us, third.value, third.headers) == (0, b"", NO_HEADERS)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kera.client.headers import Header
 from kera.connect.endpoints import TableEnd
 from kera.connect.errors import CopyElsewhere, CopyMismatch, Refused
 from kera.connect.pieces import Piece, Place, Progress, Source
@@ -29,7 +30,7 @@ ROWS_TABLE = "kera_connect_rows"
 RECORDS = pa.schema(
     [DEFAULT_SCHEMA.field("timestamp"), ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string())]
 )
-"""What a table has of records without columns of their own; headers are JSON."""
+"""What a table has of records without columns of their own; headers are JSON, an array of ``[name, value]``."""
 
 
 class TableSink:
@@ -201,11 +202,12 @@ class TableSink:
         self._worker.close()
 
 
-def _headers(own: list[tuple[str, bytes | None]] | None) -> str | None:
-    """Raises `SchemaMismatch` for bytes that are no text."""
+def _headers(own: list[Header] | None) -> str | None:
+    """Headers as JSON: an array of ``[name, value]``, as names may repeat. Raises `SchemaMismatch` for other bytes."""
     if not own:
         return None
     try:
-        return json.dumps({name: None if value is None else value.decode() for name, value in own}, ensure_ascii=False)
+        pairs = [(name, None if value is None else value.decode()) for name, value in own]
     except UnicodeDecodeError as error:
         raise SchemaMismatch("a header is no text, which JSON cannot hold: copy into files of Parquet") from error
+    return json.dumps(pairs, ensure_ascii=False)
