@@ -32,7 +32,6 @@ HIGHER: dict[str, int] = {
     "consumer-groups": 8,
     "design-notes": 20,
     "format": 9,
-    "invariants": 27,
     "native": 8,
     "operations": 7,
     "patterns": 7,
