@@ -850,7 +850,7 @@ def attempt(jvm: Threads, kera: Kera, stream: str, name: str, *, chunk_bytes: in
     """An attempt at one and the same task."""
     columns = StructType().add("key", BinaryType()).add("value", BinaryType())
     given = {"kera.bootstrap.servers": kera.bootstrap, "stream": stream}
-    target = open_write(given, columns, overwrite=False, query=None, name=stream, partitions=1)
+    target = open_write(given, columns, overwrite=False, query=None, name=stream, partitions=1, case_sensitive=False)
     writer = Writer(jvm, f"{stream}-{name}")
     (producer_id,) = target["producer_ids"]
     writer.do(

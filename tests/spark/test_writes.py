@@ -640,3 +640,29 @@ def test_what_was_read_can_be_written_as_it_is(kera: Kera, stream: str, tmp_path
         assert sorted(found) == sorted((record.streamlet, record.key, record.value) for record in sent)
     finally:
         kera.delete(copy)
+
+
+@pytest.mark.slow
+@both_engines
+def test_columns_are_found_as_case_sensitive_says(kera: Kera) -> None:
+    plain, typed = f"cases-{kera.engine}", f"cases-typed-{kera.engine}"
+    kera.create(plain)
+    kera.create(typed, schema=pa.schema([("a", pa.int64()), ("A", pa.int64())]))
+    frame = kera.spark.range(1).selectExpr("'k' AS Key", "'v' AS VALUE")
+    save(kera, frame, plain)
+    assert [(record.key, record.value) for record in written(kera, plain)] == [(b"k", b"v")]
+
+    before = kera.spark.conf.get("spark.sql.caseSensitive")
+    kera.spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        with pytest.raises(FAILED, match="has no column 'Key': did you mean 'key'"):
+            save(kera, frame, plain)
+        both = kera.spark.range(1).selectExpr("1L AS A", "2L AS a")
+        both.write.format("kera").option("kera.bootstrap.servers", kera.bootstrap).mode("append").save(typed)
+        read = kera.reader().load(typed)
+        assert read.select("A").collect() == [Row(A=1)]
+        assert read.collect() == [Row(a=2, A=1)]
+    finally:
+        kera.spark.conf.set("spark.sql.caseSensitive", str(before))
+    pruned = kera.reader().load(plain).select("VALUE")
+    assert [bytes(row[0]) for row in pruned.collect()] == [b"v"]

@@ -20,6 +20,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from kera.client import StreamDescription
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.spark_connector.writing.columns import RECORD_TYPES, Columns, DestinedRows, check
@@ -283,3 +284,55 @@ def test_a_row_without_a_stream_is_an_error() -> None:
 
 def test_a_batch_without_rows_has_no_parts() -> None:
     assert by_destination("value binary", pa.array([], pa.binary())) == []
+
+
+TWO_CASES = pa.schema([("a", pa.int64()), ("A", pa.int64()), ("Other", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("given", "sensitive", "meant"),
+    [
+        ("VALUE binary, Key binary", False, ["value", "key"]),
+        ("value binary, key binary", True, ["value", "key"]),
+        ("VALUE binary", True, "stream 's' has no column 'VALUE': did you mean 'value'?"),
+        ("value binary, VALUE binary", False, "there are several columns 'value'"),
+    ],
+)
+def test_columns_of_records_are_found_by_their_names(given: str, sensitive: bool, meant: list[str] | str) -> None:
+    _find(given, description(), sensitive, meant)
+
+
+@pytest.mark.parametrize(
+    ("given", "sensitive", "meant"),
+    [
+        ("A bigint, a bigint, OTHER bigint", False, ["A", "a", "Other"]),
+        ("A bigint, Other bigint, a bigint", True, ["A", "Other", "a"]),
+        ("a bigint, other bigint", True, "stream 's' has no column 'other'"),
+        ("Ä bigint", False, "stream 's' has no column 'Ä'"),
+    ],
+)
+def test_columns_that_differ_in_case_only_are_two(given: str, sensitive: bool, meant: list[str] | str) -> None:
+    _find(given, description(schema=TWO_CASES), sensitive, meant)
+
+
+def test_a_name_that_may_be_either_of_two_columns_is_refused() -> None:
+    schema = pa.schema([("ab", pa.int64()), ("AB", pa.int64())])
+    with pytest.raises(SchemaMismatch, match="column 'Ab' may be 'ab' or 'AB' of stream 's'"):
+        check(columns("Ab bigint"), description(schema=schema))
+
+
+def _find(given: str, stream: StreamDescription, sensitive: bool, meant: list[str] | str) -> None:
+    frame = columns(given)
+    if isinstance(meant, str):
+        with pytest.raises(SchemaMismatch) as raised:
+            Columns(frame, stream, case_sensitive=sensitive)
+        assert meant in raised.value.message
+        return
+    assert check(frame, stream, case_sensitive=sensitive).names == meant
+    arrays = [pa.array([b"%d" % at if "binary" in given else at]) for at in range(len(meant))]
+    batch = pa.RecordBatch.from_arrays(arrays, names=frame.names)
+    (rows,) = Columns(frame, stream, case_sensitive=sensitive).by_destination(batch)
+    if stream.typed:
+        assert rows.rows.to_pylist() == [{name: at for at, name in enumerate(meant)}]
+    else:
+        assert rows.rows["value"].to_pylist() == [b"%d" % meant.index("value")]

@@ -134,7 +134,8 @@ class Service:
     def _can_write(self, params: Params) -> dict[str, Any]:
         from kera.spark_connector.service.writes import can_write
 
-        return {"can": can_write(params["options"], _columns(params))}
+        sensitive = bool(params["case_sensitive"])
+        return {"can": can_write(params["options"], _columns(params), case_sensitive=sensitive)}
 
     def _open_write(self, params: Params) -> dict[str, Any]:
         from kera.spark_connector.service.writes import open_write
@@ -146,6 +147,7 @@ class Service:
             query=params.get("query"),
             name=str(params["name"]),
             partitions=int(params["partitions"]),
+            case_sensitive=bool(params["case_sensitive"]),
         )
 
     def _route_write(self, params: Params) -> dict[str, Any]:

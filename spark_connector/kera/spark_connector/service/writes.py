@@ -37,6 +37,7 @@ from kera.spark_connector.options.writing import parse_write_options
 from kera.spark_connector.portal import settings_of, shared
 from kera.spark_connector.service.pieces import broker_as_json, connection_as_json, tls_as_json, token_as_json
 from kera.spark_connector.service.routing import pause_about
+from kera.spark_connector.writing.columns import check
 from kera.spark_connector.writing.stored_chunks import StoredChunks
 from kera.spark_connector.writing.task import CHUNK_BYTES, CHUNKS_PER_SEGMENT, out_of_date
 from kera.spark_connector.writing.writers import connection_for_tasks, target_of, task_name
@@ -65,7 +66,14 @@ class Failed(NamedTuple):
 
 
 def open_write(
-    given: Mapping[str, str], columns: StructType, *, overwrite: bool, query: str | None, name: str, partitions: int
+    given: Mapping[str, str],
+    columns: StructType,
+    *,
+    overwrite: bool,
+    query: str | None,
+    name: str,
+    partitions: int,
+    case_sensitive: bool,
 ) -> dict[str, Any]:
     """Where the rows of a write go; raises what is wrong with it, and `InvalidArgument` for what is left to Python.
 
@@ -78,7 +86,7 @@ def open_write(
         options.check_batch(overwrite=overwrite)
     else:
         options.check_streaming(overwrite=overwrite)
-    stream = target_of(options, columns, shared(options.connection))
+    stream = target_of(options, columns, shared(options.connection), case_sensitive=case_sensitive)
     obstacle = _obstacle(stream)
     if stream is None or obstacle is not None:
         raise InvalidArgument(
@@ -91,6 +99,7 @@ def open_write(
     return {
         "connection": connection_as_json(options.connection),
         "token": token_as_json(connection_for_tasks(options)),
+        "columns": check(columns, stream, case_sensitive=case_sensitive).names,
         "stream": stream.name,
         "stream_id": stream.stream_id,
         "schema_id": stream.schema_id,
@@ -111,11 +120,12 @@ def open_write(
     } | _owners(stream, range(stream.config.streamlets))
 
 
-def can_write(given: Mapping[str, str], columns: StructType) -> bool:
+def can_write(given: Mapping[str, str], columns: StructType, *, case_sensitive: bool) -> bool:
     """Whether the columnar engine takes a write; not what is wrong, which Python says in its own words."""
     try:
         options = parse_write_options(given)
-        return _obstacle(target_of(options, columns, shared(options.connection))) is None
+        portal = shared(options.connection)
+        return _obstacle(target_of(options, columns, portal, case_sensitive=case_sensitive)) is None
     except KeraError:
         return False
 

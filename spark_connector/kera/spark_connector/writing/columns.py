@@ -17,13 +17,13 @@ Names and types are checked before a query starts (`check`), values when they co
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
@@ -62,30 +62,32 @@ class DestinedRows(NamedTuple):
     """With columns of the stream."""
 
 
-def check(given: StructType, stream: StreamDescription | None) -> None:
-    """Raise `SchemaMismatch` unless a DataFrame with the columns `given` can be written.
+def check(given: StructType, stream: StreamDescription | None, *, case_sensitive: bool = False) -> StructType:
+    """The columns `given` of a DataFrame, called as the stream has them. Raises `SchemaMismatch` for others.
 
-    To `stream`, or, if that is None, to streams without a schema of their own that the rows name.
+    They are written to `stream`, or, if that is None, to streams without a schema of their own that the rows name.
+    `case_sensitive` is ``spark.sql.caseSensitive``: whether ``ID`` is another column than ``id``.
     """
     target = "the stream" if stream is None else f"stream '{stream.name}'"
     typed = stream is not None and stream.typed
     own = columns_of(stream.schema, typed=True) if stream is not None and typed else StructType()
     types = {field.name: (field.dataType.simpleString(),) for field in own} if typed else dict(RECORD_TYPES)
-    seen = set()
+    seen: dict[str, StructField] = {}
     for field in given:
-        if field.name in seen:
-            raise SchemaMismatch(f"there are several columns '{field.name}'", column=field.name)
-        seen.add(field.name)
-        if field.name not in types:
-            close = difflib.get_close_matches(field.name, types, n=1)
+        name = field.name if case_sensitive else _regardless_of_case(field.name, types, target)
+        if name in seen:
+            raise SchemaMismatch(f"there are several columns '{name}'", column=name)
+        seen[name] = StructField(name, field.dataType, field.nullable)
+        if name not in types:
+            same = [each for each in types if each.lower() == name.lower()]
+            close = same or difflib.get_close_matches(name, types, n=1)
             hint = f"did you mean '{close[0]}'?" if close else f"it takes {', '.join(types)}"
-            raise SchemaMismatch(f"{target} has no column '{field.name}': {hint}", column=field.name)
-        expected = types[field.name]
+            raise SchemaMismatch(f"{target} has no column '{name}': {hint}", column=name)
+        expected = types[name]
         if field.dataType.simpleString() not in expected:
             raise SchemaMismatch(
-                f"column '{field.name}' has to be {' or '.join(expected)} for {target},"
-                f" not {field.dataType.simpleString()}",
-                column=field.name,
+                f"column '{name}' has to be {' or '.join(expected)} for {target}, not {field.dataType.simpleString()}",
+                column=name,
             )
     needed = [field.name for field in own if not field.nullable] if typed else ["value"]
     if stream is None:
@@ -94,13 +96,26 @@ def check(given: StructType, stream: StreamDescription | None) -> None:
         if name not in seen:
             how = ", or name the stream: save(name), start(name) or an option" if name == "stream" else ""
             raise SchemaMismatch(f"{target} needs a column '{name}' ({' or '.join(types[name])}){how}", column=name)
+    return StructType(list(seen.values()))
+
+
+def _regardless_of_case(name: str, known: Iterable[str], target: str) -> str:
+    """Which of the names `known` is meant: that very name, or the only one that differs in case."""
+    same = [each for each in known if each.lower() == name.lower()]
+    if name in same or not same:
+        return name
+    if len(same) > 1:
+        raise SchemaMismatch(f"column '{name}' may be {' or '.join(map(repr, same))} of {target}", column=name)
+    return same[0]
 
 
 class Columns:
-    """Turns batches with the columns `given`, which were checked, into rows of streams."""
+    """Turns batches with the columns `given` into rows of streams."""
 
-    def __init__(self, given: StructType, stream: StreamDescription | None) -> None:
-        self._names = set(given.names)
+    def __init__(self, given: StructType, stream: StreamDescription | None, *, case_sensitive: bool = False) -> None:
+        """Raises what `check` does."""
+        self._in_order = check(given, stream, case_sensitive=case_sensitive).names
+        self._names = set(self._in_order)
         self._types = {field.name: field.type for field in stream.schema} if stream and stream.typed else None
         self._by_row = stream is None
         self.ignored = frozenset[str]() if self._types or "timestamp" in self._names else frozenset(["timestamp"])
@@ -110,6 +125,7 @@ class Columns:
         """The rows of `batch` by destination. Raises `SchemaMismatch` for values that are not for the stream."""
         if not batch.num_rows:
             return
+        batch = batch.rename_columns(self._in_order)
         if self._types is not None:
             columns = {name: _cast(name, batch.column(name), self._types[name]) for name in batch.schema.names}
             yield DestinedRows(None, None, pa.RecordBatch.from_pydict(columns))

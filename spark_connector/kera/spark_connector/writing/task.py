@@ -30,7 +30,7 @@ from kera.spark_connector.writing.streamlet_log import StreamletLog
 from kera.spark_connector.writing.streamlet_writer import StreamletWriter
 
 if TYPE_CHECKING:
-    from kera.client import Appender, Client
+    from kera.client import Appender, Client, StreamDescription
 
 CHUNK_BYTES = 1 << 20
 """Rows are gathered until they are so many bytes; a chunk is at most twice as large."""
@@ -98,6 +98,7 @@ class TaskWriter:
         name: Name,
         *,
         latency_target_ms: int | None = None,
+        case_sensitive: bool = False,
         gathered_bytes_max: int = GATHERED_BYTES_MAX,
         queued_bytes_max: int = QUEUED_BYTES_MAX,
     ) -> None:
@@ -108,6 +109,7 @@ class TaskWriter:
         self._queued_bytes_max = queued_bytes_max
         self._client = client
         self._given = given
+        self._case_sensitive = case_sensitive
         self._stream = stream
         self._name = name
         self._targets: dict[str, _Target] = {}
@@ -168,8 +170,11 @@ class TaskWriter:
 
     async def _shaper(self) -> Columns:
         if self._columns is None:
-            self._columns = (await self._target(self._stream)).columns if self._stream else Columns(self._given, None)
+            self._columns = (await self._target(self._stream)).columns if self._stream else self._columns_for(None)
         return self._columns
+
+    def _columns_for(self, stream: StreamDescription | None) -> Columns:
+        return Columns(self._given, stream, case_sensitive=self._case_sensitive)
 
     async def _target(self, stream: str) -> _Target:
         target = self._targets.get(stream)
@@ -190,7 +195,7 @@ class TaskWriter:
                     " not in a column",
                     stream=stream,
                 )
-            columns = self._columns or Columns(self._given, described if self._stream else None)
+            columns = self._columns or self._columns_for(described if self._stream else None)
             target = self._targets[stream] = _Target(appender, columns)
         return target
 

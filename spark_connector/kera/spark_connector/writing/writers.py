@@ -68,8 +68,10 @@ class KeraBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Store the rows of one partition; runs in an executor's Python worker."""
-        name = task_name("batch", self._name, _context().partitionId(), self._options.version)
-        return write_rows(self._connection, self._options, self._given, name, iterator)
+        context = _context()
+        name = task_name("batch", self._name, context.partitionId(), self._options.version)
+        sensitive = _case_sensitive(context)
+        return write_rows(self._connection, self._options, self._given, name, iterator, case_sensitive=sensitive)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All is stored."""
@@ -97,7 +99,8 @@ class KeraStreamWriter(StreamArrowWriter):
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         invariant(query and batch, "Spark tells tasks of a streaming query its id and the micro-batch")
         name = task_name("query", str(query), context.partitionId(), int(str(batch)))
-        return write_rows(self._connection, self._options, self._given, name, arrow_batches(iterator, self._given))
+        batches, sensitive = arrow_batches(iterator, self._given), _case_sensitive(context)
+        return write_rows(self._connection, self._options, self._given, name, batches, case_sensitive=sensitive)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """All is stored."""
@@ -115,23 +118,30 @@ def task_name(kind: str, name: str, partition: int, version: int) -> Name:
     )
 
 
+def _case_sensitive(context: TaskContext) -> bool:
+    """``spark.sql.caseSensitive``. Spark tells it to tasks, and not to the Python that plans them."""
+    return str(context.getLocalProperty("spark.sql.caseSensitive")).lower() == "true"
+
+
 def check_target(options: WriteOptions, given: StructType) -> None:
     """Raise what is wrong with the columns `given`, or that there is no such stream."""
     with contextlib.closing(Portal(options.connection, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
         target_of(options, given, portal)
 
 
-def target_of(options: WriteOptions, given: StructType, portal: Portal) -> StreamDescription | None:
+def target_of(
+    options: WriteOptions, given: StructType, portal: Portal, *, case_sensitive: bool = False
+) -> StreamDescription | None:
     """The stream that is written to; None: each row names one. Raises the same as `check_target`."""
     if options.stream is None:
-        check(given, None)
+        check(given, None, case_sensitive=case_sensitive)
         return None
     name = options.stream
     try:
         description = portal.call(lambda client: client.admin.describe_stream(name))
     except UnknownStream as error:
         raise no_such_stream(name) from error
-    check(given, description)
+    check(given, description, case_sensitive=case_sensitive)
     return description
 
 
@@ -142,13 +152,26 @@ def connection_for_tasks(options: WriteOptions) -> Connection:
 
 
 def write_rows(
-    connection: Connection, options: WriteOptions, given: StructType, name: Name, iterator: Iterator[pa.RecordBatch]
+    connection: Connection,
+    options: WriteOptions,
+    given: StructType,
+    name: Name,
+    iterator: Iterator[pa.RecordBatch],
+    *,
+    case_sensitive: bool,
 ) -> WriterCommitMessage:
     """Store all rows under `name`."""
     portal = shared(connection)
 
     async def begin(client: Client) -> TaskWriter:
-        return TaskWriter(client, given, options.stream, name, latency_target_ms=options.latency_target_ms)
+        return TaskWriter(
+            client,
+            given,
+            options.stream,
+            name,
+            latency_target_ms=options.latency_target_ms,
+            case_sensitive=case_sensitive,
+        )
 
     task = portal.call(begin)
     try:

@@ -15,6 +15,9 @@ import org.apache.spark.sql.connector.write.Write;
 import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
 import org.apache.spark.sql.connector.write.streaming.StreamingWrite;
+import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -97,13 +100,24 @@ final class KeraWrite implements Write {
         long[] producerIds = new long[partitions];
         Arrays.setAll(producerIds, partition -> opened.get("producer_ids").get(partition).asLong());
         Token token = Token.parse(opened.path("token"));
-        ((ObjectNode) opened).remove(List.of("producer_ids", "token"));
+        StructType columns = named(opened.get("columns"));
+        ((ObjectNode) opened).remove(List.of("producer_ids", "token", "columns"));
         return new KeraWriterFactory(
-                info.schema(), opened.toString(), token, producerIds, opened.get("version").asLong(), python);
+                columns, opened.toString(), token, producerIds, opened.get("version").asLong(), python);
+    }
+
+    /** The columns as the stream calls them, which may differ in case. */
+    private StructType named(JsonNode names) {
+        StructField[] given = info.schema().fields();
+        StructField[] fields = new StructField[given.length];
+        Arrays.setAll(fields, at -> new StructField(
+                names.get(at).asText(), given[at].dataType(), given[at].nullable(), given[at].metadata()));
+        return new StructType(fields);
     }
 
     private static ObjectNode params(LogicalWriteInfo info) {
-        ObjectNode params = Service.JSON.createObjectNode().put("schema", info.schema().json());
+        ObjectNode params = Service.JSON.createObjectNode().put("schema", info.schema().json())
+                .put("case_sensitive", SQLConf.get().caseSensitiveAnalysis());
         info.options().forEach(params.putObject("options")::put);
         return params;
     }
