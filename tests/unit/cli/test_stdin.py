@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kera.cli._stdin import BLOCKS_AHEAD_MAX, line_blocks
+from kera.core.errors import RecordTooLarge
 
 
 @pytest.fixture
@@ -42,6 +43,17 @@ async def test_lines_of_a_file_are_whole_whatever_the_reads(tmp_path: Path) -> N
 
     assert b"".join(blocks) == text
     assert all(block.endswith(b"\n") for block in blocks)
+
+
+async def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"1\n2\n" + b"x" * 1000)
+
+    with (tmp_path / "lines").open("rb") as file:
+        blocks = line_blocks(file.fileno(), read_bytes=10, line_bytes_max=100)
+        assert await anext(blocks) == b"1\n2\n"
+        with pytest.raises(RecordTooLarge, match="line 3 of standard input has more than"):
+            await anext(blocks)
+        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) < 200
 
 
 async def test_no_input_gives_no_block() -> None:

@@ -198,6 +198,20 @@ async def test_records_of_json_keep_their_keys_times_and_headers() -> None:
     assert read(unframe(first["value"])[1], CONTEXT) == {"id": 5, "at": NOON}
 
 
+async def test_a_value_of_json_is_checked_and_stays_byte_for_byte() -> None:
+    texts = [b'{"p": 169299987.353451120001, "id": 23958446825181076828}', b' {"p": 1.10}', b"null", None]
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([0] * 4).cast(DEFAULT_SCHEMA.types[0]), *(pa.nulls(4, DEFAULT_SCHEMA.types[1]), pa.array(texts))],
+        schema=pa.schema([DEFAULT_SCHEMA.field(at) for at in range(3)]),
+    )
+    registry = Registry({"type": ["object", "null"]}, kind=SchemaType.JSON)
+    (piece,) = await pieces_of(encoded(Rows(rows), registry, kind=SchemaType.JSON, key="p"))
+
+    stored = piece.rows.column("value").to_pylist()
+    assert [each and each[5:] for each in stored] == texts
+    assert piece.rows.column("keys").to_pylist() == [[b"169299987.353451120001"], [b"1.10"], None, None]
+
+
 async def test_a_field_of_the_value_can_be_the_key_and_the_time() -> None:
     registry = Registry(order({"name": "at", "type": "string"}))
     batch = json_records({"id": 5, "at": "2026-01-02T13:00:00+01:00"})

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kera.client.json_form.texts import members_of
 from kera.client.serializers import Context
 from kera.client.serializers.json import parsed
 from kera.connect.pieces import Piece, Place, Source, Span
@@ -121,16 +122,17 @@ class EncodedSource:
             return await self._worker.call(self._records, rows, part, start)
 
     def _records(self, rows: pa.RecordBatch, part: str, start: Place) -> pa.RecordBatch:
+        texts: list[bytes | None] = [] if self._columns is not None else rows.column("value").to_pylist()
         if self._columns is None:
-            values = [
-                self._decoded(value, part, start, at) for at, value in enumerate(rows.column("value").to_pylist())
-            ]
+            values = [self._decoded(value, part, start, at) for at, value in enumerate(texts)]
         else:
             values = self._values(rows)
         columns: dict[str, pa.Array] = {name: rows.column(name) for name in rows.schema.names if self._columns is None}
-        columns["value"] = self._payloads(values, part, start)
+        # Values that are JSON already are checked, and stay as they are: a number keeps all its digits.
+        as_given = texts if self._encoding.schema_type is SchemaType.JSON else []
+        columns["value"] = self._payloads(values, as_given, part, start)
         if self._encoding.key is not None:
-            columns["keys"] = key_lists(self._keys(rows, values))
+            columns["keys"] = key_lists(self._keys(rows, values, texts))
         if self._encoding.time is not None:
             columns["timestamp"] = self._times(rows, values)
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
@@ -159,7 +161,8 @@ class EncodedSource:
         names = rows.schema.names
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def _payloads(self, values: Sequence[Any], part: str, start: Place) -> pa.Array:
+    def _payloads(self, values: Sequence[Any], as_given: Sequence[bytes | None], part: str, start: Place) -> pa.Array:
+        """`as_given`: the payloads, if values are only checked."""
         encode, version = self._encode, self._version
         if encode is None or version is None:
             raise InternalError("the source was not opened")
@@ -167,7 +170,10 @@ class EncodedSource:
         payloads: list[bytes | None] = []
         for at, value in enumerate(values):
             try:
-                payloads.append(None if value is None else frame + encode(value))
+                given = as_given[at] if as_given else None
+                there = given is not None if as_given else value is not None
+                encoded = encode(value) if there else b""
+                payloads.append(frame + (encoded if given is None else given) if there else None)
             except UnknownField as error:
                 subject = self._encoding.subject
                 raise CannotEncode(
@@ -183,11 +189,12 @@ class EncodedSource:
     def _where(self, part: str, start: Place, at: int) -> str:
         return f"{self.shown}, record {at + 1} after {start!r}" + (f" of part {part}" if part else "")
 
-    def _keys(self, rows: pa.RecordBatch, values: Sequence[Any]) -> pa.Array:
+    def _keys(self, rows: pa.RecordBatch, values: Sequence[Any], texts: Sequence[bytes | None]) -> pa.Array:
         """As bytes: binary as it is, everything else as text."""
         name = str(self._encoding.key)
         if self._columns is None:
-            return pa.array([_key(name, _field(value, name)) for value in values], pa.binary())
+            keys = [_key(name, _field(value, name), text) for value, text in zip(values, texts, strict=True)]
+            return pa.array(keys, pa.binary())
         column = rows.column(name)
         try:
             return column if pa.types.is_binary(column.type) else column.cast(pa.string()).cast(pa.binary())
@@ -215,11 +222,14 @@ def _field(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else None
 
 
-def _key(name: str, value: Any) -> bytes | None:
+def _key(name: str, value: Any, text: bytes | None) -> bytes | None:
+    """`text`: the JSON of which `value` is the member `name`."""
     if isinstance(value, dict | list):
         raise SchemaMismatch(f"--key: field {name!r} of a record is {json.dumps(value)[:80]}, which is no key")
     if value is None or isinstance(value, str):
         return None if value is None else value.encode()
+    if isinstance(value, float) and text is not None:
+        return next(own for each, own, _ in members_of(text.decode()) if each == name).encode()
     return json.dumps(value).encode()
 
 
