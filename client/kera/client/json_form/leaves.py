@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
+import math
 import re
 import uuid
 from collections.abc import Callable, Sequence
@@ -116,19 +117,25 @@ def _floats(kind: pa.DataType, values: Values) -> pa.Array:
             continue
         if number in (np.inf, -np.inf):
             raise Misfit(at, f"{shown(value)}, which is out of the range of {kind}")
-        if _claims_more(value, number):
+        if claims_more(value, number):
             raise Misfit(at, f"{shown(value)}, which {kind} cannot hold exactly (it would be {number!r})")
     return found
 
 
-def _claims_more(value: int | Number, number: float) -> bool:
-    """Whether a number that is written says more than the float that it becomes."""
+def claims_more(value: int | Number, number: float, digits_max: int = FLOAT_DIGITS) -> bool:
+    """Whether a number that is written says more than the float that it becomes: it is not that float's own value.
+
+    Up to `digits_max` digits may be rounded, as every float is read from such numbers; integers may not, and nothing
+    becomes 0.
+    """
+    if not math.isfinite(number):
+        return True
     if isinstance(value, int):
         return int(number) != value
     digits = len(value.lower().partition("e")[0].lstrip("-0.").replace(".", "").rstrip("0"))
     if number == 0:
         return digits > 0
-    if digits <= FLOAT_DIGITS:
+    if digits <= digits_max:
         return False
     if digits > FLOAT64_DIGITS_MAX:
         return True

@@ -47,6 +47,11 @@ def wrong_line(number: int, reason: object) -> SchemaMismatch:
     return SchemaMismatch(f"line {number}: {reason}", line=number)
 
 
+def is_exact(block: bytes, schema: pa.Schema) -> bool:
+    """Whether Arrow is sure to read the lines of `block` as rows of `schema` without changing a value."""
+    return _by_arrow(block, schema) is not None
+
+
 # -- by line ---------------------------------------------------------------------------------------------------------
 
 

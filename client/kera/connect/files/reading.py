@@ -7,20 +7,19 @@ the caller to decide (`Reading.tail`).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet as pq
 
 from kera.client.json_form import records_of_lines, rows_of_lines
-from kera.client.json_form.records import FIELDS, PLACE_FIELDS
 from kera.connect.errors import Refused
+from kera.connect.files.inference import columns_of_csv, columns_of_lines, first_changed
 from kera.connect.files.text import CsvRecords, JsonRecords, Position, Records, TextFile, changed, mark_of
 from kera.connect.records import key_lists
 from kera.core.arrow_types import empty_batch
@@ -75,9 +74,14 @@ def schema_of(path: str, kind: str) -> pa.Schema:
             case "parquet":
                 found = pq.read_schema(path)
             case "csv":
-                found = _read_csv(sample_of(path, CsvRecords(), BLOCK_BYTES), None).schema
+                found = _columns_of_csv(sample_of(path, CsvRecords(), SAMPLE_BYTES))
             case _:
-                found = _schema_of_lines(path)
+                block = sample_of(path, JsonRecords(), SAMPLE_BYTES)
+                if not block.strip():
+                    raise pa.ArrowInvalid("it is empty, so its columns are not known")
+                found = columns_of_lines(block)
+    except SchemaMismatch as error:
+        raise SchemaMismatch(f"{path}: {error.message}", path=path) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
         raise SchemaMismatch(f"{path} is no file of {kind}: {error}", path=path) from error
     except OSError as error:
@@ -85,6 +89,12 @@ def schema_of(path: str, kind: str) -> pa.Schema:
     if len(set(found.names)) < len(found.names) or not all(found.names):
         raise SchemaMismatch(f"{path} has several columns of one name, or one without a name: {found.names}")
     return pa.schema([pa.field(field.name, _plain(field.type), field.nullable) for field in found])
+
+
+def _columns_of_csv(text: bytes) -> pa.Schema:
+    found = _read_csv(text, None).schema
+    strings = pa.schema([pa.field(name, pa.string()) for name in dict.fromkeys(found.names)])
+    return columns_of_csv(found, _read_csv(text, strings))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -279,6 +289,11 @@ class CsvText:
         self._schema = schema
         self._wanted = text if schema is DEFAULT_SCHEMA else schema
         self._names: list[str] = []
+        self._floats = [field for field in self._wanted if pa.types.is_floating(field.type)]
+        self._texts = pa.schema(
+            [field.with_type(pa.string()) if field in self._floats else field for field in self._wanted]
+        )
+        """Floats are read as text first: of a float nobody can tell which number it was."""
 
     def begin(self, path: str) -> int:
         """See `Text`. Raises `SchemaMismatch` for columns that the stream does not have."""
@@ -294,7 +309,7 @@ class CsvText:
         if not self._names or not text.strip(b"\r\n"):
             return empty_batch(self._schema)
         try:
-            rows = _read_csv(text, self._wanted, self._names)
+            rows = self._rows(text, line, behind)
         except pa.ArrowInvalid as error:
             found = _CSV_COLUMN.search(str(error))
             if found is None:
@@ -303,6 +318,29 @@ class CsvText:
             name = self._names[int(found[1])] if int(found[1]) < len(self._names) else found[1]
             raise SchemaMismatch(f"column {name!r}: {_CSV_COLUMN.sub('', str(error))}", column=name) from error
         return _records(rows, self._schema)
+
+    def _rows(self, text: bytes, line: int, behind: str) -> pa.RecordBatch:
+        """Raises `SchemaMismatch` for a number that a float cannot hold, and what Arrow raises."""
+        if not any(field.name in self._names for field in self._floats):
+            return _read_csv(text, self._wanted, self._names)
+        rows = _read_csv(text, self._texts, self._names)
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        for field in self._floats:
+            if field.name not in columns:
+                continue
+            texts = pc.utf8_trim_whitespace(columns[field.name])
+            try:
+                at = first_changed(texts, field.type)
+            except pa.ArrowInvalid:
+                return _read_csv(text, self._wanted, self._names)  # which says what is wrong with it
+            if at is not None:
+                raise SchemaMismatch(
+                    f"column {field.name!r}: {texts[at]}, which {field.type} cannot hold exactly, in line"
+                    f" {line + at}{behind}: use a column of decimals or text",
+                    column=field.name,
+                )
+            columns[field.name] = texts.cast(field.type)
+        return pa.RecordBatch.from_pydict(columns)
 
 
 def _read_csv(text: bytes, schema: pa.Schema | None, names: list[str] | None = None) -> pa.RecordBatch:
@@ -352,20 +390,3 @@ def sample_of(path: str, records: Records, size: int) -> bytes:
     file = TextFile(path, records)
     text, _ = next(file.blocks(Position(0), size), (b"", None))
     return text or file.tail
-
-
-def _schema_of_lines(path: str) -> pa.Schema:
-    """What the first lines seem to have: the default schema, if they are records as kera consume prints them."""
-    block = sample_of(path, JsonRecords(), SAMPLE_BYTES)
-    if not block.strip():
-        raise pa.ArrowInvalid("it is empty, and nobody can say which columns it has")
-    names: set[str] = set()
-    for line in block.split(b"\n")[:100]:
-        found = json.loads(line) if line.strip() else {}
-        if not isinstance(found, dict):
-            raise pa.ArrowInvalid("a line is no object of JSON")
-        names |= found.keys()
-    if names <= FIELDS | PLACE_FIELDS and names & {"value", "value_base64"}:
-        return DEFAULT_SCHEMA
-    reading = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    return pa.json.read_json(pa.BufferReader(block), read_options=reading).schema

@@ -1,0 +1,91 @@
+"""`kera.connect.files.inference`: types for files that name none, so that no value changes."""
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.connect.files.reading import reading_of, schema_of
+from kera.connect.files.text import Position
+from kera.core.errors import SchemaMismatch
+
+
+def read(tmp_path: Path, kind: str, text: str, schema: pa.Schema | None = None) -> tuple[list[pa.DataType], list[Any]]:
+    """The types that a file seems to have, and its rows."""
+    path = tmp_path / f"x.{kind}"
+    path.write_text(text)
+    found = schema_of(str(path), kind) if schema is None else schema
+    rows = [
+        row
+        for batch, _ in reading_of(str(path), kind, found).batches(Position(0), 1 << 20)
+        for row in batch.to_pylist()
+    ]
+    return found.types, [tuple(row.values()) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind", "values"),
+    [
+        (["1", "-5"], pa.int64(), [1, -5]),
+        (["9007199254740993", "12345678901234567890"], pa.uint64(), [9007199254740993, 12345678901234567890]),
+        (["-9007199254740993", "12345678901234567890"], pa.decimal128(38, 0), None),
+        (["0.1", "2.5"], pa.float64(), [0.1, 2.5]),
+        (["0.1", "0.30000000000000004"], pa.float64(), [0.1, 0.30000000000000004]),
+        (["1.5", "169299987.353451120001"], pa.decimal128(38, 12), None),
+        (["9007199254740993", "1.5"], pa.decimal128(38, 1), None),
+    ],
+)
+@pytest.mark.parametrize("kind_of_file", ["csv", "jsonl"])
+def test_a_column_of_numbers_has_a_type_that_holds_all_of_them(
+    tmp_path: Path, kind_of_file: str, texts: list[str], kind: pa.DataType, values: list[Any] | None
+) -> None:
+    lines = [f'{{"v": {text}}}' for text in texts] if kind_of_file == "jsonl" else ["v", *texts]
+    types, rows = read(tmp_path, kind_of_file, "\n".join(lines) + "\n")
+    assert types == [kind]
+    assert [value for (value,) in rows] == ([Decimal(text) for text in texts] if values is None else values)
+
+
+@pytest.mark.parametrize(
+    "texts", [["01234", "1"], ["+49", "1"], ["-0", "1"], ["9" * 60, "1"], ["1e400"], ["1.5", "007"], ["nan", "inf"]]
+)
+def test_numbers_of_csv_that_no_type_of_numbers_holds_as_they_are_written_are_text(
+    tmp_path: Path, texts: list[str]
+) -> None:
+    assert read(tmp_path, "csv", "\n".join(["v", *texts, ""])) == ([pa.string()], [(text,) for text in texts])
+
+
+def test_a_column_of_integers_takes_numbers_that_begin_with_zeros(tmp_path: Path) -> None:
+    assert read(tmp_path, "csv", "v\n01234\n", pa.schema([("v", pa.int64())]))[1] == [(1234,)]
+
+
+@pytest.mark.parametrize("text", ["9007199254740993", "169299987.353451120001", "1e400", "1e-400"])
+def test_a_number_of_csv_that_a_float_cannot_hold_is_named_with_line_and_column(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SchemaMismatch, match=f"column 'v': {text}, which double cannot hold exactly, in line 3"):
+        read(tmp_path, "csv", f"v\n1.5\n{text}\n", pa.schema([("v", pa.float64())]))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"v": 1}\n\n{"v": "x"}\n', r"x\.jsonl: line 3: .*changed from number to string"),
+        ('{"v": 1}\n{"v": 1e400}\n', r"x\.jsonl: line 2: column 'v' is 1e400, which no type of numbers holds"),
+        ('{"v": NaN}\n{"v": 9007199254740993}\n', "line 2: column 'v' is 9007199254740993, which no type"),
+        ("[1]\n", r"x\.jsonl: line 1: this is a list"),
+        ('{\n"v": 1}\n', r"x\.jsonl: line 1: the JSON is not complete at the end of the line"),
+    ],
+)
+def test_lines_without_a_common_type_are_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(SchemaMismatch, match=says):
+        read(tmp_path, "jsonl", text)
+
+
+def test_a_number_of_more_than_38_digits_is_a_longer_decimal(tmp_path: Path) -> None:
+    assert read(tmp_path, "jsonl", f'{{"v": {"9" * 60}}}\n') == ([pa.decimal256(76, 0)], [(Decimal("9" * 60),)])
+
+
+def test_numbers_within_lists_and_objects_keep_their_digits(tmp_path: Path) -> None:
+    types, rows = read(tmp_path, "jsonl", '{"u": {"l": [{"k": [1, null, 12345678901234567890]}]}}\n')
+    assert types == [pa.struct([("l", pa.list_(pa.struct([("k", pa.list_(pa.uint64()))])))])]
+    assert rows == [({"l": [{"k": [1, None, 12345678901234567890]}]},)]
