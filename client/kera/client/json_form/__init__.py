@@ -13,6 +13,6 @@ form of records of streams without columns of their own, `texts` parses and lays
 from kera.client.json_form.reading import rows_of_lines
 from kera.client.json_form.records import record_lines, records_of_lines
 from kera.client.json_form.texts import laid_out
-from kera.client.json_form.writing import row_lines, row_texts
+from kera.client.json_form.writing import row_lines, row_texts, texts_of
 
-__all__ = ["laid_out", "record_lines", "records_of_lines", "row_lines", "row_texts", "rows_of_lines"]
+__all__ = ["laid_out", "record_lines", "records_of_lines", "row_lines", "row_texts", "rows_of_lines", "texts_of"]

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kera.client.headers import Header
+from kera.client.json_form import texts_of
 from kera.connect.endpoints import TableEnd
 from kera.connect.errors import CopyElsewhere, CopyMismatch, Refused
 from kera.connect.pieces import Piece, Place, Progress, Source
@@ -30,7 +31,7 @@ ROWS_TABLE = "kera_connect_rows"
 RECORDS = pa.schema(
     [DEFAULT_SCHEMA.field("timestamp"), ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string())]
 )
-"""What a table has of records without columns of their own; headers are JSON, an array of ``[name, value]``."""
+"""What a table has of records without columns of their own; headers are JSON."""
 
 
 class TableSink:
@@ -185,7 +186,7 @@ class TableSink:
             rows.column("timestamp"),
             pa.array([own[0] if own else None for own in keys], pa.binary()),
             rows.column("value"),
-            pa.array([_headers(own) for own in rows.column("headers").to_pylist()], pa.string()),
+            _headers(rows.column("headers")),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 
@@ -202,12 +203,7 @@ class TableSink:
         self._worker.close()
 
 
-def _headers(own: list[Header] | None) -> str | None:
-    """Headers as JSON: an array of ``[name, value]``, as names may repeat. Raises `SchemaMismatch` for other bytes."""
-    if not own:
-        return None
-    try:
-        pairs = [(name, None if value is None else value.decode()) for name, value in own]
-    except UnicodeDecodeError as error:
-        raise SchemaMismatch("a header is no text, which JSON cannot hold: copy into files of Parquet") from error
-    return json.dumps(pairs, ensure_ascii=False)
+def _headers(column: pa.MapArray) -> pa.Array:
+    """As JSON, in the form of docs/json.md; null for a record without any."""
+    texts = texts_of(column)
+    return pc.if_else(pc.is_in(texts, pa.array(["null", "[]"])), pa.scalar(None, pa.string()), texts)

@@ -9,10 +9,10 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import pyarrow as pa
 from starlette.responses import Response
 
 from kera.client import Delivery, RegisteredSchema, StreamDescription
+from kera.client.headers import Header
 from kera.console import limits
 from kera.console.browsing.encoding import BY_SCHEMA, KINDS, encode, reason_of
 from kera.console.rendering import address, stream_path
@@ -29,7 +29,6 @@ from kera.core.errors import (
     UnknownSchema,
     UnknownSubject,
 )
-from kera.core.schema import DEFAULT_SCHEMA
 
 SUBJECT_MAX = 256
 _ROWS_AT_ONCE = 3
@@ -73,7 +72,7 @@ class _Record(NamedTuple):
 
     key: bytes | None
     value: bytes | None
-    headers: list[tuple[str, bytes]]
+    headers: list[Header]
 
 
 async def ask(visit: Visit) -> Response:
@@ -146,7 +145,7 @@ def _typed(form: Parameters) -> Typed:
 
 async def _record(visit: Visit, stream: StreamDescription, typed: Typed, wrong: _Wrong) -> _Record | None:
     """What is to be stored; None: something does not fit, and `wrong` has it."""
-    headers = []
+    headers: list[Header] = []
     for name, value in typed.headers:
         if name.strip():
             headers.append((name.strip(), value.encode()))
@@ -179,17 +178,12 @@ async def _schema(visit: Visit, typed: Typed, wrong: _Wrong) -> RegisteredSchema
 
 
 async def _sent(visit: Visit, stream: StreamDescription, record: _Record) -> Delivery:
-    """Where the record is. Sent as a batch of one, as only that takes a name of a header twice."""
-    columns = {
-        "keys": pa.array([None if record.key is None else [record.key]], DEFAULT_SCHEMA.field("keys").type),
-        "value": pa.array([record.value], DEFAULT_SCHEMA.field("value").type),
-        "headers": pa.array([record.headers or None], DEFAULT_SCHEMA.field("headers").type),
-    }
+    """Store the record; returns where it is."""
     timeout_ms = int(limits.PRODUCE_TIMEOUT_S * 1000)
     async with visit.view.client.producer(delivery_timeout_ms=timeout_ms) as producer:
-        pending = await producer.send_batch(stream.name, pa.record_batch(columns))
-        await producer.flush()
-        return (await pending)[0]
+        await producer.prepare(stream.name)
+        keys = () if record.key is None else record.key
+        return await producer.send(stream.name, record.value, keys=keys, headers=record.headers)
 
 
 def _place_of(stream: StreamDescription, delivery: Delivery) -> str:
