@@ -44,6 +44,24 @@ def test_headers_stay_as_they_are_both_ways(headers: list[Any], start: int) -> N
     assert [own for *_, own in messages_of(batch.slice(start))] == [each or [] for each in headers[start:]]
 
 
+def test_a_message_whose_header_has_a_name_that_is_not_utf8_is_named() -> None:
+    class Strange(Message):
+        def headers(self) -> Any:
+            raise SystemError("returned a result with an exception set")
+
+        def topic(self) -> str:
+            return "clicks"
+
+        def partition(self) -> int:
+            return 3
+
+        def offset(self) -> int:
+            return 42
+
+    with pytest.raises(SchemaMismatch, match="topic clicks, partition 3, offset 42: the name of a header is not UTF-8"):
+        rows_of([Message(None), Strange(None)])
+
+
 def test_a_name_with_a_zero_byte_is_refused_as_the_library_would_cut_it() -> None:
     batch = rows([("a", b"1")], [("b\0c", b"2")], None)
     with pytest.raises(SchemaMismatch, match=r"a header named 'b\\x00c'"):

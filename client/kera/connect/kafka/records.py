@@ -18,11 +18,14 @@ _TIMES, _KEYS, _VALUES, _HEADERS = (field.type for field in DEFAULT_SCHEMA)
 
 
 def rows_of(messages: Sequence[Any]) -> pa.RecordBatch:
-    """The records that messages become. One without a time is of 1970; a key is the primary one of a record."""
+    """The records that messages become. One without a time is of 1970; a key is the primary one of a record.
+
+    Raises `SchemaMismatch` for a header whose name is not UTF-8.
+    """
     times = pa.array([max(0, message.timestamp()[1]) * 1000 for message in messages], pa.int64())
     keys = pa.array([message.key() for message in messages], pa.binary())
     values = pa.array([message.value() for message in messages], pa.binary())
-    headers = [message.headers() for message in messages]
+    headers = [_headers_of(message) for message in messages]
     return pa.RecordBatch.from_arrays(
         [
             times.cast(_TIMES),
@@ -32,6 +35,15 @@ def rows_of(messages: Sequence[Any]) -> pa.RecordBatch:
         ],
         schema=DEFAULT_SCHEMA,
     )
+
+
+def _headers_of(message: Any) -> list[Header] | None:
+    try:
+        found: list[Header] | None = message.headers()
+    except (SystemError, UnicodeDecodeError) as error:  # the first is what confluent-kafka 2.16 raises
+        place = f"topic {message.topic()}, partition {message.partition()}, offset {message.offset()}"
+        raise SchemaMismatch(f"{place}: the name of a header is not UTF-8, and a stream has no such names") from error
+    return found
 
 
 def messages_of(rows: pa.RecordBatch) -> Iterator[tuple[int, bytes | None, bytes | None, list[Header]]]:
