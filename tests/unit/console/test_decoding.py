@@ -74,8 +74,8 @@ def test_null_and_empty_are_told_apart() -> None:
     [
         (1, "1"),
         (1.5, "1.5"),
-        (float("nan"), "nan"),
-        (float("inf"), "inf"),
+        (float("nan"), "NaN"),
+        (float("inf"), "Infinity"),
         (True, "true"),
         ([1, None], "[1, null]"),
         ("a\x1b", "a\\u001b"),
@@ -114,5 +114,22 @@ def test_of_a_value_with_very_many_parts_the_first_are_looked_at(way: Callable[[
 
 def test_a_row_is_json_whatever_is_in_it() -> None:
     row = {"a": float("nan"), "b": b"\xff\xfe", "c": [(b"k", 1)], "d": {"x": None}}
-    assert json.loads(shown_columns(row, 1000).text) == {"a": "nan", "b": "//4=", "c": [["k", 1]], "d": {"x": None}}
+    assert json.loads(shown_columns(row, 1000).text) == {
+        "a": "NaN",
+        "b": {"base64": "//4="},
+        "c": [["k", 1]],
+        "d": {"x": None},
+    }
     assert jsonable(b"") == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b'{"id": 23958446825181076828}', '{\n  "id": 23958446825181076828\n}'),
+        (b'{"p": 169299987.353451120001,"e":1.0E-7}', '{\n  "p": 169299987.353451120001,\n  "e": 1.0E-7\n}'),
+        (b'{"a": 1, "a": 2, "big": 1e400}', '{\n  "a": 1,\n  "a": 2,\n  "big": 1e400\n}'),
+    ],
+)
+def test_json_is_shown_with_every_digit_and_name_as_it_is_written(value: bytes, text: str) -> None:
+    assert shown(value, 1000) == Shown("json", text, len(value))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn
 
@@ -165,42 +165,45 @@ def shown(value: Any) -> str:
 _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")|([\[{])|([\]}])|(,)|(:)|([^\s"\[\]{},:]+)|\s+', re.DOTALL)
 
 
-def laid_out(text: str, *, indent: int = 2, depth_max: int = 20) -> str | None:
+def laid_out(text: str, *, indent: int = 2, depth_max: int = 20, length_max: int | None = None) -> str | None:
     """The JSON `text` with a line per member, every number and name as it is written; None: it is not JSON.
 
-    JSON that is nested deeper than `depth_max` is laid out in one line: it would be mostly spaces.
+    JSON that is nested deeper than `depth_max` is laid out in one line: it would be mostly spaces. `length_max`: more
+    characters are not needed.
     """
     try:
         _lenient.decode(text)
     except (ValueError, RecursionError):
         return None
-    tokens = list(_TOKEN.finditer(text))
     depth = deepest = 0
-    for token in tokens:
+    for token in _TOKEN.finditer(text):
         depth += (token[2] is not None) - (token[3] is not None)
         deepest = max(deepest, depth)
-    return "".join(_laid_out(tokens, " " * indent if deepest <= depth_max else None))
-
-
-def _laid_out(tokens: list[re.Match[str]], indent: str | None) -> list[str]:
-    """The parts of the text; `indent` None: all in one line."""
     parts: list[str] = []
+    length = 0
+    for part in _laid_out(text, " " * indent if deepest <= depth_max else None):
+        parts.append(part)
+        length += len(part)
+        if length_max is not None and length > length_max:
+            break
+    return "".join(parts)
+
+
+def _laid_out(text: str, indent: str | None) -> Iterator[str]:
+    """The parts of the text; `indent` None: all in one line."""
     depth = 0
     opened = False
-    for token in tokens:
+    for token in _TOKEN.finditer(text):
         _, opens, closes, comma, colon, _ = token.groups()
         if token.lastindex is None:
-            continue
-        if closes:
-            depth -= 1
-        if indent is not None and (opened != bool(closes)) and (opened or closes):
-            parts.append("\n" + indent * depth)
+            continue  # space
+        depth -= bool(closes)
+        if indent is not None and opened != bool(closes):
+            yield "\n" + indent * depth
         opened = bool(opens)
-        if opens:
-            depth += 1
-        parts.append(token[0])
+        depth += opened
+        yield token[0]
         if comma:
-            parts.append(" " if indent is None else "\n" + indent * depth)
+            yield " " if indent is None else "\n" + indent * depth
         elif colon:
-            parts.append(" ")
-    return parts
+            yield " "

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from itertools import repeat
 from typing import Any, NamedTuple
 
+from kera.client.json_form import laid_out
+
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _HEX_ROW = 16
 _TIMES = (datetime.datetime, datetime.date, datetime.time)
@@ -46,15 +48,24 @@ def shown(value: bytes | None, length_max: int) -> Shown:
     if not value:
         return Shown("empty", "", 0)
     if value[:64].lstrip()[:1] in _BEGINS_JSON and is_taken_apart(value, length_max):
-        laid_out = _laid_out(value)
-        if laid_out is not None:
-            return _cut("json", laid_out, len(value), length_max)
+        document = shown_json(value, "json", len(value), length_max)
+        if document is not None:
+            return document
     # A character has at most four bytes; bytes behind the last character that is shown need not be looked at.
     part = value[: 4 * length_max + 4]
     text = _text(part, whole=len(part) == len(value))
     if text is not None:
         return _cut("text", _plain(text), len(value), length_max, more=len(part) < len(value))
     return shown_hex(value, length_max)
+
+
+def shown_json(value: bytes, kind: str, size_bytes: int, length_max: int) -> Shown | None:
+    """JSON with a line per member, and every number as it is written; None: it is not JSON."""
+    try:
+        text = laid_out(value.decode(), length_max=length_max)
+    except UnicodeDecodeError:
+        return None
+    return None if text is None else _cut(kind, _plain(text), size_bytes, length_max)
 
 
 def shown_text(value: bytes, length_max: int) -> Shown:
@@ -111,6 +122,9 @@ def brief(value: bytes | None, length_max: int = 120) -> str:
     return line if len(line) <= length_max else line[:length_max] + "…"
 
 
+_NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
 def _room(length_max: int) -> Iterator[None]:
     """For so many parts of a value: each takes a character at least, and few bytes may have very many."""
     return repeat(None, length_max + 1)
@@ -123,9 +137,10 @@ def jsonable(value: Any, room: Iterator[None] | None = None) -> Any:
         case None | bool() | int() | str():
             return value
         case float():
-            return value if math.isfinite(value) else str(value)
+            return value if math.isfinite(value) else _NAMES.get(str(value), str(value))
         case bytes():
-            return text_of(value) or base64.b64encode(value).decode()
+            text = text_of(value)
+            return {"base64": base64.b64encode(value).decode()} if text is None else text
         case dict():
             return {str(name): jsonable(each, room) for _, (name, each) in zip(room, value.items(), strict=False)}
         case list() | tuple():
@@ -136,34 +151,6 @@ def jsonable(value: Any, room: Iterator[None] | None = None) -> Any:
 def plain(text: str) -> str:
     """Text of others without characters that would change how what is around it reads."""
     return _plain(text)
-
-
-def _laid_out(value: bytes) -> str | None:
-    """JSON with a line per field; None: it is none, or nothing that can be laid out."""
-    try:
-        document = json.loads(value)
-        compact = json.dumps(document, ensure_ascii=False)
-        # What is nested deeply would be mostly spaces.
-        deep = compact.count("{") + compact.count("[") > 50 and _depth(document) > 20
-        text = compact if deep else json.dumps(document, ensure_ascii=False, indent=2)
-        text.encode()  # it may have halves of characters, which cannot be sent
-    except (ValueError, RecursionError):
-        return None
-    return _plain(text)
-
-
-def _depth(document: Any) -> int:
-    depth, level = 0, [document]
-    while level:
-        depth += 1
-        children: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                children += each.values()
-            elif isinstance(each, list):
-                children += each
-        level = children
-    return depth
 
 
 def text_of(value: bytes) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from kera.client.serializers import Context, IntDeserializer, JsonDeserializer, MsgpackDeserializer
+from kera.client.serializers.json import unframed
 from kera.console.browsing.decoding import (
     TAKEN_APART_BYTES_MAX,
     Shown,
@@ -18,6 +19,7 @@ from kera.console.browsing.decoding import (
     shown,
     shown_document,
     shown_hex,
+    shown_json,
     shown_text,
     text_of,
 )
@@ -84,7 +86,9 @@ class Decoder:
             return shown(value, length_max)._replace(problem=f"too long to be shown as {FORMATS[self.chosen]}")
         try:
             kind, document = self._read(value)
-            return shown_document(document, kind, len(value), length_max)
+            # JSON as it is written: what was decoded has lost digits of numbers.
+            written = shown_json(unframed(value), kind, len(value), length_max) if kind == "json" else None
+            return written or shown_document(document, kind, len(value), length_max)
         except _FAILURES as error:
             return shown(value, length_max)._replace(problem=_reason(self.chosen, error))
 

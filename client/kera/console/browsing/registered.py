@@ -20,7 +20,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 from kera.client import RegisteredSchema, SchemaRegistry
 from kera.client.serializers import AvroDeserializer, Context
-from kera.console.browsing.decoding import TAKEN_APART_BYTES_MAX, Shown, is_taken_apart, shown_document
+from kera.console.browsing.decoding import TAKEN_APART_BYTES_MAX, Shown, is_taken_apart, shown_document, shown_json
 from kera.core.errors import CannotDecode, InvalidArgument, KeraError, NotFramed, UnknownSchema
 from kera.core.schema import schema_from_bytes
 from kera.core.schemas import SchemaType
@@ -79,6 +79,8 @@ class Registered:
         if value is None or found is None:
             return None
         try:
+            if found[0] == SchemaType.JSON:  # as it is written: what was decoded has lost digits of numbers
+                return shown_json(unframe(value)[1], found[0], len(value), length_max)
             return shown_document(found[1], found[0], len(value), length_max)
         except (ValueError, RecursionError, TypeError):
             return None
