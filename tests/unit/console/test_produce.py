@@ -140,7 +140,9 @@ async def test_a_tombstone_is_stored(console: MakeBrowser, cluster: FakeCluster)
         ({"as": "json", "value": "{<b>"}, (), "value", "this is not JSON"),
         ({"as": "null", "value": "<b>"}, (), "value", "a null value has no content"),
         ({"value": "<b>"}, (("", "lost"),), "headers", "has no name"),
+        ({"as": "xml", "value": "<b>"}, (), "as", "takes one of"),
         ({"as": "schema", "value": "<b>"}, (), "subject", "choose the subject"),
+        ({"as": "schema", "value": "<b>", "subject": "s" * 300}, (), "subject", "256 are the most"),
         ({"as": "schema", "value": "<b>", "subject": "s-value", "version": "x"}, (), "version", "takes a number"),
     ],
 )

@@ -6,7 +6,6 @@ What does not fit is said beside its field, and what was typed stays. A record t
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from starlette.responses import Response
@@ -17,8 +16,9 @@ from kera.console import limits
 from kera.console.browsing.encoding import BY_SCHEMA, KINDS, encode, reason_of
 from kera.console.rendering import address, stream_path
 from kera.console.visits import DONE, Visit
+from kera.console.web.forms import Form
 from kera.console.web.parameters import Parameters
-from kera.console.web.problems import Problem, Refused, problem_of
+from kera.console.web.problems import Refused, problem_of
 from kera.core.errors import (
     AuthenticationFailed,
     CannotDecode,
@@ -36,35 +36,11 @@ _ROWS_AT_ONCE = 3
 _ADD = "add"
 
 
-@dataclass(frozen=True)
-class Typed:
-    """What the form says."""
+_FIELDS = {"key": "", "as": "text", "value": "", "subject": "", "version": ""}
+"""An empty version is the newest."""
 
-    key: str = ""
-    kind: str = "text"
-    value: str = ""
-    subject: str = ""
-    version: str = ""
-    """Empty: the newest."""
-    headers: tuple[tuple[str, str], ...] = (("", ""),) * _ROWS_AT_ONCE
-    """Names and values, empty ones included."""
-
-
-@dataclass
-class _Wrong:
-    """What kept a record from being stored."""
-
-    fields: dict[str, str] = field(default_factory=dict)
-    """Texts by the names of fields."""
-    problem: Problem | None = None
-    """Of the cluster."""
-
-    @property
-    def status(self) -> int:
-        """Of the page."""
-        if self.fields:
-            return 400
-        return self.problem.status if self.problem is not None else 200
+Headers = tuple[tuple[str, str], ...]
+"""Names and values as they were typed, empty ones included."""
 
 
 class _Record(NamedTuple):
@@ -82,31 +58,29 @@ async def ask(visit: Visit) -> Response:
     stream = await _stream(visit)
     subjects = await _subjects(visit, stream)
     own = f"{stream.name}-value"
-    typed = Typed(kind=BY_SCHEMA, subject=own) if own in subjects else Typed()
-    return _page(visit, stream, typed, _Wrong(), subjects)
+    form = Form(_FIELDS | ({"as": BY_SCHEMA, "subject": own} if own in subjects else {}))
+    return _page(visit, stream, form, (("", ""),) * _ROWS_AT_ONCE, subjects)
 
 
 async def store(visit: Visit) -> Response:
     """Store what the form says, or show the form again."""
-    form = await visit.change()
-    typed = _typed(form)
+    sent = await visit.change()
+    form, headers = Form(_FIELDS, sent), _headers(sent)
     stream = await _stream(visit)
-    wrong = _Wrong()
-    if form.has(_ADD):
-        more = min(len(typed.headers) + _ROWS_AT_ONCE, limits.PRODUCED_HEADERS_MAX) - len(typed.headers)
-        typed = replace(typed, headers=(*typed.headers, *[("", "")] * more))
-        return _page(visit, stream, typed, wrong, await _subjects(visit, stream))
-    record = await _record(visit, stream, typed, wrong)
+    if sent.has(_ADD):
+        more = min(len(headers) + _ROWS_AT_ONCE, limits.PRODUCED_HEADERS_MAX) - len(headers)
+        return _page(visit, stream, form, (*headers, *[("", "")] * more), await _subjects(visit, stream))
+    record = await _record(visit, stream, form, headers, sent)
     if record is not None:
         try:
             return visit.go(_place_of(stream, await _sent(visit, stream, record)))
         except AuthenticationFailed:
             raise
         except RecordTooLarge as error:
-            wrong.fields["value"] = error.message
+            form.errors["value"] = error.message
         except KeraError as error:
-            wrong.problem = problem_of(error, changes=True)
-    return _page(visit, stream, typed, wrong, await _subjects(visit, stream))
+            form.problem = problem_of(error, changes=True)
+    return _page(visit, stream, form, headers, await _subjects(visit, stream))
 
 
 async def _stream(visit: Visit) -> StreamDescription:
@@ -128,52 +102,50 @@ async def _subjects(visit: Visit, stream: StreamDescription) -> list[str]:
     return sorted(found, key=lambda each: each != own)[: limits.SUBJECTS_OFFERED_MAX]
 
 
-def _typed(form: Parameters) -> Typed:
-    names, values = form.several("header_name"), form.several("header_value")
+def _headers(sent: Parameters) -> Headers:
+    names, values = sent.several("header_name"), sent.several("header_value")
     if len(names) != len(values) or len(names) > limits.PRODUCED_HEADERS_MAX:
         raise InvalidArgument(f"a form has at most {limits.PRODUCED_HEADERS_MAX} headers, each a name and a value")
-    return Typed(
-        key=form.text("key", length_max=limits.FORM_BYTES_MAX),
-        kind=form.choice("as", KINDS, "text"),
-        # Browsers end lines with \r\n; text that is typed here has the line ends of this system.
-        value=form.text("value", length_max=limits.FORM_BYTES_MAX).replace("\r\n", "\n"),
-        subject=form.text("subject", length_max=SUBJECT_MAX).strip(),
-        version=form.text("version").strip(),
-        headers=tuple(zip(names, values, strict=True)) or Typed().headers,
-    )
+    return tuple(zip(names, values, strict=True)) or (("", ""),) * _ROWS_AT_ONCE
 
 
-async def _record(visit: Visit, stream: StreamDescription, typed: Typed, wrong: _Wrong) -> _Record | None:
-    """What is to be stored; None: something does not fit, and `wrong` has it."""
-    headers: list[Header] = []
-    for name, value in typed.headers:
+async def _record(
+    visit: Visit, stream: StreamDescription, form: Form, headers: Headers, sent: Parameters
+) -> _Record | None:
+    """What is to be stored; None: something does not fit, and `form` has it."""
+    named: list[Header] = []
+    for name, value in headers:
         if name.strip():
-            headers.append((name.strip(), value.encode()))
+            named.append((name.strip(), value.encode()))
         elif value:
-            wrong.fields["headers"] = f"a header with the value {value[:40]!r} has no name"
-    schema = await _schema(visit, typed, wrong) if typed.kind == BY_SCHEMA else None
+            form.errors["headers"] = f"a header with the value {value[:40]!r} has no name"
+    key = form.read("key", lambda: sent.text("key", length_max=limits.FORM_BYTES_MAX))
+    # Browsers end lines with \r\n; text that is typed here has the line ends of this system.
+    text = form.read("value", lambda: sent.text("value", length_max=limits.FORM_BYTES_MAX).replace("\r\n", "\n"))
+    kind = form.read("as", lambda: sent.choice("as", KINDS, "text"))
+    schema = await _schema(visit, form, sent) if kind == BY_SCHEMA else None
     value_bytes: bytes | None = None
-    if not wrong.fields.keys() & {"subject", "version"}:
+    if text is not None and kind is not None and not form.errors.keys() & {"subject", "version"}:
         try:
-            value_bytes = await encode(typed.kind, typed.value, schema, stream.name)
+            value_bytes = await encode(kind, text, schema, stream.name)
         except (InvalidArgument, CannotEncode, CannotDecode) as error:
-            wrong.fields["value"] = reason_of(error)
-    return None if wrong.fields else _Record(typed.key.encode() if typed.key else None, value_bytes, headers)
+            form.errors["value"] = reason_of(error)
+    return None if form.is_wrong else _Record(key.encode() if key else None, value_bytes, named)
 
 
-async def _schema(visit: Visit, typed: Typed, wrong: _Wrong) -> RegisteredSchema | None:
+async def _schema(visit: Visit, form: Form, sent: Parameters) -> RegisteredSchema | None:
     schemas = visit.view.client.schemas
-    try:
-        number = Parameters([("version", typed.version)]).optional("version", 1)
-    except InvalidArgument as error:
-        wrong.fields["version"] = error.message
+    subject = form.read("subject", lambda: sent.text("subject", length_max=SUBJECT_MAX).strip())
+    version = Parameters([("version", form.values["version"].strip())])
+    number = form.read("version", lambda: version.optional("version", 1))
+    if form.errors.keys() & {"subject", "version"} or subject is None:
         return None
     try:
-        return await (schemas.latest(typed.subject) if number is None else schemas.version(typed.subject, number))
+        return await (schemas.latest(subject) if number is None else schemas.version(subject, number))
     except UnknownSchema as error:
-        wrong.fields["version"] = error.message
+        form.errors["version"] = error.message
     except (UnknownSubject, InvalidArgument) as error:
-        wrong.fields["subject"] = error.message if typed.subject else "choose the subject of a schema"
+        form.errors["subject"] = error.message if subject else "choose the subject of a schema"
     return None
 
 
@@ -199,18 +171,18 @@ def _place_of(stream: StreamDescription, delivery: Delivery) -> str:
     )
 
 
-def _page(visit: Visit, stream: StreamDescription, typed: Typed, wrong: _Wrong, subjects: list[str]) -> Response:
+def _page(visit: Visit, stream: StreamDescription, form: Form, headers: Headers, subjects: list[str]) -> Response:
+    status = 400 if form.errors else form.problem.status if form.problem is not None else 200
     return visit.page(
         "produce.html",
         {
             "stream": stream,
-            "typed": typed,
+            "form": form,
+            "headers": headers,
             "kinds": KINDS,
             "subjects": subjects,
-            "errors": wrong.fields,
-            "problem": wrong.problem,
-            "may_add": len(typed.headers) < limits.PRODUCED_HEADERS_MAX,
+            "may_add": len(headers) < limits.PRODUCED_HEADERS_MAX,
             "add": _ADD,
         },
-        status=wrong.status,
+        status=status,
     )
