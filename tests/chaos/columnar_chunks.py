@@ -26,7 +26,7 @@ from tests.spark.jvm_harness import Harness, compiled, running
 from tests.spark.test_jvm_columns import question, text
 
 AT_ONCE = 250
-BYTES_AT_ONCE = 32 << 20
+BYTES_AT_ONCE = 8 << 20
 """The program takes what it is asked as a line of text."""
 
 

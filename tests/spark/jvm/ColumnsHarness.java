@@ -50,7 +50,7 @@ final class ColumnsHarness {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final int PAGE_BYTES = 4096;
     private static final int BEHIND_BYTES = 1 << 20;
-    private static final int VALUES_MAX = 1 << 20;
+    private static final int VALUES_MAX = 1 << 18;
     private static final Piece PIECE = Piece.parse("""
             {"stream": "events", "stream_id": 7, "streamlet": 3, "entry": 1, "start": [1, 0, 0], "end": null,
              "first_record": 0, "records": 0, "bytes": 0, "typed": false, "schema": "", "schema_id": 1,
