@@ -15,8 +15,9 @@ as well. Nulls, and columns that are missing or too many, are left to `kera.clie
 
 from __future__ import annotations
 
+import datetime
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ def record_batches(data: Any) -> list[pa.RecordBatch]:
     """`data` as record batches, of whatever types it has. A reader is read to its end. Raises `InvalidArgument`."""
     try:
         return _opened(data)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{_name(data)} cannot be read as columns: {error}") from error
 
 
@@ -49,7 +50,11 @@ def _opened(data: Any) -> list[pa.RecordBatch]:
     if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
         # Not by its PyCapsule interface: that leaves out an index, though its name may be that of a column.
         named = any(name is not None for name in data.index.names)
-        return [_without_index(each) for each in pa.Table.from_pandas(data, preserve_index=named).to_batches()]
+        made = pa.Table.from_pandas(data, preserve_index=named)
+        for name, column in data.items():
+            if column.dtype == object and name in made.schema.names:
+                _check_times(column, str(name), made.schema.field(name).type)
+        return [_without_index(each) for each in made.to_batches()]
     if hasattr(data, "__arrow_c_stream__"):
         return list(pa.RecordBatchReader.from_stream(data))
     if hasattr(data, "__arrow_c_array__"):
@@ -58,6 +63,31 @@ def _opened(data: Any) -> list[pa.RecordBatch]:
         "send_batch takes a RecordBatch, Table or RecordBatchReader of pyarrow, a DataFrame of pandas or polars, and"
         f" what else has Arrow's PyCapsule interface, not {_name(data)}"
     )
+
+
+def _check_times(values: Iterable[Any], name: str, kind: pa.DataType) -> None:
+    """Raise `ValueError` for a time that `kind` would change: Arrow goes by the type of the first object."""
+    fits = _OBJECTS_OF.get(kind.id)
+    if fits is None:
+        return
+    zones = set()
+    for row, value in enumerate(values):
+        if value is None or value != value:  # noqa: PLR0124 - NaN and NaT
+            continue
+        if not fits(value):
+            raise ValueError(f"column {name!r} is {kind}, and has {value!r} in row {row}")
+        zones.add(getattr(value, "tzinfo", None) is None)
+        if len(zones) > 1:
+            raise ValueError(f"column {name!r} has times with a time zone and without, such as {value!r} in row {row}")
+
+
+_OBJECTS_OF: dict[int, Callable[[Any], bool]] = {
+    pa.date32().id: lambda value: not isinstance(value, datetime.datetime),
+    pa.time64("us").id: lambda value: getattr(value, "tzinfo", None) is None,
+    pa.timestamp("us").id: lambda value: not isinstance(value, int),
+    pa.duration("us").id: lambda value: not isinstance(value, int),
+}
+"""Which objects of Python become values of a type as they are; all do, of other types."""
 
 
 def _without_index(batch: pa.RecordBatch) -> pa.RecordBatch:

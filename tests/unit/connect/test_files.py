@@ -167,6 +167,36 @@ async def test_columns_are_made_out_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("unit", "value", "column", "said"),
+    [
+        ("us", 253_402_300_799_000_000, "us", None),
+        (
+            "us",
+            253_402_300_799_000_000,
+            "ns",
+            r"column 'v' of row 2 .* 253402300799000000 us since 1970.*timestamp\[us\]",
+        ),
+        ("us", -62_135_596_800_000_000, None, r"column 'v' of row 2 .* -62135596800000000 us"),
+        ("ns", 1_700_000_000_123_456_789, "ns", None),
+        ("ns", 1_700_000_000_123_456_789, "us", r"column 'v' of row 2 has a time of 1700000000123456789 ns.*\[ns\]"),
+        ("ns", 1_700_000_000_123_456_000, "us", None),
+    ],
+)
+async def test_times_of_int96_are_what_they_are_or_refused(
+    tmp_path: Path, unit: str, value: int, column: str | None, said: str | None
+) -> None:
+    times = pa.array([0, value, None], pa.int64()).cast(pa.timestamp(unit))
+    pq.write_table(pa.table({"v": times}), tmp_path / "x.parquet", use_deprecated_int96_timestamps=True)
+    schema = None if column is None else pa.schema([("v", pa.timestamp(column))])
+    if said is not None:
+        with pytest.raises(SchemaMismatch, match=said):
+            await read(f"{tmp_path}/x.parquet", schema)
+        return
+    _, (piece,) = await read(f"{tmp_path}/x.parquet", schema)
+    assert piece.rows.column("v").cast(pa.timestamp("ns") if unit == "ns" else pa.timestamp("us")).equals(times)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("x.csv", "id,share\n1,2\nabc,3\n", r"x\.csv: column 'id'.*'abc'"),
@@ -306,6 +336,7 @@ async def test_a_disk_without_room_is_told_and_nothing_is_left(tmp_path: Path, m
     [
         (pa.record_batch({"b": [b"\xff"]}), "csv", "'b' is no text"),
         (pa.record_batch({"l": [[1]]}), "csv", "'l' is list"),
+        (pa.record_batch({"n": pa.array([1, None])}), "csv", "'n' is the only column has no value"),
         (record(headers=[("h", b"x")]), "csv", "headers"),
         (record(keys=[b"a", b"b"]), "csv", "several keys"),
     ],

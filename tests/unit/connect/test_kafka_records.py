@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.connect.kafka.records import messages_of, rows_of
+from kera.connect.kafka.records import TIME_MS_MAX, messages_of, rows_of
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -18,9 +18,16 @@ class Message(NamedTuple):
     """As confluent-kafka gives it."""
 
     given_headers: Any
+    time_ms: int = 5
 
     def timestamp(self) -> tuple[int, int]:
-        return 1, 5
+        return 1, self.time_ms
+
+    def offset(self) -> int:
+        return 7
+
+    def partition(self) -> int:
+        return 3
 
     def key(self) -> bytes:
         return b"k"
@@ -68,3 +75,26 @@ def test_a_name_with_a_zero_byte_is_refused_as_the_library_would_cut_it() -> Non
         list(messages_of(batch))
     assert [own for *_, own in messages_of(batch.slice(2))] == [[]]
     assert [own for *_, own in messages_of(batch.slice(0, 1))] == [[("a", b"1")]]
+
+
+@given(st.integers(-TIME_MS_MAX, TIME_MS_MAX) | st.sampled_from([-1, -2, 1, TIME_MS_MAX, -TIME_MS_MAX]))
+def test_times_stay_as_they_are_both_ways(time_ms: int) -> None:
+    batch = rows_of([Message(None, time_ms)])
+    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [0 if time_ms == -1 else 1000 * time_ms]
+    assert [found for found, *_ in messages_of(batch)] == [time_ms or -1]
+
+
+@pytest.mark.parametrize("time_ms", [TIME_MS_MAX + 1, 2**63 - 1, -(2**63)])
+def test_a_time_that_a_record_cannot_have_is_refused_with_its_offset(time_ms: int) -> None:
+    with pytest.raises(SchemaMismatch, match=f"offset 7 of partition 3 has a time of {time_ms} ms"):
+        rows_of([Message(None), Message(None, time_ms)])
+
+
+def test_a_record_of_1970_has_no_time_in_kafka_instead_of_the_time_of_now() -> None:
+    batch = rows([], [])
+    for time_us in (0, 999):
+        early = batch.set_column(0, DEFAULT_SCHEMA.field(0), pa.array([time_us] * 2).cast(DEFAULT_SCHEMA.field(0).type))
+        assert {found for found, *_ in messages_of(early)} == {-1}
+    early = batch.set_column(0, DEFAULT_SCHEMA.field(0), pa.array([5, -1]).cast(DEFAULT_SCHEMA.field(0).type))
+    with pytest.raises(SchemaMismatch, match="-1 us since 1970"):
+        list(messages_of(early))

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from kera.client.json_form import records_of_lines, rows_of_lines
 from kera.connect.errors import Refused
 from kera.connect.files.inference import columns_of_csv, columns_of_lines, first_changed
+from kera.connect.files.int96 import OldTimes
 from kera.connect.files.text import CsvRecords, JsonRecords, Position, Records, TextFile, changed, mark_of
 from kera.connect.records import key_lists
 from kera.core.arrow_types import empty_batch
@@ -72,7 +73,8 @@ def schema_of(path: str, kind: str) -> pa.Schema:
     try:
         match kind:
             case "parquet":
-                found = pq.read_schema(path)
+                with pq.ParquetFile(path) as file:
+                    found = file.schema_arrow
             case "csv":
                 found = _columns_of_csv(sample_of(path, CsvRecords(), SAMPLE_BYTES))
             case _:
@@ -152,13 +154,15 @@ class ParquetReading:
             raise changed(self._path, f"it is not the file of which {start.at} rows were copied")
         with pq.ParquetFile(self._path) as file:
             names = _known(file.schema_arrow.names, self._schema)
+            old_times = OldTimes(self._path, file.schema, self._schema)
             begin = 0
             for number in range(file.metadata.num_row_groups):
                 group = file.metadata.row_group(number)
                 end = begin + group.num_rows
                 if end > start.at:
                     rows = max(1, min(ROWS_MAX, size * group.num_rows // max(1, group.total_byte_size)))
-                    for batch in file.iter_batches(batch_size=rows, row_groups=[number], columns=names):
+                    batches = file.iter_batches(batch_size=rows, row_groups=[number], columns=names)
+                    for batch in old_times.checked(batches, number, rows, begin):
                         skipped = min(batch.num_rows, max(0, start.at - begin))
                         begin += batch.num_rows
                         if skipped < batch.num_rows:

@@ -87,6 +87,13 @@ class Csv:
         found = []
         for field, column in zip(self._schema, columns, strict=True):
             found.append(_text(column, field.name, "CSV") if column.type != field.type else column)
+        if len(found) == 1 and found[0].null_count:
+            name = self._schema.names[0]
+            raise SchemaMismatch(
+                f"a row of which {name!r} is the only column has no value, and would be an empty line of CSV, which"
+                " readers pass over: write Parquet or JSON lines",
+                column=name,
+            )
         self._writer.write_batch(pa.RecordBatch.from_arrays(found, schema=self._schema))
 
     def end(self) -> None:

@@ -14,15 +14,21 @@ from kera.connect.records import key_lists
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
+NO_TIME_MS = -1
+"""What Kafka has for the time of a record without one."""
+TIME_MS_MAX = (1 << 63) // 1000 - 1
+"""In microseconds, as records have times, it takes 64 bits."""
+_NO_TIME = 0
+"""The kind of a time that there is not: TIMESTAMP_NOT_AVAILABLE of Kafka's client library."""
 _TIMES, _KEYS, _VALUES, _HEADERS = (field.type for field in DEFAULT_SCHEMA)
 
 
 def rows_of(messages: Sequence[Any]) -> pa.RecordBatch:
     """The records that messages become. One without a time is of 1970; a key is the primary one of a record.
 
-    Raises `SchemaMismatch` for a header whose name is not UTF-8.
+    Raises `SchemaMismatch` for a header whose name is not UTF-8, and for a time that a record cannot have.
     """
-    times = pa.array([max(0, message.timestamp()[1]) * 1000 for message in messages], pa.int64())
+    times = pa.array([_time_us(message) for message in messages], pa.int64())
     keys = pa.array([message.key() for message in messages], pa.binary())
     values = pa.array([message.value() for message in messages], pa.binary())
     headers = [_headers_of(message) for message in messages]
@@ -46,10 +52,35 @@ def _headers_of(message: Any) -> list[Header] | None:
     return found
 
 
+def _time_us(message: Any) -> int:
+    kind, time_ms = message.timestamp()
+    if kind == _NO_TIME or time_ms == NO_TIME_MS:
+        return 0
+    if abs(time_ms) > TIME_MS_MAX:
+        raise SchemaMismatch(
+            f"the record at offset {message.offset()} of partition {message.partition()} has a time of {time_ms} ms,"
+            " which a record of a stream cannot have",
+            column="timestamp",
+        )
+    return int(time_ms) * 1000
+
+
+def _time_ms(time_us: int) -> int:
+    """The time of a message. A record of 1970 has none: the client library would send the time of now for 0."""
+    time_ms = time_us // 1000
+    if time_ms == NO_TIME_MS:
+        raise SchemaMismatch(
+            f"a record has a time of {time_us} us since 1970, within the millisecond before 1970 that means no time in"
+            " Kafka",
+            column="timestamp",
+        )
+    return time_ms or NO_TIME_MS
+
+
 def messages_of(rows: pa.RecordBatch) -> Iterator[tuple[int, bytes | None, bytes | None, list[Header]]]:
     """Milliseconds, key, value and headers of each record. Of several keys there is the primary one.
 
-    Raises `SchemaMismatch` for a header that Kafka's client library cannot send.
+    Raises `SchemaMismatch` for a header that Kafka's client library cannot send, and for a time that Kafka cannot hold.
     """
     times = rows.column("timestamp").cast(pa.int64()).to_pylist()
     keys = rows.column("keys").to_pylist()
@@ -57,7 +88,7 @@ def messages_of(rows: pa.RecordBatch) -> Iterator[tuple[int, bytes | None, bytes
     headers = rows.column("headers")
     given = [None] * rows.num_rows if headers.null_count == rows.num_rows else _sendable(headers).to_pylist()
     for time_us, own_keys, value, own in zip(times, keys, values, given, strict=True):
-        yield time_us // 1000, own_keys[0] if own_keys else None, value, own or []
+        yield _time_ms(time_us), own_keys[0] if own_keys else None, value, own or []
 
 
 def _sendable(headers: pa.MapArray) -> pa.MapArray:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from kera.connect.postgres import sql
-from kera.connect.postgres.pages import Columns, conformed
+from kera.connect.postgres.columns import ODD_PREFIX, Columns, conformed
 from kera.connect.postgres.pgoutput import UNCHANGED, Row
 from kera.connect.postgres.replay import Change
 from kera.core.errors import InvalidArgument, SchemaMismatch
@@ -240,7 +240,7 @@ class ColumnsForm:
     def records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """See `Form`: with the columns that the rows have, since the table may have had others before."""
         fields = []
-        names = [name for name in rows.schema.names if not name.startswith(sql.KEY_PREFIX)]
+        names = [name for name in rows.schema.names if not name.startswith((sql.KEY_PREFIX, ODD_PREFIX))]
         for name in names:
             known = [each.schema for each in (*self._of.values(), self._read) if name in each.schema.names]
             fields.append(self._meta[name] if name in self._meta else known[0].field(name))

@@ -31,9 +31,10 @@ from kera.connect.errors import Refused, SourceChanged
 from kera.connect.pieces import Piece, Place, Span
 from kera.connect.postgres import sql
 from kera.connect.postgres.change_records import ColumnsForm, Form, JsonForm, Moment, Typed
-from kera.connect.postgres.connection import Database
+from kera.connect.postgres.columns import Columns, columns_of
+from kera.connect.postgres.connection import TEXT_FORMS, Database
 from kera.connect.postgres.converting import Converter
-from kera.connect.postgres.pages import Columns, Page, columns_of, digest_of, pages
+from kera.connect.postgres.pages import Page, digest_of, pages
 from kera.connect.postgres.pgoutput import Relation, parse_lsn
 from kera.connect.postgres.replay import Change, Replay, Snapshot, Spot
 from kera.connect.postgres.settling import PAUSE_S, SETTLE_S, settled
@@ -51,11 +52,6 @@ LOOK_S = 0.2
 """Between two looks at a log in which there was nothing new."""
 IDLE_S = 10.0
 """How often the place moves on past changes of other tables, so that the slot does, too."""
-SETTINGS = (
-    *("timezone = 'UTC'", "datestyle = 'ISO, YMD'", "intervalstyle = 'postgres'"),
-    *("bytea_output = 'hex'", "extra_float_digits = 1"),
-)
-"""Values are texts in the log: in one form, whatever the server and the role have set."""
 
 
 class _Table(NamedTuple):
@@ -192,9 +188,7 @@ class ChangesSource:
     def _connect(self) -> Database:
         database = Database(self._end.uri, self.shown)
         self._connections.append(database)
-        for setting in SETTINGS:
-            database.execute(f"SET {setting}")
-        database.commit()
+        database.set("timezone = 'UTC'", *TEXT_FORMS)  # values are texts in the log
         return database
 
     def _check_table(self, database: Database, table: str, kind: str, identity: str) -> tuple[str, ...]:

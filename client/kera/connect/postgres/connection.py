@@ -14,6 +14,8 @@ from kera.core.errors import DiskFull, KeraError, SchemaMismatch
 APPLICATION = "kera connect"
 _AWAY = ("08", "57P")
 """Classes of errors: the connection, and somebody who has ended it, or starts or stops the server."""
+TEXT_FORMS = (*("datestyle = 'ISO'", "intervalstyle = 'postgres'", "bytea_output = 'hex'", "extra_float_digits = 1"),)
+"""Settings with which values become texts in one form, whatever the server and the role have set."""
 _DEFAULTS = {"connect_timeout": "15", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 """Of libpq's parameters: a host that has gone without a word is noticed."""
 
@@ -33,6 +35,12 @@ class Database:
             self.execute(f"SET application_name = '{APPLICATION}'")
             self.execute("SET client_min_messages = warning")
             self.commit()
+
+    def set(self, *settings: str) -> None:
+        """Change settings of the session."""
+        for setting in settings:
+            self.execute(f"SET {setting}")
+        self.commit()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> None:
         """Run a statement."""

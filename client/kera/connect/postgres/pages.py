@@ -1,4 +1,4 @@
-"""Rows of a table or query as Arrow batches: which columns there are, and pages of rows in the order of a key."""
+"""Rows of a table or query as Arrow batches: pages of rows in the order of a key."""
 
 from __future__ import annotations
 
@@ -18,15 +18,6 @@ from kera.core.errors import SchemaMismatch
 DIGEST_BYTES = 16
 
 
-class Columns(NamedTuple):
-    """The columns of some rows."""
-
-    schema: pa.Schema
-    """As they are copied."""
-    expressions: tuple[str, ...]
-    """What is selected for each, under its name."""
-
-
 class Page(NamedTuple):
     """Rows that follow each other."""
 
@@ -38,53 +29,6 @@ class Page(NamedTuple):
     def last(self) -> list[str]:
         """The key of the last row."""
         return [column[-1].as_py() for column in self.keys]
-
-
-def columns_of(database: Database, source: str, wanted: pa.Schema | None) -> Columns:
-    """The columns of what is read from `source`. What has no type in Arrow becomes text.
-
-    `wanted`: the columns of the target, if it is there; such a text becomes a decimal where the target has one.
-    """
-    with database.batches(sql.columns_of(source), 1 << 20) as reader:
-        found = reader.schema
-    expressions, fields = [], []
-    for field in found:
-        native = _is_native(field.type)
-        expression = sql.column(field.name) if native else f"{sql.column(field.name)}::text"
-        expressions.append(f"{expression} AS {sql.quoted(field.name)}")
-        fields.append(pa.field(field.name, _plain(field.type) if native else _text_type(field.name, wanted)))
-    return Columns(pa.schema(fields), tuple(expressions))
-
-
-def _text_type(name: str, wanted: pa.Schema | None) -> pa.DataType:
-    if wanted is not None and name in wanted.names and pa.types.is_decimal(wanted.field(name).type):
-        return wanted.field(name).type
-    return pa.string()
-
-
-def _is_native(kind: pa.DataType) -> bool:
-    """Whether a column of PostgreSQL comes with its own type."""
-    if pa.types.is_list(kind):
-        return _is_native(kind.value_type)
-    return not (isinstance(kind, pa.BaseExtensionType) or pa.types.is_interval(kind) or pa.types.is_duration(kind))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Without what the driver notes at the values of a list."""
-    return pa.list_(_plain(kind.value_type)) if pa.types.is_list(kind) else kind
-
-
-def conformed(rows: pa.RecordBatch, schema: pa.Schema, shown: str) -> pa.RecordBatch:
-    """The columns of `schema` out of `rows`. Raises `SchemaMismatch` for a value that has no such type."""
-    columns = []
-    for field in schema:
-        column = rows.column(field.name)
-        try:
-            columns.append(column if column.type == field.type else column.cast(field.type))
-        except pa.ArrowInvalid as error:
-            text = f"{shown}: column {field.name!r} has a value that is no {field.type}: {error}"
-            raise SchemaMismatch(text, column=field.name) from error
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def pages(

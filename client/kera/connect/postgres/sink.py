@@ -4,12 +4,13 @@ How far it is, is in a table `STATE_TABLE` beside the target, a row for each cop
 transaction: of two processes that run the same copy, one finds the number changed, and ends.
 
 Rows go into the table as they are where types are the same; else into a temporary one, and from there with PostgreSQL's
-own conversions, which refuse what does not fit.
+own conversions. A value that does not fit, or that a conversion would change, ends the copy.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,12 +23,16 @@ from kera.connect.errors import CopyElsewhere, CopyMismatch, Refused
 from kera.connect.pieces import Piece, Place, Progress, Source
 from kera.connect.postgres import sql
 from kera.connect.postgres.connection import Database
+from kera.connect.postgres.conversions import Conversion, Target, fitting, value_text
 from kera.connect.worker import Worker
 from kera.core.errors import InternalError, InvalidArgument, KeraError, SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
 STATE_TABLE = "kera_connect"
 ROWS_TABLE = "kera_connect_rows"
+LENGTH_CHECKED = {"varchar", "bpchar"}
+"""Types that PostgreSQL does not shorten values to when it reads rows as they are."""
+_PLACE_IN_ROWS = re.compile(r"line (\d+), column ([^:)]+)")
 RECORDS = pa.schema(
     [DEFAULT_SCHEMA.field("timestamp"), ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string())]
 )
@@ -54,8 +59,8 @@ class TableSink:
         self._database: Database | None = None
         self._schema = RECORDS
         self._default = True
-        self._casts: dict[str, str] = {}
-        """By column: to which type; empty: rows go in as they are."""
+        self._conversions: tuple[Conversion, ...] = ()
+        """Of all columns; empty: rows go in as they are."""
         self._state = ""
         self._place = ("", "")
         """Schema and table."""
@@ -72,6 +77,7 @@ class TableSink:
 
     def _open(self, identity: str) -> Progress:
         self._database = database = Database(self._end.uri, self.shown)
+        database.set("timezone = 'UTC'")  # of texts without a time zone
         table = sql.table_name(self._end.table)
         if not database.rows(sql.IS_THERE, [table])[0][0]:
             if not self._create:
@@ -80,7 +86,7 @@ class TableSink:
             self.notes.append(f"{self.shown} was made")
         ((schema, name),) = database.rows(sql.PLACE_OF_TABLE, [table])
         self._place = (schema, name)
-        self._casts = self._casts_into(database, table)
+        self._conversions = self._conversions_into(database, table)
         self._state = f"{sql.quoted(schema)}.{sql.quoted(STATE_TABLE)}"
         database.execute(sql.STATE.format(state=self._state))
         database.execute(sql.BEGIN.format(state=self._state), [self._name, identity, name])
@@ -94,23 +100,27 @@ class TableSink:
         self._places, self._records, self._round = json.loads(places), records, number
         return Progress(dict(self._places), self._records)
 
-    def _casts_into(self, database: Database, table: str) -> dict[str, str]:
+    def _conversions_into(self, database: Database, table: str) -> tuple[Conversion, ...]:
         """Raises `SchemaMismatch` for columns that the table does not have, or needs."""
-        found = database.rows(sql.COLUMNS, [table])
-        columns = {name: (kind, whole) for name, kind, whole, _ in found}
-        casts, differ = {}, False
+        found = database.rows(sql.TARGET_COLUMNS, [table])
+        columns = {name: Target(*target) for name, *target, _ in found}
+        conversions, differ = [], False
         for field in self._schema:
             if field.name not in columns:
                 raise SchemaMismatch(
                     f"{self.shown} has no column {field.name!r}, and the stream has one; it has {', '.join(columns)}",
                     column=field.name,
                 )
-            kind, casts[field.name] = columns[field.name]
-            differ = differ or kind not in sql.type_of(field)[1]
-        needed = [name for name, _, _, must in found if must and name not in self._schema.names]
+            kind, as_they_are = sql.type_of(field)
+            target = columns[field.name]
+            conversion = Conversion(field.name, kind, target)
+            conversions.append(conversion)
+            as_it_is = target.type_name in as_they_are and (not target.is_limited or target.base_name in LENGTH_CHECKED)
+            differ = differ or not (as_it_is or conversion.is_none)
+        needed = [name for name, *_, must in found if must and name not in self._schema.names]
         if needed:
             raise SchemaMismatch(f"{self.shown} needs column {needed[0]!r}, and the stream has none", column=needed[0])
-        return casts if differ else {}
+        return tuple(conversions) if differ else ()
 
     async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
         """See `Sink`: nothing is ever unsure."""
@@ -129,7 +139,7 @@ class TableSink:
 
     def _put(self, pieces: Sequence[Piece]) -> None:
         database = self._opened
-        batches = [self._rows(piece.rows) for piece in pieces if piece.rows.num_rows]
+        batches = [fitting(self._rows(piece.rows), self.shown) for piece in pieces if piece.rows.num_rows]
         places = {**self._places, **{piece.part: piece.end for piece in pieces}}
         records = self._records + sum(piece.rows.num_rows for piece in pieces)
         try:
@@ -149,30 +159,62 @@ class TableSink:
 
     def _insert(self, rows: pa.Table) -> None:
         database = self._opened
-        if not self._casts:
-            database.ingest(self._place[1], rows, schema=self._place[0])
+        if not self._conversions:
+            try:
+                database.ingest(self._place[1], rows, schema=self._place[0])
+            except SchemaMismatch as error:
+                raise _with_value(error, rows) from error
             return
         database.ingest(ROWS_TABLE, rows, temporary=True)
-        names = ", ".join(map(sql.quoted, self._casts))
-        values = ", ".join(f"{sql.quoted(name)}::{kind}" for name, kind in self._casts.items())
+        names = ", ".join(sql.quoted(each.name) for each in self._conversions)
+        values = ", ".join(each.expression for each in self._conversions)
         target = ".".join(map(sql.quoted, self._place))
         try:
+            self._check_loss(rows)
             database.execute(f"INSERT INTO {target} ({names}) SELECT {values} FROM pg_temp.{ROWS_TABLE}")
         except SchemaMismatch as error:
             raise self._blamed(error, rows) from error
         database.execute(f"DROP TABLE pg_temp.{ROWS_TABLE}")
 
+    def _check_loss(self, rows: pa.Table) -> None:
+        """Raise `SchemaMismatch` for a value that a conversion would change."""
+        lossy = [each for each in self._conversions if each.loss]
+        found = lossy and self._opened.rows(sql.lossy(f"pg_temp.{ROWS_TABLE}", [each.loss for each in lossy]))
+        for row, which in found:
+            raise self._changed(lossy[which], rows, row - 1, "which it cannot hold as it is")
+
+    def _changed(self, conversion: Conversion, rows: pa.Table, row: int, why: str) -> SchemaMismatch:
+        value = value_text(rows.column(conversion.name)[row])
+        return SchemaMismatch(
+            f"{self.shown}: column {conversion.name!r} is {conversion.target.type} there, and record {row + 1} of a"
+            f" piece has {value}, {why}",
+            column=conversion.name,
+        )
+
     def _blamed(self, error: SchemaMismatch, rows: pa.Table) -> SchemaMismatch:
-        """The same, with the name of the column that does not fit: PostgreSQL does not say."""
-        database = self._opened
-        for name, kind in self._casts.items():
-            database.rollback()
-            try:
-                database.ingest(ROWS_TABLE, rows.select([name]), temporary=True)
-                database.rows(f"SELECT count({sql.quoted(name)}::{kind}) FROM pg_temp.{ROWS_TABLE}")
-            except KeraError:
-                return SchemaMismatch(f"column {name!r} is {kind} there: {error.message}", column=name)
+        """The same, with the column and the value that do not fit: PostgreSQL does not say."""
+        if "column" in error.attributes:
+            return error
+        for each in self._conversions:
+            if not self._converts(each, rows):
+                first, end = 0, rows.num_rows
+                while end - first > 1:
+                    half = (first + end) // 2
+                    first, end = (half, end) if self._converts(each, rows.slice(first, half - first)) else (first, half)
+                return self._changed(each, rows, first, f"which does not fit: {error.message}")
         return error
+
+    def _converts(self, conversion: Conversion, rows: pa.Table) -> bool:
+        database, conditions = self._opened, [conversion.loss] if conversion.loss else []
+        database.rollback()
+        try:
+            database.ingest(ROWS_TABLE, rows.select([conversion.name]), temporary=True)
+            database.rows(f"SELECT count({conversion.expression}) FROM pg_temp.{ROWS_TABLE}")
+            if conditions:
+                database.rows(sql.lossy(f"pg_temp.{ROWS_TABLE}", conditions))
+        except KeraError:
+            return False
+        return True
 
     def _rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if not self._default:
@@ -201,6 +243,15 @@ class TableSink:
             await self._worker.call(self._database.close)
             self._database = None
         self._worker.close()
+
+
+def _with_value(error: SchemaMismatch, rows: pa.Table) -> SchemaMismatch:
+    """The same, with the value: PostgreSQL says in which line and column it is."""
+    place = _PLACE_IN_ROWS.search(error.message)
+    if place is None or place[2] not in rows.schema.names or int(place[1]) > rows.num_rows:
+        return error
+    value = value_text(rows.column(place[2])[int(place[1]) - 1])
+    return SchemaMismatch(f"{error.message}: the value is {value}", column=place[2])
 
 
 def _headers(column: pa.MapArray) -> pa.Array:

@@ -20,8 +20,9 @@ from kera.connect.endpoints import TableEnd
 from kera.connect.errors import Refused
 from kera.connect.pieces import Piece, Place, Span
 from kera.connect.postgres import sql
-from kera.connect.postgres.connection import Database
-from kera.connect.postgres.pages import Columns, Page, columns_of, conformed, digest_of, pages
+from kera.connect.postgres.columns import Columns, columns_of, conformed
+from kera.connect.postgres.connection import TEXT_FORMS, Database
+from kera.connect.postgres.pages import Page, digest_of, pages
 from kera.connect.postgres.settling import PAUSE_S, SETTLE_S, settled
 from kera.connect.worker import Worker
 from kera.core.arrow_types import empty_batch
@@ -71,6 +72,7 @@ class TableSource:
 
     def _open(self) -> None:
         self._database = database = Database(self._end.uri, self.shown)
+        database.set(*TEXT_FORMS)
         ((name,),) = database.rows("SELECT current_database()::text")
         self.identity = f"{self.shown} of database {name}"
         if self._end.table:
@@ -192,7 +194,7 @@ class TableSource:
         found = columns_of(self._opened, self._rows.source, self._wanted)
         if found == self._columns:
             return
-        before, now = (set(zip(each.schema, each.expressions, strict=True)) for each in (self._columns, found))
+        before, now = (set(zip(each.schema, each.expressions, strict=False)) for each in (self._columns, found))
         name = min(field.name for field, _ in before ^ now)
         raise SchemaMismatch(
             f"{self.shown}: column {name!r} was added, removed or changed while the copy ran: start the copy again, and"

@@ -55,6 +55,20 @@ FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 """Of a table: name, type in short and in full, and whether each row has to give a value."""
+TARGET_COLUMNS = """
+SELECT a.attname::text, t.typname::text, format_type(a.atttypid, a.atttypmod)::text,
+       b.typname::text, format_type(b.oid, -1)::text, a.atttypmod >= 0 OR t.typtype = 'd',
+       a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid, LATERAL (
+    WITH RECURSIVE d AS (
+        SELECT t.oid, t.typname, t.typtype, t.typbasetype
+        UNION ALL SELECT n.oid, n.typname, n.typtype, n.typbasetype FROM d JOIN pg_type n ON n.oid = d.typbasetype
+    ) SELECT d.oid, d.typname FROM d WHERE d.typtype <> 'd'
+) AS b
+WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+"""Of a table: name, type in short and in full, then that without domains and limits, in short and in full, whether it
+has some, and whether each row has to give a value."""
 WRITERS = """
 SELECT DISTINCT virtualtransaction::text FROM pg_locks
 WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid()
@@ -188,6 +202,14 @@ def names_of_types(types: Sequence[tuple[int, int]]) -> str:
 def estimate(rows: Rows, start: Sequence[str] | None) -> str:
     """About how many rows come behind `start`."""
     return f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {rows.source} AS {ALIAS}{within(rows.key, start, None)}"
+
+
+def lossy(rows: str, conditions: Sequence[str]) -> str:
+    """The number of the first row (from 1) for which a condition is true, and that of the condition (from 0)."""
+    cases = " ".join(f"WHEN {condition} THEN {number}" for number, condition in enumerate(conditions))
+    numbered = f"(SELECT row_number() OVER () AS __kera_n, * FROM {rows}) AS {ALIAS}"
+    which = f"SELECT __kera_n, CASE {cases} END AS which FROM {numbered}"
+    return f"SELECT __kera_n, which::bigint FROM ({which}) AS found WHERE which IS NOT NULL ORDER BY __kera_n LIMIT 1"
 
 
 def type_of(field: pa.Field) -> tuple[str, frozenset[str]]:

@@ -1,0 +1,179 @@
+"""Columns of PostgreSQL as columns of Arrow: which type each becomes, and which values that type cannot hold.
+
+A value arrives as it is, or the copy ends with an error that names it. Types that Arrow does not have become text, as
+PostgreSQL writes it. Some types that Arrow has cannot hold every value: there is no infinite date, and no array with
+several dimensions. The driver would return another value for these. So the query also selects their text, in a further
+column for each column that may have such values (`ODD_PREFIX`), which is null otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from kera.connect.postgres import sql
+from kera.connect.postgres.connection import Database
+from kera.connect.postgres.conversions import value_text
+from kera.core.errors import SchemaMismatch
+
+ODD_PREFIX = "__kera_odd_"
+"""Of columns with values that do not fit; the number of their column follows."""
+_TYPE_NAME = b"POSTGRESQL:type"
+"""What the driver tells of a column beside its type in Arrow."""
+_AS_NUMBERS = {"oid": "bigint", "_oid": "bigint[]"}
+"""Types without a sign, which the driver gives as numbers with one."""
+_AS_TEXT = {"money": "numeric::text", "_money": "numeric[]::text", "char": "text", "_char": "text[]"}
+"""Types that the driver changes: money loses where its decimals begin, and an empty "char" becomes a NUL."""
+_VECTORS = {"int2vector", "oidvector"}
+"""Arrays whose first element is number 0."""
+_AFTER_ALL = "294247-01-10 04:00:54.775808"
+"""The first time that is too late for microseconds in 64 bits, counted from 1970."""
+_ODD = {
+    "date": "NOT isfinite({0})",
+    "timestamp": f"NOT isfinite({{0}}) OR {{0}} >= timestamp '{_AFTER_ALL}'",
+    "timestamptz": f"NOT isfinite({{0}}) OR {{0}} >= timestamptz '{_AFTER_ALL}+00'",
+    "time": "{0} = time '24:00'",
+}
+"""By type, and also for elements of arrays: the condition for values that Arrow's type cannot hold."""
+
+
+class Columns(NamedTuple):
+    """The columns of some rows."""
+
+    schema: pa.Schema
+    """As they are copied."""
+    expressions: tuple[str, ...]
+    """What is selected: each column of `schema` under its name, and then columns of `ODD_PREFIX`."""
+
+
+def columns_of(database: Database, source: str, wanted: pa.Schema | None) -> Columns:
+    """The columns of what is read from `source`.
+
+    `wanted`: the columns of the target, if it is there. A column that is text there is selected as text, and one that
+    is a decimal there becomes one.
+    """
+    with database.batches(sql.columns_of(source), 1 << 20) as reader:
+        found = reader.schema
+    expressions, odd, fields = [], [], []
+    for number, field in enumerate(found):
+        column, target = sql.column(field.name), _type_in(wanted, field.name)
+        cast, kind = _selected(field, target)
+        expressions.append(f"{column}{cast} AS {sql.quoted(field.name)}")
+        fields.append(pa.field(field.name, kind))
+        if not cast and (condition := _odd(field, column)):
+            odd.append(f"CASE WHEN {condition} THEN {column}::text END AS {ODD_PREFIX}{number}")
+    return Columns(pa.schema(fields), (*expressions, *odd))
+
+
+def _type_in(schema: pa.Schema | None, name: str) -> pa.DataType | None:
+    return schema.field(name).type if schema is not None and name in schema.names else None
+
+
+def _selected(field: pa.Field, target: pa.DataType | None) -> tuple[str, pa.DataType]:
+    """The cast with which a column is selected, and its type in Arrow."""
+    name = _type_name(field)
+    as_decimal = target if target is not None and pa.types.is_decimal(target) else pa.string()
+    if name in _AS_TEXT:
+        cast = _AS_TEXT[name]
+        return f"::{cast}", pa.list_(pa.string()) if cast == "text[]" else as_decimal
+    if not _is_native(field.type) or name in _VECTORS:
+        return "::text", as_decimal
+    if target == pa.string() and not pa.types.is_string(field.type):
+        return "::text", pa.string()
+    if name in _AS_NUMBERS:
+        return f"::{_AS_NUMBERS[name]}", pa.list_(pa.int64()) if name.startswith("_") else pa.int64()
+    return "", _plain(field.type)
+
+
+def _type_name(field: pa.Field) -> str:
+    name: bytes = (field.metadata or {}).get(_TYPE_NAME, b"")
+    return name.decode()
+
+
+def _is_native(kind: pa.DataType) -> bool:
+    """Whether a column of PostgreSQL comes with its own type, and whether all its values can be checked."""
+    if pa.types.is_list(kind):
+        return _is_native(kind.value_type)
+    if pa.types.is_struct(kind):
+        return all(_is_native(field.type) and _is_plain(field) for field in kind)
+    return not (isinstance(kind, pa.BaseExtensionType) or pa.types.is_interval(kind) or pa.types.is_duration(kind))
+
+
+def _is_plain(field: pa.Field) -> bool:
+    """Whether Arrow's type of a part of a composite holds all of its values."""
+    if pa.types.is_struct(field.type):
+        return True  # its own parts are looked at
+    kind = field.type
+    certain = pa.types.is_boolean(kind) or pa.types.is_floating(kind) or pa.types.is_binary(kind)
+    return certain or _type_name(field) in {"int2", "int4", "int8", "text", "varchar", "bpchar"}
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Without what the driver notes at the values of a list."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _plain(field.type)) for field in kind])
+    return pa.list_(_plain(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def _odd(field: pa.Field, column: str) -> str:
+    """The condition for a value that the type of the column in Arrow cannot hold; empty: it can hold all."""
+    name = _type_name(field)
+    if not pa.types.is_list(field.type):
+        return _ODD.get(name, _ODD_BY_TYPE.get(field.type, "")).format(column)
+    bounds = f"array_ndims({column}) > 1 OR array_lower({column}, 1) <> 1"
+    of_element = _ODD.get(name.removeprefix("_"), _ODD_BY_TYPE.get(field.type.value_type, "")).format("each")
+    return f"{bounds} OR EXISTS (SELECT FROM unnest({column}) AS each WHERE {of_element})" if of_element else bounds
+
+
+_ODD_BY_TYPE = {
+    pa.date32(): _ODD["date"],
+    pa.timestamp("us"): _ODD["timestamp"],
+    pa.timestamp("us", tz="UTC"): _ODD["timestamptz"],
+    pa.time64("us"): _ODD["time"],
+}
+"""For types whose name is another one, as that of a domain."""
+
+
+def conformed(rows: pa.RecordBatch, schema: pa.Schema, shown: str) -> pa.RecordBatch:
+    """The columns of `schema` out of `rows`. Raises `SchemaMismatch` for a value that its type cannot hold."""
+    for name in rows.schema.names:
+        if name.startswith(ODD_PREFIX) and rows.column(name).null_count < rows.num_rows:
+            _refuse(rows, int(name.removeprefix(ODD_PREFIX)), rows.column(name), shown)
+    columns = []
+    for field in schema:
+        column = rows.column(field.name)
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            at = next((at for at in range(len(column)) if not _fits(column[at], field.type)), 0)
+            raise SchemaMismatch(
+                f"{shown}: column {field.name!r} of {_row(rows, at)} has {value_text(column[at])}, which is no"
+                f" {field.type}: {error}",
+                column=field.name,
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _fits(value: pa.Scalar, kind: pa.DataType) -> bool:
+    try:
+        value.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+    return True
+
+
+def _refuse(rows: pa.RecordBatch, number: int, odd: pa.Array, shown: str) -> None:
+    at = odd.is_valid().index(True).as_py()
+    field = rows.schema[number]
+    raise SchemaMismatch(
+        f"{shown}: column {field.name!r} of {_row(rows, at)} has {odd[at].as_py()}, which {_plain(field.type)} cannot"
+        f" hold. A column of type string in the stream takes it as text, and so does query= with {field.name}::text",
+        column=field.name,
+    )
+
+
+def _row(rows: pa.RecordBatch, at: int) -> str:
+    """A row in words: by its key if that was selected."""
+    key = [rows.column(name)[at].as_py() for name in rows.schema.names if name.startswith(sql.KEY_PREFIX)]
+    return f"the row with key {', '.join(map(str, key))}" if key else f"row {at + 1}"
