@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -62,3 +63,8 @@ def test_the_command_line_sends_and_shows_a_header_that_repeats(cluster: Running
     kera("stream", "create", "headers-cli")
     kera("produce", "headers-cli", "-H", "a=1", "-H", "b=x=y", "-H", "a=2", "-H", "a=", stdin=b"v\n")
     assert kera("consume", "headers-cli", "--until-end", "--format", r"%s %h\n") == b"v a=1,b=x=y,a=2,a=\n"
+    lines = kera("consume", "headers-cli", "--until-end", "--json")
+    assert json.loads(lines)["headers"] == [["a", "1"], ["b", "x=y"], ["a", "2"], ["a", ""]]
+    kera("stream", "create", "headers-again")
+    kera("produce", "headers-again", "--json", stdin=lines)
+    assert kera("consume", "headers-again", "--until-end", "--format", r"%s %h\n") == b"v a=1,b=x=y,a=2,a=\n"

@@ -125,6 +125,16 @@ async def test_records_that_were_written_are_read_again(tmp_path: Path, kind: st
     ]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+async def test_headers_whose_names_repeat_are_read_again(tmp_path: Path, kind: str) -> None:
+    headers = [("h", b"x"), ("none", None), ("h", b""), ("", b"\xff"), ("\xfc", b"\0")]
+    await written(f"{tmp_path}/headers.{kind}", [record(headers=headers)])
+
+    _, pieces = await read(f"{tmp_path}/headers.{kind}", DEFAULT_SCHEMA)
+
+    assert [row["headers"] for piece in pieces for row in piece.rows.to_pylist()] == [headers]
+
+
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
 async def test_reading_goes_on_anywhere(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kera.connect.files.reading.ROWS_MAX", 7)

@@ -27,6 +27,7 @@ from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import unframe
 
 CONTEXT = Context("orders")
+HEADERS = [("h", b"1"), ("h", None)]
 NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
 
 
@@ -123,7 +124,7 @@ def json_records(*values: Any, key: bytes | None = b"k") -> pa.RecordBatch:
         pa.array([NOON] * count, DEFAULT_SCHEMA.field("timestamp").type),
         pa.array([[key]] * count, DEFAULT_SCHEMA.field("keys").type),
         pa.array(texts, pa.binary()),
-        pa.array([[("h", b"1")]] * count, DEFAULT_SCHEMA.field("headers").type),
+        pa.array([HEADERS] * count, DEFAULT_SCHEMA.field("headers").type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
 
@@ -192,7 +193,7 @@ async def test_records_of_json_keep_their_keys_times_and_headers() -> None:
 
     assert (source.streamlets, piece.streamlet) == (2, 1)
     first, second = piece.rows.to_pylist()
-    assert (first["keys"], first["timestamp"], first["headers"]) == ([b"k"], NOON, [("h", b"1")])
+    assert (first["keys"], first["timestamp"], first["headers"]) == ([b"k"], NOON, HEADERS)
     assert second["value"] is None
     read = AvroDeserializer(registry.versions[0], framed=False)
     assert read(unframe(first["value"])[1], CONTEXT) == {"id": 5, "at": NOON}
