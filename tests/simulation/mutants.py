@@ -41,18 +41,28 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "another chunk with the sequence of a stored one is acknowledged as a repeat",
+        (
+            (
+                BROKER + "log/streamlet.py",
+                "        if same or producer_id in PRODUCER_IDS:\n",
+                "        if same is not None or producer_id in PRODUCER_IDS:\n",
+            ),
+        ),
+    ),
+    Mutant(
         "a move loses how far producers got",
         (
             (
                 BROKER + "ownership/sealing.py",
-                "in list(streamlet.producers.items()):",
-                "in list(streamlet.producers.items())[:0]:",
+                "producers = list(streamlet.producers.items())",
+                "producers = list(streamlet.producers.items())[:0]",
             ),
         ),
     ),
     Mutant(
         "a recovery loses how far producers got",
-        ((BROKER + "recovery/plan.py", "_note_producers(plan.chunks, result.producers)", "pass"),),
+        ((BROKER + "recovery/plan.py", "_note_producers(plan.chunks, result)", "pass"),),
     ),
     Mutant(
         "readers see what is not replicated",

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.ids import EARLIEST, Position
 from kera.core.punctuation import NO_TIME
+from kera.core.rpc.limits import UNANSWERED_CHUNKS_MAX
 
 Change = tuple[bytes, bytes | None]
 """A key and its new value, or None to delete it."""
@@ -37,6 +38,9 @@ class Hole(NamedTuple):
     reason: str
 
 
+DIGEST_BYTES = 8
+DIGESTS_MAX = UNANSWERED_CHUNKS_MAX
+"""Kept for each producer of a streamlet: enough for each repeat that a client has reason to send."""
 TO_COME = 0
 """The physical id of a segment that has no file yet, as it is to come from backups: see `SegmentRecord.to_come`."""
 
@@ -111,6 +115,36 @@ class ProducerRecord(NamedTuple):
     next_sequence: int
 
 
+class Digests(NamedTuple):
+    """Digests of a producer's last chunks in a streamlet. Those of one producer compare by how far they reach."""
+
+    producer_epoch: int
+    next_sequence: int
+    """They end before this sequence."""
+    digests: bytes
+    """Of consecutive sequences, the oldest first, `DIGEST_BYTES` each; at most `DIGESTS_MAX`."""
+
+    @property
+    def first_sequence(self) -> int:
+        """The oldest sequence that has a digest."""
+        return self.next_sequence - len(self.digests) // DIGEST_BYTES
+
+    def covers(self, producer_epoch: int, sequence: int) -> bool:
+        """Whether this reaches as far as a sequence, whether or not it still has its digest."""
+        return (producer_epoch, sequence) < (self.producer_epoch, self.next_sequence)
+
+    def of(self, producer_epoch: int, sequence: int) -> bytes | None:
+        """The digest of a chunk; None: it is not kept."""
+        if producer_epoch != self.producer_epoch or not self.first_sequence <= sequence < self.next_sequence:
+            return None
+        at = (sequence - self.first_sequence) * DIGEST_BYTES
+        return self.digests[at : at + DIGEST_BYTES]
+
+    def last(self, count: int) -> bytes:
+        """The newest `count` of them, at least one."""
+        return self.digests[-max(1, count) * DIGEST_BYTES :]
+
+
 class OriginRecord(NamedTuple):
     """That a streamlet was taken over from launches that are gone, and that the index has what was found of them."""
 
@@ -169,4 +203,8 @@ class SegmentLookup(Protocol):
 
     def following(self, address: SegmentAddress) -> tuple[SegmentAddress, SegmentRecord] | None:
         """The first segment of the same entry behind `address`, which need not exist itself."""
+        ...
+
+    def digests(self, stream_id: int, streamlet_id: int, producer_id: int) -> Digests | None:
+        """Of a producer's last chunks that have left memory; None: none are known."""
         ...

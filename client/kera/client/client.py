@@ -128,12 +128,14 @@ class Client:
         payload: Literal["auto", "arrow", "lean"] | None = None,
         cut_at_epochs: bool = True,
         partitioner: PartitionerName = "crc32c",
+        compares: bool = False,
     ) -> Appender:
         """An appender to `stream`, for writers that choose their identity and count their chunks themselves.
 
         `payload` is that of `ProducerSettings`; None: what a producer would have without being told. `cut_at_epochs`:
         a chunk of a stream with epochs ends before the first row of a later one. `partitioner` is that of
-        `ProducerSettings`, for `Appender.split`; the environment does not change it.
+        `ProducerSettings`, for `Appender.split`; the environment does not change it. `compares`: when a chunk is there
+        already, the caller compares its rows with those that it has; else other rows raise `ProducerFenced`.
 
         The coordinator is asked what the stream is now: processes that live long may remember one that had the name
         before. Raises `UnknownStream`.
@@ -149,6 +151,7 @@ class Client:
             lean=lean,
             cut_at_epochs=cut_at_epochs,
             partitioner=partitioner,
+            compares=compares,
         )
 
     def consumer(

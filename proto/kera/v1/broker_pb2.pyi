@@ -160,6 +160,7 @@ class ChunkStatus(_message.Message):
     DURABILITY_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
     VIRTUAL_SEGMENT_ID_FIELD_NUMBER: _builtins.int
+    SAME_FIELD_NUMBER: _builtins.int
     entry: _builtins.int
     group_id: _builtins.int
     segment_id: _builtins.int
@@ -174,6 +175,10 @@ class ChunkStatus(_message.Message):
     """
     virtual_segment_id: _builtins.int
     """The virtual segment that has the chunk, once it is on backups; 0: none."""
+    same: _builtins.bool
+    """Of a duplicate: whether what was sent has the payload that is stored with this sequence. Only a writer that chose its
+    producer id may get false; others get an error instead. Absent: the broker does not know.
+    """
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -188,12 +193,15 @@ class ChunkStatus(_message.Message):
         durability: _common_pb2.Durability.ValueType = ...,
         duplicate: _builtins.bool = ...,
         virtual_segment_id: _builtins.int = ...,
+        same: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_same", b"_same", "error", b"error", "same", b"same"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate", "durability", b"durability", "entry", b"entry", "error", b"error", "first_record", b"first_record", "group_id", b"group_id", "position", b"position", "segment_id", b"segment_id", "virtual_segment_id", b"virtual_segment_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_same", b"_same", "duplicate", b"duplicate", "durability", b"durability", "entry", b"entry", "error", b"error", "first_record", b"first_record", "group_id", b"group_id", "position", b"position", "same", b"same", "segment_id", b"segment_id", "virtual_segment_id", b"virtual_segment_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__same: _TypeAlias = _typing.Literal["same"]  # noqa: Y015
+    _WhichOneofArgType__same: _TypeAlias = _typing.Literal["_same", b"_same"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__same) -> _WhichOneofReturnType__same | None: ...
 
 Global___ChunkStatus: _TypeAlias = ChunkStatus  # noqa: Y015
 

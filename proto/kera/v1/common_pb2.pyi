@@ -520,21 +520,29 @@ class ProducerState(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     NEXT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
     producer_epoch: _builtins.int
     next_sequence: _builtins.int
+    digests: _builtins.bytes
+    """Of its last chunks before next_sequence, the oldest first: 8 bytes each, which tell a repeat from another chunk.
+    Absent: they were stored by brokers that kept none. Empty: there was no room to hand them over.
+    """
     def __init__(
         self,
         *,
         producer_id: _builtins.int = ...,
         producer_epoch: _builtins.int = ...,
         next_sequence: _builtins.int = ...,
+        digests: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_digests", b"_digests", "digests", b"digests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_sequence", b"next_sequence", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_digests", b"_digests", "digests", b"digests", "next_sequence", b"next_sequence", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__digests: _TypeAlias = _typing.Literal["digests"]  # noqa: Y015
+    _WhichOneofArgType__digests: _TypeAlias = _typing.Literal["_digests", b"_digests"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__digests) -> _WhichOneofReturnType__digests | None: ...
 
 Global___ProducerState: _TypeAlias = ProducerState  # noqa: Y015
 

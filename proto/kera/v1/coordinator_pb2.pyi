@@ -1256,6 +1256,114 @@ class InitProducerResponse(_message.Message):
 Global___InitProducerResponse: _TypeAlias = InitProducerResponse  # noqa: Y015
 
 @_typing.final
+class FindProducersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def uses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducerUse]:
+        """At most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        uses: _abc.Iterable[Global___ProducerUse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["uses", b"uses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindProducersRequest: _TypeAlias = FindProducersRequest  # noqa: Y015
+
+@_typing.final
+class ProducerUse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
+    stream_id: _builtins.int
+    """Of an id that writers choose: the stream that is written to, and who writes ("user:alice"). The id belongs to the
+    first one that is named so, in this stream.
+    """
+    principal: _builtins.str
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int = ...,
+        stream_id: _builtins.int = ...,
+        principal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "producer_id", b"producer_id", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerUse: _TypeAlias = ProducerUse  # noqa: Y015
+
+@_typing.final
+class FindProducersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducerOwner]:
+        """In the order of the uses."""
+
+    def __init__(
+        self,
+        *,
+        owners: _abc.Iterable[Global___ProducerOwner] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owners", b"owners"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindProducersResponse: _TypeAlias = FindProducersResponse  # noqa: Y015
+
+@_typing.final
+class ProducerOwner(_message.Message):
+    """Who may write under ids of producers. With none of the first three fields set: nobody, the id was never given."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ANYBODY_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    name: _builtins.str
+    """Whoever may use the producer of this name."""
+    anybody: _builtins.bool
+    """An earlier version has given the id, or security was off, or metadata were put back since."""
+    first_id: _builtins.int
+    """The same goes for all ids of this range."""
+    last_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        name: _builtins.str = ...,
+        anybody: _builtins.bool = ...,
+        first_id: _builtins.int = ...,
+        last_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anybody", b"anybody", "first_id", b"first_id", "last_id", b"last_id", "name", b"name", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerOwner: _TypeAlias = ProducerOwner  # noqa: Y015
+
+@_typing.final
 class RegisterBrokerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1354,6 +1462,7 @@ class RegisterBrokerResponse(_message.Message):
     FENCES_FIELD_NUMBER: _builtins.int
     ELSEWHERE_STREAM_IDS_FIELD_NUMBER: _builtins.int
     HAS_HOLES_FIELD_NUMBER: _builtins.int
+    FINDS_PRODUCERS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     broker_id: _builtins.int
     broker_epoch: _builtins.int
@@ -1370,6 +1479,8 @@ class RegisterBrokerResponse(_message.Message):
     """What launches of the broker had in memory of replicated streams was lost, and others have yet to recover it: what it
     has of streamlets that it does not own has holes that nobody may see.
     """
+    finds_producers: _builtins.bool
+    """FindProducers is there."""
     @_builtins.property
     def streams(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamInfo]:
         """The streams with streamlets on this broker."""
@@ -1403,10 +1514,11 @@ class RegisterBrokerResponse(_message.Message):
         fences: Global___ProducerFences | None = ...,
         elsewhere_stream_ids: _abc.Iterable[_builtins.int] | None = ...,
         has_holes: _builtins.bool = ...,
+        finds_producers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "elsewhere_stream_ids", b"elsewhere_stream_ids", "fences", b"fences", "has_holes", b"has_holes", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "recovered_before_epoch", b"recovered_before_epoch", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "elsewhere_stream_ids", b"elsewhere_stream_ids", "fences", b"fences", "finds_producers", b"finds_producers", "has_holes", b"has_holes", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "recovered_before_epoch", b"recovered_before_epoch", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1625,6 +1737,7 @@ class HeartbeatResponse(_message.Message):
     FULL_PRINCIPALS_INCOMPLETE_FIELD_NUMBER: _builtins.int
     NOW_US_FIELD_NUMBER: _builtins.int
     BUDGETS_FIELD_NUMBER: _builtins.int
+    FINDS_PRODUCERS_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """For how long, counted from when the request was sent, nobody else gets the broker's replicated streamlets. After
     that it takes no chunks for them until a heartbeat is answered.
@@ -1634,6 +1747,8 @@ class HeartbeatResponse(_message.Message):
     """Not all brokers have told what is stored: others that were full may still be."""
     now_us: _builtins.int
     """The coordinator's time of day, by which a broker sees whether its own is right. 0: it does not tell."""
+    finds_producers: _builtins.bool
+    """FindProducers is there."""
     @_builtins.property
     def backups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BackupInfo]:
         """All backups, alive or not: where the broker may put replicas."""
@@ -1673,10 +1788,11 @@ class HeartbeatResponse(_message.Message):
         full_principals_incomplete: _builtins.bool = ...,
         now_us: _builtins.int = ...,
         budgets: Global___StreamBudgets | None = ...,
+        finds_producers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "budgets", b"budgets", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "full_principals", b"full_principals", "full_principals_incomplete", b"full_principals_incomplete", "lease_ms", b"lease_ms", "now_us", b"now_us", "starts_refused", b"starts_refused", "unknown_stream_ids", b"unknown_stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "budgets", b"budgets", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "finds_producers", b"finds_producers", "full_principals", b"full_principals", "full_principals_incomplete", b"full_principals_incomplete", "lease_ms", b"lease_ms", "now_us", b"now_us", "starts_refused", b"starts_refused", "unknown_stream_ids", b"unknown_stream_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from tests.simulation.world import disk_faults, others, people, sequences
+from tests.simulation.world import disk_faults, impostors, others, people, sequences
 from tests.simulation.world.aimed import MOMENTS, RECEIVER, SENDER
 
 KINDS = (
@@ -88,6 +88,8 @@ class Plan:
     """Producers have names: one that is gone has a successor, and one that comes back late is fenced."""
     latency_target_ms: int | None = None
     """Of producers; None: they send without waiting for more."""
+    impostor: bool = False
+    """Somebody writes under the ids of producers, who may be fenced by that."""
 
     @property
     def may_kill_backups(self) -> bool:
@@ -111,6 +113,8 @@ class Plan:
         )
         if self.latency_target_ms is not None:
             yield f"latency target: {self.latency_target_ms} ms"
+        if self.impostor:
+            yield "an impostor"
         yield f"kinds: {', '.join(self.kinds) or 'none'}"
         for fault in self.faults:
             yield f"{fault.at_s:8.3f}  {fault}"
@@ -192,7 +196,11 @@ def _with_others(plan: Plan) -> Plan:
     kinds = (*plan.kinds, *sorted({fault.kind for fault in more} - set(plan.kinds)))
     target_ms = Random(f"latency target {plan.seed}").choice((None, None, 20, 500))
     return dataclasses.replace(
-        plan, kinds=kinds, faults=tuple(sorted([*plan.faults, *more])), latency_target_ms=target_ms
+        plan,
+        kinds=kinds,
+        faults=tuple(sorted([*plan.faults, *more])),
+        latency_target_ms=target_ms,
+        impostor=impostors.draws_one(plan),
     )
 
 

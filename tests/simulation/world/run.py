@@ -31,8 +31,9 @@ from tests.simulation.engine.trace import Trace
 from tests.simulation.world import disk_faults, others
 from tests.simulation.world.cluster import Cluster
 from tests.simulation.world.faults import Faults
+from tests.simulation.world.impostors import Impostor
 from tests.simulation.world.plan import Plan, draw
-from tests.simulation.world.workload import GROUP, Workload, fenced_too_late, programs_of
+from tests.simulation.world.workload import GROUP, STREAM, Workload, fenced_too_late, programs_of
 
 START_S = 30.0
 """In which a cluster without faults has started, and has its stream."""
@@ -118,6 +119,8 @@ class _Run:
             return
         for name, program in programs_of(self._workload, cluster.plan).items():
             cluster.run_client(name, program)
+        if cluster.plan.impostor:
+            cluster.run_client("operator", Impostor(cluster, self._workload, STREAM).main)
         self._faults.schedule(scheduler.now_s)
         scheduler.run_until(lambda: bool(cluster.defects), scheduler.now_s + cluster.plan.load_s)
         self._faults.end_all()

@@ -10,7 +10,7 @@ from kera.client import Client
 from kera.client.checking.history import History, Place, Value
 from kera.client.checking.verdict import EVIDENCE_MAX
 from kera.client.types import Delivery, Record
-from kera.core.errors import DataLost, KeraError, NotAccepted
+from kera.core.errors import DataLost, KeraError, NotAccepted, ProducerFenced
 from kera.core.ids import Position
 from kera.core.runtime import Runtime
 from tests.simulation.wiring import programs
@@ -36,6 +36,8 @@ class Workload:
         self.history = History()
         self.produced: set[str] = set()
         """Producers that have had an answer to everything."""
+        self.identities: set[tuple[int, int]] = set()
+        """Ids and first epochs of producers."""
         self.repeats = 0
         """Records that had arrived already when they were sent again, as producers were told."""
         self._positions: dict[str, dict[int, list[Position]]] = {}
@@ -63,7 +65,7 @@ class Workload:
     def producer(self, name: str) -> Program:
         """Sends its records over the time of the load, some at once, and waits for all of them."""
 
-        async def main(runtime: Runtime) -> None:
+        async def send_all(runtime: Runtime) -> None:
             plan = self._plan
             async with (
                 self.connected(runtime) as client,
@@ -76,6 +78,7 @@ class Workload:
                 ) as producer,
             ):
                 await producer.prepare(STREAM)
+                self.identities.add((producer._identity.producer_id, producer._identity.first_epoch))
                 who = f"{name}#{producer._identity.first_epoch}" if plan.named else name
                 pause_s = plan.load_s * plan.burst / plan.records
                 for first in range(0, plan.records, plan.burst):
@@ -85,6 +88,14 @@ class Workload:
                     await asyncio.gather(*(self._send(producer, Value(who, number)) for number in numbers))
             self.produced.add(name)  # else it was fenced, and ends with that
             self._cluster.trace.note(name, f"has sent everything as {who}")
+
+        async def main(runtime: Runtime) -> None:
+            try:
+                await send_all(runtime)
+            except ProducerFenced:
+                if not self._plan.impostor:
+                    raise
+                self.produced.add(name)
 
         return main
 

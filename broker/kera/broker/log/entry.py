@@ -24,6 +24,7 @@ from kera.broker.log.segment import Segment, SegmentState
 from kera.broker.log.watermarks import watermark_before
 from kera.broker.records import (
     NO_SEGMENT,
+    Digests,
     EntryRecord,
     Gap,
     Graft,
@@ -365,6 +366,10 @@ class Entries:
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.made) if self._gone else map(self.__getitem__, range(self.count))
+
+    def digests(self, producer_id: int) -> Digests | None:
+        """Of a producer's last chunks that have left memory; None: none are known."""
+        return self._segment_index.digests(*self._ref, producer_id)
 
     @property
     def made(self) -> list[Entry]:

@@ -18,11 +18,12 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from kera.broker.log.arena import Slot
+from kera.broker.log.digests import digest_of
 from kera.broker.log.entry import Entries, Entry, still_unsure
 from kera.broker.log.intervals import Holding
 from kera.broker.log.promising import Promising
 from kera.broker.log.segment import Segment
-from kera.broker.records import ProducerRecord, SegmentAddress
+from kera.broker.records import DIGESTS_MAX, ProducerRecord, SegmentAddress
 from kera.core.chunk import ChunkHeader, verify_header
 from kera.core.errors import CorruptChunk, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import EARLIEST, PRODUCER_IDS
@@ -59,6 +60,8 @@ class Appended(NamedTuple):
     segment: Segment | None
     """None for a repeat of a chunk that is not in memory any more."""
     end: int
+    same: bool | None = None
+    """Of a repeat by a writer that chose its id: whether it has the payload that is stored; None: that is not known."""
 
 
 _as_appended = _as_record = tuple.__new__
@@ -296,7 +299,7 @@ class Streamlet(Promising):
         entry.next_record = first_record + header.record_count
         _, _, _, group_id, segment_id = segment.address
         return _as_appended(
-            Appended, (entry.index, group_id, segment_id, position, first_record, False, segment, segment.head)
+            Appended, (entry.index, group_id, segment_id, position, first_record, False, segment, segment.head, None)
         )
 
     def publish(self, appended: Appended) -> None:
@@ -351,8 +354,6 @@ class Streamlet(Promising):
             if index is not None:
                 offset = segment.chunk_ends[index - 1] if index else 0
                 stored = segment.header_at(offset)
-                if stored.payload_crc32c != header.payload_crc32c and header.producer_id not in PRODUCER_IDS:
-                    _refuse_impostor(segment, offset, header)
                 return Appended(
                     entry.index,
                     *segment.key,
@@ -361,11 +362,32 @@ class Streamlet(Promising):
                     True,  # noqa: FBT003 - a field of a tuple
                     segment,
                     segment.chunk_ends[index],
+                    self._check_repeat(header, _digest_at(segment, offset)),
                 )
             if state is not None:
                 break  # it was before this one
         # It was acknowledged and is on disk, or has been removed since: still a repeat, with no place to tell.
-        return Appended(entry.index, 0, 0, 0, 0, True, None, 0)  # noqa: FBT003 - a field of a tuple
+        same = self._check_repeat(header, None)
+        return Appended(entry.index, 0, 0, 0, 0, True, None, 0, same)  # noqa: FBT003 - a field of a tuple
+
+    def _check_repeat(self, header: ChunkHeader, stored: bytes | None) -> bool | None:
+        """Whether a chunk is the one that is stored with its sequence; None: that is not known.
+
+        `stored`: the digest of that one; None: it is not in memory. Raises `ProducerFenced` for a producer of the
+        coordinator whose chunk is another one, or is not known to be the same: to call that a repeat would acknowledge
+        records that are nowhere. Those who choose their ids send other records with the same sequence on purpose, and
+        look at what is there: see ``kera.client.producing.appender``.
+        """
+        producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.sequence
+        if stored is None:
+            known = self.entries.digests(producer_id)
+            if known is None or not known.covers(epoch, sequence):
+                return None  # an earlier version stored it, and kept no digests
+            stored = known.of(epoch, sequence)
+        same = None if stored is None else stored == digest_of(header)
+        if same or producer_id in PRODUCER_IDS:
+            return same
+        raise _other_chunk(header) if same is False else _too_old(header)
 
     def is_active(self, group_id: int, entry: Entry) -> bool:
         """Whether more segments may come to a group."""
@@ -394,22 +416,34 @@ class Streamlet(Promising):
             entry.wake()
 
 
-def _refuse_impostor(segment: Segment, offset: int, header: ChunkHeader) -> None:
-    """Raise `ProducerFenced` for a chunk that is no repeat, though another with its sequence is stored.
-
-    To call it a repeat would acknowledge records that are nowhere. Those who choose their ids themselves send other
-    records with the same sequence on purpose, and look at what is there: see ``kera.client.producing.appender``.
-    """
+def _digest_at(segment: Segment, offset: int) -> bytes | None:
+    """The digest of the chunk there; None: its header has been damaged since."""
     try:
-        verify_header(segment.slot.view, offset)
+        return digest_of(verify_header(segment.slot.view, offset))
     except CorruptChunk:
-        return  # the file has been damaged since: what it says of the records is no reason to refuse them
-    raise ProducerFenced(
-        f"another writer uses producer id {header.producer_id}: what is stored in streamlet {header.streamlet_id}"
-        f" with sequence {header.sequence} are other records; each producer needs an id of its own (InitProducer)",
+        return None
+
+
+def _other_chunk(header: ChunkHeader) -> ProducerFenced:
+    return ProducerFenced(
+        f"another writer uses producer id {header.producer_id}: streamlet {header.streamlet_id} has other records with"
+        f" sequence {header.sequence}; each producer needs an id of its own (InitProducer), also after a fork or in a"
+        " copied machine",
         producer_id=header.producer_id,
         streamlet_id=header.streamlet_id,
         sequence=header.sequence,
+    )
+
+
+def _too_old(header: ChunkHeader) -> ProducerFenced:
+    return ProducerFenced(
+        f"producer {header.producer_id} repeats sequence {header.sequence} of streamlet {header.streamlet_id}, which is"
+        f" not among its last {DIGESTS_MAX} chunks: the broker cannot tell whether it is the chunk that is stored, or"
+        " that of another writer with the same id",
+        producer_id=header.producer_id,
+        streamlet_id=header.streamlet_id,
+        sequence=header.sequence,
+        limit=DIGESTS_MAX,
     )
 
 

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kera.broker.log.intervals import Holding
-from kera.broker.records import Change, EntryRecord, ProducerRecord
+from kera.broker.records import Change, Digests, EntryRecord, ProducerRecord
 from kera.broker.storage.index import SegmentIndex
-from kera.broker.storage.index_format import put_entry, put_producer, sealed
+from kera.broker.storage.index_format import put_digests, put_entry, put_producer, sealed
 from kera.core.ids import EntryId, Position
 from kera.v1 import common_pb2
 
@@ -61,6 +61,15 @@ def producers_of(state: common_pb2.StreamletState) -> dict[int, ProducerRecord]:
     return {each.producer_id: ProducerRecord(each.producer_epoch, each.next_sequence) for each in state.producers}
 
 
+def digests_of(state: common_pb2.StreamletState) -> dict[int, Digests]:
+    """Of the producers' last chunks at the old owner; none of those that it knew none of."""
+    return {
+        each.producer_id: Digests(each.producer_epoch, each.next_sequence, each.digests)
+        for each in state.producers
+        if each.HasField("digests")
+    }
+
+
 def changes_for(
     index: SegmentIndex, stream_id: int, state: common_pb2.StreamletState, held: Holding, *, known: bool
 ) -> list[Change]:
@@ -73,6 +82,7 @@ def changes_for(
         put_producer(stream_id, state.streamlet_id, producer_id, record)
         for producer_id, record in producers_of(state).items()
     ]
+    changes += put_digests(stream_id, state.streamlet_id, digests_of(state))
     changes += () if known or not held.inherits else _entries(index, stream_id, state, held)
     return [
         *changes,

@@ -152,7 +152,8 @@ class StreamletOpener:
         forgotten = streamlet.forget_producers()
         if forgotten:
             ref = (stream.stream_id, assignment.streamlet_id)
-            self._memory.index_writer.note([no_producer(*ref, producer_id) for producer_id in forgotten], nothing)
+            changes = [change for producer_id in forgotten for change in no_producer(*ref, producer_id)]
+            self._memory.index_writer.note(changes, nothing)
         for entry in restored.moved:
             self._memory.removals.collect(entry)
         if not assignment.sources:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from kera.broker.log.digests import digests_in, join, joined
 from kera.broker.log.entry import Entry
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.waiting import EntriesWaiter
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.streams import Streams
+from kera.broker.records import DIGEST_BYTES, Digests
 from kera.broker.slices import Slices
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.done import nothing
@@ -22,6 +24,12 @@ from kera.core.turns import Pace, Turns
 from kera.v1 import broker_pb2, common_pb2
 
 WAIT_MS_MAX = 60_000
+STATE_BYTES = 800_000
+"""Of a streamlet's state, from which on it has no room for digests: the coordinator writes it down as one value."""
+DIGESTS_SHARE = 16
+"""So many digests of a producer are handed over at least, of the producers that were heard last."""
+_PRODUCER_BYTES = 32
+"""That a producer takes in a state without digests, at most."""
 
 
 class Sealing:
@@ -173,9 +181,24 @@ async def _state_of(streamlet: Streamlet, pace: Pace) -> common_pb2.StreamletSta
     promised_us = streamlet.promised_us
     if promised_us != NO_TIME:
         state.promised_us = promised_us
-    for producer_id, record in list(streamlet.producers.items()):
+    producers = list(streamlet.producers.items())
+    in_memory: dict[int, Digests] = {}
+    for entry in streamlet.entries.made:
+        for segment in entry.tail:
+            await pace.step()
+            join(in_memory, digests_in(segment))
+    room = max(0, STATE_BYTES - _PRODUCER_BYTES * len(producers)) // DIGEST_BYTES
+    share = max(DIGESTS_SHARE, room // max(1, len(producers)))
+    for producer_id, record in reversed(producers):  # the one heard last comes first
         await pace.step()
-        state.producers.add(
+        added = state.producers.add(
             producer_id=producer_id, producer_epoch=record.producer_epoch, next_sequence=record.next_sequence
         )
+        known = in_memory.get(producer_id)
+        stored = streamlet.entries.digests(producer_id)
+        known = joined(stored, known) if known is not None else stored
+        if known is not None and known[:2] == record:  # else earlier versions have stored its last chunks
+            added.digests = known.last(min(share, room)) if room else b""
+            room -= len(added.digests) // DIGEST_BYTES
+    state.producers.reverse()
     return state

@@ -20,9 +20,11 @@ from itertools import groupby
 
 import numpy as np
 
+from kera.broker.log.digests import digests_of, join
 from kera.broker.log.intervals import Interval
 from kera.broker.records import (
     TO_COME,
+    Digests,
     EntryRecord,
     Gap,
     ProducerRecord,
@@ -67,6 +69,8 @@ class Known:
     """By entry: it ends there or later."""
     next_group_id: int = 1
     producers: Mapping[int, ProducerRecord] = field(default_factory=dict)
+    digests: Mapping[int, Digests] = field(default_factory=dict)
+    """Of the producers' last chunks."""
     keeps_all: bool = True
     """Nothing is ever removed from the stream."""
     may_lose: bool = False
@@ -124,6 +128,8 @@ class StreamletPlan:
     records_lost: int
     bytes_new: int
     chunks_cut: int
+    digests: dict[int, Digests]
+    """Of producers' chunks, beside those that the index has."""
 
 
 class StreamletMerge:
@@ -207,15 +213,15 @@ class StreamletMerge:
         found = [merge.finish() for merge in self._merges]
         segments: dict[int, list[SegmentPlan]] = {index: [] for index in range(known.entries)}
         chunks_cut = sum(len(cut.chunks) for each in found for cut in each.cuts)
-        result = StreamletPlan([], dict(producers), 0, 0, 0, chunks_cut)
+        result = StreamletPlan([], dict(producers), 0, 0, 0, chunks_cut, dict(known.digests))
         for producer_id, state in known.producers.items():
             result.producers[producer_id] = max(result.producers.get(producer_id, state), state)
         for interval, each in zip(known.intervals, found, strict=True):
             for chunks in each.removed:
-                _note_producers(chunks, result.producers)
+                _note_producers(chunks, result)
             starts = self._starts(interval) if known.keeps_all else {}
             for plan in _segments(each.runs, starts):
-                _note_producers(plan.chunks, result.producers)
+                _note_producers(plan.chunks, result)
                 start = self._known_starts.get(plan.address.entry)
                 if start is not None and plan.key < start.position[:2]:
                     continue  # retention has removed it; it was left on backups for the sake of others
@@ -395,15 +401,16 @@ def _still(gap: Gap, ordered: Sequence[tuple[SegmentAddress, SegmentRecord]], *,
     return not inside and (ordered[-1][0].group_id, ordered[-1][0].segment_id) >= gap.end[:2]
 
 
-def _note_producers(chunks: Headers, producers: dict[int, ProducerRecord]) -> None:
-    """How far producers got with these chunks."""
+def _note_producers(chunks: Headers, result: StreamletPlan) -> None:
+    """How far producers got with these chunks, and the digests of those."""
+    join(result.digests, digests_of(chunks))
     chunks = chunks[chunks["flags"] & PUNCTUATION == 0]
     chunks = chunks[np.lexsort((chunks["sequence"], chunks["producer_epoch"], chunks["producer_id"]))]
     last = np.flatnonzero(np.roll(differs_from_before(chunks, "producer_id"), -1))
     fields = (chunks[name][last].tolist() for name in ("producer_id", "producer_epoch", "sequence"))
     for producer_id, epoch, sequence in zip(*fields, strict=True):
         state = ProducerRecord(epoch, sequence + 1)
-        producers[producer_id] = max(producers.get(producer_id, state), state)
+        result.producers[producer_id] = max(result.producers.get(producer_id, state), state)
 
 
 def _segments(runs: Iterable[MergedRun], starts: Mapping[EntryId, int]) -> list[SegmentPlan]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from kera.broker.backup_ways import OVER_TCP, BackupWays
 from kera.broker.log.intervals import holding
 from kera.broker.log.retention import Rules
-from kera.broker.ownership.handover import begins_with, handed_over, producers_of
+from kera.broker.ownership.handover import begins_with, digests_of, handed_over, producers_of
 from kera.broker.records import SegmentAddress, SegmentRecord
 from kera.broker.recovery.layout import Places, places
 from kera.broker.recovery.plan import EntryStart, Known, StreamletMerge, StreamletPlan
@@ -256,6 +256,7 @@ def seek(
         next_records=tuple(state.next_records) if state is not None else (),
         next_group_id=max(assignment.first_group_id, state.next_group_id if state is not None else 1, 1),
         producers=producers_of(state) if state is not None else {},
+        digests=digests_of(state) if state is not None else {},
         keeps_all=not Rules.of(info.config),
         may_lose=info.config.durability <= common_pb2.DURABILITY_LEADER,
         replication=info.config.replication,

@@ -34,6 +34,7 @@ from kera.broker.recovery.unsure_tails import found_unsure, settled
 from kera.broker.replication.manager import Replication
 from kera.broker.storage.index_format import (
     delete_segment,
+    put_digests,
     put_entry,
     put_origin,
     put_producer,
@@ -316,6 +317,7 @@ class Takeovers:
             put_segment(address, record) for entry in plan.entries for address, record in entry.new.items()
         ]
         changes += [put_producer(*ref, producer_id, state) for producer_id, state in plan.producers.items()]
+        changes += put_digests(*ref, plan.digests)
         sources, lost = result.sources, plan.records_lost
         if origin is not None:
             sources, lost = sources | origin.sources, lost + origin.records_lost

@@ -81,7 +81,7 @@ class Carrying:
         level: Level,
     ) -> None:
         """Have a chunk that is there reach its level, and `write` wait for that if it is asked to."""
-        entry, group_id, segment_id, position, first_record, duplicate, segment, end = appended
+        entry, group_id, segment_id, position, first_record, duplicate, segment, end, same = appended
         stream_level = stream.durability
         if stream_level == _LEADER:
             streamlet.publish(appended)
@@ -102,6 +102,8 @@ class Carrying:
         status.durability = level
         if duplicate:
             status.duplicate = True
+            if same is not None:
+                status.same = same
 
     def check_backups(self, stream: Stream, logs: StreamLogs, log: VirtualLog, level: int) -> None:
         """Raise `Unavailable`, `TooFewBackups` or `Lagging` before anything is appended that must not or cannot be."""

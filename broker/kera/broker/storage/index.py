@@ -24,7 +24,15 @@ from typing import Any
 
 import lmdb
 
-from kera.broker.records import Change, EntryRecord, OriginRecord, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.records import (
+    Change,
+    Digests,
+    EntryRecord,
+    OriginRecord,
+    ProducerRecord,
+    SegmentAddress,
+    SegmentRecord,
+)
 from kera.broker.storage.index_format import (
     CRC,
     ENTRY_KEY,
@@ -34,8 +42,10 @@ from kera.broker.storage.index_format import (
     PRODUCER_KEY,
     REMOVAL_KEY,
     SEGMENT_KEY,
+    digests_record,
     entry_record,
     intact,
+    merged,
     origin_record,
     sealed,
     segment_key,
@@ -168,6 +178,11 @@ class SegmentIndex:
             PRODUCER_KEY.unpack(key)[3]: ProducerRecord(*PRODUCER.unpack(value)) for key, value in self.records(prefix)
         }
 
+    def digests(self, stream_id: int, streamlet_id: int, producer_id: int) -> Digests | None:
+        """The digests of a producer's last chunks; None: nothing was written down of them."""
+        value = self.record(PRODUCER_KEY.pack(b"q", stream_id, streamlet_id, producer_id))
+        return None if value is None else digests_record(value)
+
     def cursors(self, entry: EntryId) -> dict[str, Position]:
         """How far consumer groups have read an entry."""
         prefix = ENTRY_KEY.pack(b"c", *entry)
@@ -184,12 +199,12 @@ class SegmentIndex:
 
     def keys_of_stream(self, stream_id: int) -> list[bytes]:
         """All keys that have to do with a stream."""
-        kinds = (b"e", b"s", b"p", b"c", b"v", b"o", b"h", b"i", b"u")
+        kinds = (b"e", b"s", b"p", b"q", b"c", b"v", b"o", b"h", b"i", b"u")
         return [key for kind in kinds for key, _ in self.records(struct.pack(">cQ", kind, stream_id))]
 
     def keys_of_streamlet(self, stream_id: int, streamlet_id: int) -> list[bytes]:
         """All keys that have to do with one streamlet only."""
-        kinds = (b"e", b"s", b"p", b"c", b"o", b"h", b"u")
+        kinds = (b"e", b"s", b"p", b"q", b"c", b"o", b"h", b"u")
         return [key for kind in kinds for key, _ in self.records(ORIGIN_KEY.pack(kind, stream_id, streamlet_id))]
 
     def origin(self, stream_id: int, streamlet_id: int) -> OriginRecord | None:
@@ -261,7 +276,7 @@ class SegmentIndex:
                     if value is None:
                         transaction.delete(key)
                     else:
-                        transaction.put(key, value)
+                        transaction.put(key, merged(key, value, transaction.get(key)))
                 if meta is not None:
                     # Jobs end in any order: a number that was given once must not be given again.
                     old = transaction.get(_META)

@@ -5,6 +5,7 @@ key (big-endian, so that LMDB's order is the order of the log)       value (ends
 "e" stream u64, streamlet u32, entry u32                             EntryRecord
 "s" stream u64, streamlet u32, entry u32, group u64, segment u32     SegmentRecord
 "p" stream u64, streamlet u32, producer u64                          epoch u32, next sequence u64
+"q" stream u64, streamlet u32, producer u64                          likewise, and the digests of the chunks before it
 "c" stream u64, streamlet u32, entry u32, consumer group text           committed cursor: group, segment, offset
 "r" physical id u64                                                  empty: file to be removed
 "v" stream u64, virtual segment u64                                  see ``kera.broker.replication.virtual_index``
@@ -18,8 +19,19 @@ key (big-endian, so that LMDB's order is the order of the log)       value (ends
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 
-from kera.broker.records import Change, EntryRecord, Gap, OriginRecord, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.log.digests import joined
+from kera.broker.records import (
+    Change,
+    Digests,
+    EntryRecord,
+    Gap,
+    OriginRecord,
+    ProducerRecord,
+    SegmentAddress,
+    SegmentRecord,
+)
 from kera.core.checksum import crc32c
 from kera.core.ids import EntryId, Position
 from kera.core.punctuation import NO_TIME
@@ -87,9 +99,32 @@ def put_producer(stream_id: int, streamlet_id: int, producer_id: int, record: Pr
     return sealed(PRODUCER_KEY.pack(b"p", stream_id, streamlet_id, producer_id), PRODUCER.pack(*record))
 
 
-def no_producer(stream_id: int, streamlet_id: int, producer_id: int) -> Change:
-    """The change that deletes the record of a producer."""
-    return PRODUCER_KEY.pack(b"p", stream_id, streamlet_id, producer_id), None
+def no_producer(stream_id: int, streamlet_id: int, producer_id: int) -> list[Change]:
+    """The changes that delete what is known of a producer."""
+    return [(PRODUCER_KEY.pack(kind, stream_id, streamlet_id, producer_id), None) for kind in (b"p", b"q")]
+
+
+def put_digests(stream_id: int, streamlet_id: int, found: Mapping[int, Digests]) -> list[Change]:
+    """The changes that add the digests of chunks, by producer, to those that are there: see `merged`."""
+    return [
+        _digests_change(PRODUCER_KEY.pack(b"q", stream_id, streamlet_id, producer_id), digests)
+        for producer_id, digests in found.items()
+    ]
+
+
+def merged(key: bytes, value: bytes, before: bytes | None) -> bytes:
+    """What to write for a change, given the value that is there. Both have their checksums.
+
+    Digests are added to those before them; all other records are replaced.
+    """
+    if key[:1] != b"q" or before is None or not intact(key, before):
+        return value
+    both = joined(digests_record(before[: -CRC.size]), digests_record(value[: -CRC.size]))
+    return _digests_change(key, both)[1] or b""
+
+
+def _digests_change(key: bytes, digests: Digests) -> Change:
+    return sealed(key, PRODUCER.pack(digests.producer_epoch, digests.next_sequence) + digests.digests)
 
 
 def put_cursor(entry: EntryId, consumer_group: str, position: Position) -> Change:
@@ -116,12 +151,12 @@ def delete_removal(physical_id: int) -> Change:
 
 def stream_of(key: bytes) -> int | None:
     """The stream that a key belongs to."""
-    return int.from_bytes(key[1:9], "big") if key[:1] in b"espcvohiu" and len(key) > 1 else None
+    return int.from_bytes(key[1:9], "big") if key[:1] in b"espqcvohiu" and len(key) > 1 else None
 
 
 def streamlet_of(key: bytes) -> tuple[int, int] | None:
     """The stream and streamlet that a key belongs to, if it belongs to one streamlet."""
-    if key[:1] not in b"espcohu" or len(key) <= 1:
+    if key[:1] not in b"espqcohu" or len(key) <= 1:
         return None
     return int.from_bytes(key[1:9], "big"), int.from_bytes(key[9:13], "big")
 
@@ -181,6 +216,11 @@ def entry_record(value: bytes) -> EntryRecord:
         ),
         *watermarks,
     )
+
+
+def digests_record(value: bytes) -> Digests:
+    """What `put_digests` has written."""
+    return Digests(*PRODUCER.unpack_from(value), value[PRODUCER.size :])
 
 
 def origin_record(value: bytes) -> OriginRecord:

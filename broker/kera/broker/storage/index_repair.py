@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from kera.broker.log.digests import digests_of
 from kera.broker.records import Change, EntryRecord, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import (
     ORIGIN_KEY,
     origin_record,
+    put_digests,
     put_entry,
     put_origin,
     put_producer,
@@ -17,6 +19,7 @@ from kera.broker.storage.index_format import (
 )
 from kera.broker.storage.segment_files import SegmentStore, record_of, report_damage
 from kera.core.chunk import ChunkHeader
+from kera.core.header_table import table
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.punctuation import is_punctuation
 from kera.core.telemetry import get_logger
@@ -53,6 +56,12 @@ def producers_of(headers: list[ChunkHeader], known: dict[int, ProducerRecord]) -
         state = ProducerRecord(header.producer_epoch, header.sequence + 1)
         known[header.producer_id] = max(known.get(header.producer_id, state), state)
     return known
+
+
+def producer_changes(address: SegmentAddress, headers: list[ChunkHeader]) -> list[Change]:
+    """What the index is to have of the producers of a segment's chunks."""
+    changes = [put_producer(*address[:2], *item) for item in producers_of(headers, {}).items()]
+    return changes + put_digests(*address[:2], digests_of(table(headers)))
 
 
 def entry_with(entry: EntryRecord, address: SegmentAddress, record: SegmentRecord) -> EntryRecord:
@@ -110,6 +119,7 @@ def repair_index(store: SegmentStore, found: StartFindings, in_memory: set[Segme
         segments[scan.address] = record
         changes.append(put_segment(scan.address, record))
         producers_of(scan.headers, producers[scan.address[:2]])
+        changes += put_digests(*scan.address[:2], digests_of(table(scan.headers)))
     for address in _newest_in_memory(segments, in_memory):
         segments[address] = segments[address]._replace(open=True, length=0)
         changes.append(put_segment(address, segments[address]))

@@ -10,11 +10,19 @@ from __future__ import annotations
 
 from collections import deque
 
+from kera.broker.log.digests import digests_in
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.storage.books import Books
 from kera.broker.storage.index import SegmentIndex
-from kera.broker.storage.index_format import delete_segment, put_entry, put_producer, stream_of, streamlet_of
+from kera.broker.storage.index_format import (
+    delete_segment,
+    put_digests,
+    put_entry,
+    put_producer,
+    stream_of,
+    streamlet_of,
+)
 from kera.broker.storage.jobs import RETRY_MS, IndexJob, RemoveJob
 from kera.core.done import Done, nothing
 from kera.core.ids import Position
@@ -173,6 +181,7 @@ class Removals:
                 break
             tail.append(segment)
             job.changes += [put_producer(*entry.log_id[:2], *item) for item in segment.producers.items()]
+            job.changes += put_digests(*entry.log_id[:2], digests_in(segment))
             job.changes.append(delete_segment(segment.address))  # of an open file, if there is one
             job.physical_ids += segment.files
             lengths.append(segment.head)

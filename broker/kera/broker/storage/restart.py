@@ -24,8 +24,15 @@ from kera.broker.log.segment import Segment
 from kera.broker.records import Change, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.storage.disk import block_ceiling
 from kera.broker.storage.index import SegmentIndex
-from kera.broker.storage.index_format import delete_segment, put_entry, put_producer, put_removal, put_segment, with_gap
-from kera.broker.storage.index_repair import UNKNOWN_CRC, StartFindings, entry_with, producers_of, repair_index
+from kera.broker.storage.index_format import delete_segment, put_entry, put_removal, put_segment, with_gap
+from kera.broker.storage.index_repair import (
+    UNKNOWN_CRC,
+    StartFindings,
+    entry_with,
+    producer_changes,
+    producers_of,
+    repair_index,
+)
 from kera.broker.storage.segment_files import SegmentStore, record_of, report_damage
 from kera.broker.storage.unsure import unsure_tail
 from kera.core.chunk import ALIGNMENT_BYTES
@@ -147,10 +154,7 @@ class Restart:
             record = record_of(physical_id, scan, UNKNOWN_CRC, self.store.written_us(physical_id))
             entries[entry_id] = entry_with(entry, address, record)
             changes.append(put_segment(address, record))
-            changes += [
-                put_producer(*address[:2], producer_id, state)
-                for producer_id, state in producers_of(scan.headers, {}).items()
-            ]
+            changes += producer_changes(address, scan.headers)
             adopted.add(physical_id)
         if not strays:
             return
@@ -233,10 +237,7 @@ class Restart:
             return entry
         record = record_of(physical_id, scan, UNKNOWN_CRC, self.store.written_us(physical_id))
         changes.append(put_segment(address, record))
-        changes += [
-            put_producer(*address[:2], producer_id, state)
-            for producer_id, state in producers_of(scan.headers, {}).items()
-        ]
+        changes += producer_changes(address, scan.headers)
         self.store.disk.truncate(path, block_ceiling(scan.end))
         return entry_with(entry, address, record)
 

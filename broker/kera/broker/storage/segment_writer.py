@@ -14,13 +14,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
+from kera.broker.log.digests import digests_in
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.records import Change
 from kera.broker.storage.books import Books
 from kera.broker.storage.disk import block_ceiling, block_floor
 from kera.broker.storage.group_commits import GroupCommits
-from kera.broker.storage.index_format import put_entry, put_producer
+from kera.broker.storage.index_format import put_digests, put_entry, put_producer
 from kera.broker.storage.index_writer import IndexWriter
 from kera.broker.storage.jobs import StoreJob, WritePart
 from kera.broker.storage.removals import Removals
@@ -163,6 +164,7 @@ class SegmentWriter:
             for segment in final:
                 for producer_id, state in segment.producers.items():
                     changes.append(put_producer(*entry.log_id[:2], producer_id, state))
+                changes += put_digests(*entry.log_id[:2], digests_in(segment))
         files = [part.physical_id for part in parts if part.create]
         return StoreJob(parts, changes, self._books.ids.meta_with(files) if files else None, commit)
 

@@ -7,7 +7,9 @@ already:
 
 * chunk `sequence` is taken only when exactly the chunks before it are stored, of this producer, epoch and streamlet;
 * when there is one with this sequence, it may be the caller's own (sent before, and the answer was lost) or that of
-  somebody else under the same name. `AppendResult.duplicate` says so, and the caller looks at what is there;
+  somebody else under the same name. The broker compares payloads: when they differ, the append raises `ProducerFenced`,
+  unless the caller `compares` what is stored by itself. Rows without a timestamp get the current time, so a repeat of
+  the same rows only has the same payload if they have timestamps;
 * a higher epoch shuts out the lower ones of its producer (`ProducerFenced`), streamlet by streamlet, from its first
   chunk on.
 
@@ -41,6 +43,7 @@ from kera.core.errors import (
     InvalidArgument,
     KeraError,
     OutOfSequence,
+    ProducerFenced,
     StreamletOutOfRange,
 )
 from kera.core.ids import PRODUCER_IDS, EntryId, Position
@@ -59,12 +62,15 @@ class AppendResult(NamedTuple):
     entry: EntryId
     position: Position | None
     """None: of a repeat of a chunk that is not in the broker's memory any more, or has been removed since."""
+    same: bool | None = None
+    """Of a duplicate: whether the stored chunk has the payload of this one. None: the broker does not know, as it
+    remembers the payloads of the last 256 chunks only, beside those in its memory."""
 
 
 class Appender:
     """Appends to one stream with one producer id and epoch. Made by `Client.appender`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what an appender is made of
         self,
         cluster: Cluster,
         stream: StreamDescription,
@@ -75,9 +81,11 @@ class Appender:
         lean: bool = False,
         cut_at_epochs: bool = True,
         partitioner: str = CRC32C.name,
+        compares: bool = False,
     ) -> None:
         """`lean`: of version 2 of the format, as far as there is one for the schema. `cut_at_epochs`: a chunk ends
         before the first row of a later epoch, if the stream has epochs. `partitioner`: how `split` places keys.
+        `compares`: the caller looks at what is stored when a chunk is there already, so other rows are no error.
 
         Raises `InvalidArgument` for ids that are the coordinator's to give, epochs of more than 32 bits, and an unknown
         partitioner.
@@ -101,6 +109,7 @@ class Appender:
         self._lean = lean
         self._cuts = cut_at_epochs
         self._conformer = Conformer()
+        self._compares = compares
         self._cluster = cluster
 
     def at_epoch(self, producer_epoch: int) -> Appender:
@@ -114,6 +123,7 @@ class Appender:
             lean=self._lean,
             cut_at_epochs=self._cuts,
             partitioner=self._partitioner.name,
+            compares=self._compares,
         )
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -143,9 +153,10 @@ class Appender:
         """Append the first of `rows` (that conform), as many as one chunk takes, as chunk number `sequence`.
 
         The same rows are cut in the same way each time, by all who write lean chunks, and by all who do not. Raises
-        `InvalidArgument` when there are no rows, `OutOfSequence`, `ProducerFenced`, `UnknownStream` when the stream has
-        been deleted since, `RecordTooLarge`, `StreamletOutOfRange`, and `Uncertain` or what the broker said last when
-        it has not gone well within ``retry_timeout_ms``.
+        `InvalidArgument` when there are no rows, `OutOfSequence`, `ProducerFenced` when a higher epoch has written or
+        another chunk is stored with this sequence, `UnknownStream` when the stream has been deleted since,
+        `RecordTooLarge`, `StreamletOutOfRange`, and `Uncertain` or what the broker said last when it has not gone well
+        within ``retry_timeout_ms``.
         """
         if not 0 <= streamlet_id < self.stream.config.streamlets:
             raise StreamletOutOfRange(
@@ -169,13 +180,17 @@ class Appender:
         patience = RetryTime(self._cluster.settings)
         while True:
             try:
-                return self._appended(streamlet_id, payload, await self._send(streamlet_id, chunk))
+                appended = self._appended(streamlet_id, payload, await self._send(streamlet_id, chunk))
             except KeraError as error:
                 # To wait would not bring back what is missing: nobody but the caller could send it.
                 final = isinstance(error, OutOfSequence)
                 pause_s = None if final else patience.failed(error, asyncio.get_running_loop().time())
                 if pause_s is None:
                     raise
+            else:
+                if appended.same is False and not self._compares:
+                    raise self._other_rows(streamlet_id, sequence)
+                return appended
             await asyncio.sleep(jittered(pause_s))
 
     def _encode(self, streamlet_id: int, payload: Payload, sequence: int, now_us: int) -> EncodedChunk:
@@ -213,7 +228,19 @@ class Appender:
     def _appended(self, streamlet_id: int, payload: Payload, status: broker_pb2.ChunkStatus) -> AppendResult:
         position = Position(status.group_id, status.segment_id, status.position) if status.group_id else None
         entry = EntryId(self.stream.stream_id, streamlet_id, status.entry)
-        return AppendResult(payload.record_count, status.duplicate, entry, position)
+        same = status.same if status.HasField("same") else None
+        return AppendResult(payload.record_count, status.duplicate, entry, position, same)
+
+    def _other_rows(self, streamlet_id: int, sequence: int) -> ProducerFenced:
+        return ProducerFenced(
+            f"chunk {sequence} of producer id {self.producer_id} in streamlet {streamlet_id} of stream"
+            f" {self.stream.name!r} has other rows than these: another writer uses the id, or the rows have changed;"
+            " these are not stored",
+            stream=self.stream.name,
+            streamlet_id=streamlet_id,
+            producer_id=self.producer_id,
+            sequence=sequence,
+        )
 
 
 def _now_us() -> int:

@@ -6,7 +6,8 @@
 
 Chunks go out in the order of their sequences, several requests at a time. When one of them comes back, those behind it
 will come back as well (`OutOfSequence`), or have been stored by an attempt whose answer was lost; so the lane waits
-until nothing is in flight, and sends again from the oldest chunk on. The broker's deduplication makes that exact.
+until nothing is in flight, and sends again from the oldest chunk on. The broker's deduplication makes that exact. At
+most `UNANSWERED_CHUNKS_MAX` chunks are in flight: a broker recognises that many of a producer's last ones.
 
 A chunk that is given up leaves a hole: the broker takes nothing behind it. What is before the hole is brought to its
 end first; then the lane begins a new epoch of the producer, in which the chunks left count from 0. Its producer id
@@ -33,6 +34,7 @@ from kera.client.producing.lane_columns import LaneColumns
 from kera.client.producing.outcome import Outcome
 from kera.core.chunk import HEADER_BYTES, Codec, encode_header, flags_of, padded
 from kera.core.errors import KeraError, NotAccepted, OutOfSequence, Uncertain, invariant
+from kera.core.rpc.limits import UNANSWERED_CHUNKS_MAX
 
 LAST_EPOCH = (1 << 32) - 1
 """The field of the chunk's header has 32 bits."""
@@ -127,7 +129,7 @@ class Lane:
     @property
     def next(self) -> PendingChunk | None:
         """What `take` would return; None: nothing may be sent."""
-        if not self.waiting or self._returned or self.exhausted:
+        if not self.waiting or self._returned or self.exhausted or self.in_flight >= UNANSWERED_CHUNKS_MAX:
             return None
         chunk = self.waiting[0]
         return chunk if self._hole_in_sequence is None or self._before_hole(chunk) else None
@@ -141,7 +143,9 @@ class Lane:
     @property
     def ready_count(self) -> int:
         """How many times `take` can be called."""
-        return 0 if self.next is None else sum(map(self._before_hole, self.waiting))
+        if self.next is None:
+            return 0
+        return min(sum(map(self._before_hole, self.waiting)), UNANSWERED_CHUNKS_MAX - self.in_flight)
 
     def add(self, chunk: PendingChunk) -> None:
         """Take charge of a chunk: give it the next sequence and encode it."""

@@ -220,7 +220,8 @@ class Routes:
             route.attempt = 0
             if route.lanes.deleted is None:
                 self.unsettled.discard(lane)
-            if not lane.in_flight and not (lane.idle and route.lanes.deleted is None):
+            has_room = lane.next is not None  # it may have had too many chunks in flight
+            if has_room or (not lane.in_flight and not (lane.idle and route.lanes.deleted is None)):
                 self._serve(lane, route)
 
     def lost(self, lane: Lane, error: KeraError) -> None:

@@ -390,7 +390,9 @@ class Sender:
             self._pause(retried, now_s)
 
     def _shut_out(self, error: ProducerFenced) -> ProducerFenced:
-        """What a broker's refusal means: a later instance has written, and nothing more can be sent."""
+        """What a broker's refusal means: another writer has the id or the name, and nothing more can be sent."""
+        if "sequence" in error.attributes:
+            return ProducerFenced(f"{error.message}; this producer takes no more records", **error.attributes)
         whose = f"a newer producer with the name {self._name!r}" if self._name else "a newer instance of this producer"
         return ProducerFenced(f"{whose} has taken over ({error.message}); this one takes no more", **error.attributes)
 

@@ -146,5 +146,6 @@ async def open_journal(client: Client, name: str, target: StreamDescription) -> 
         producer_id=producer_id(name, found.stream_id),
         producer_epoch=EPOCH,
         chunk_bytes_max=CHUNK_BYTES_MAX,
+        compares=True,
     )
     return StreamJournal(client, appender)

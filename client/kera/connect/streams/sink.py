@@ -315,6 +315,7 @@ class StreamSink:
             chunk_bytes_max=PAYLOAD_BYTES_MAX,
             cut_at_epochs=False,  # the journal says how many chunks there are; epochs may be others when it is read
             partitioner=self._partitioner,
+            compares=True,  # a round that is appended again may have the time of now where records have none
         )
         by_number = source.streamlets == streamlets
         note = _note_of_placing(source, streamlets, self._partitioner)

@@ -13,6 +13,9 @@ BULK_BYTES_MAX = 32 << 20
 """Default bound on the bulk of a message, both ways."""
 REQUEST_CHUNKS_MAX = 1024
 """Chunks of one request to write: each costs a broker some 10 us, in one go."""
+UNANSWERED_CHUNKS_MAX = 256
+"""Chunks of one producer for one streamlet that wait for an answer. A broker remembers the digests of so many, by which
+it tells a repeat from another chunk with the same sequence."""
 REPLICATED_BYTES_MAX = 1 << 20
 """Of what a broker sends to a backup at once, unless it is a single write: a size at which a copy is cheap and a delay
 short. It is verified in one go, so more than this has at most `REQUEST_CHUNKS_MAX` chunks."""

@@ -298,8 +298,11 @@ type ChunkStatus struct {
 	Duplicate bool `protobuf:"varint,8,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
 	// The virtual segment that has the chunk, once it is on backups; 0: none.
 	VirtualSegmentId uint64 `protobuf:"varint,9,opt,name=virtual_segment_id,json=virtualSegmentId,proto3" json:"virtual_segment_id,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Of a duplicate: whether what was sent has the payload that is stored with this sequence. Only a writer that chose its
+	// producer id may get false; others get an error instead. Absent: the broker does not know.
+	Same          *bool `protobuf:"varint,10,opt,name=same,proto3,oneof" json:"same,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ChunkStatus) Reset() {
@@ -393,6 +396,13 @@ func (x *ChunkStatus) GetVirtualSegmentId() uint64 {
 		return x.VirtualSegmentId
 	}
 	return 0
+}
+
+func (x *ChunkStatus) GetSame() bool {
+	if x != nil && x.Same != nil {
+		return *x.Same
+	}
+	return false
 }
 
 type ReadRange struct {
@@ -3667,7 +3677,7 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\x14VirtualSegmentPlaces\x12,\n" +
 	"\x12virtual_segment_id\x18\x01 \x01(\x04R\x10virtualSegmentId\x12\x1d\n" +
 	"\n" +
-	"backup_ids\x18\x02 \x03(\rR\tbackupIds\"\xc3\x02\n" +
+	"backup_ids\x18\x02 \x03(\rR\tbackupIds\"\xe5\x02\n" +
 	"\vChunkStatus\x12$\n" +
 	"\x05error\x18\x01 \x01(\v2\x0e.kera.v1.ErrorR\x05error\x12\x14\n" +
 	"\x05entry\x18\x02 \x01(\rR\x05entry\x12\x19\n" +
@@ -3680,7 +3690,10 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"durability\x18\a \x01(\x0e2\x13.kera.v1.DurabilityR\n" +
 	"durability\x12\x1c\n" +
 	"\tduplicate\x18\b \x01(\bR\tduplicate\x12,\n" +
-	"\x12virtual_segment_id\x18\t \x01(\x04R\x10virtualSegmentId\"m\n" +
+	"\x12virtual_segment_id\x18\t \x01(\x04R\x10virtualSegmentId\x12\x17\n" +
+	"\x04same\x18\n" +
+	" \x01(\bH\x00R\x04same\x88\x01\x01B\a\n" +
+	"\x05_same\"m\n" +
 	"\tReadRange\x12%\n" +
 	"\x05start\x18\x01 \x01(\v2\x0f.kera.v1.CursorR\x05start\x12!\n" +
 	"\x03end\x18\x02 \x01(\v2\x0f.kera.v1.CursorR\x03end\x12\x16\n" +
@@ -4155,6 +4168,7 @@ func file_kera_v1_broker_proto_init() {
 	}
 	file_kera_v1_common_proto_init()
 	file_kera_v1_latency_proto_init()
+	file_kera_v1_broker_proto_msgTypes[3].OneofWrappers = []any{}
 	file_kera_v1_broker_proto_msgTypes[20].OneofWrappers = []any{}
 	file_kera_v1_broker_proto_msgTypes[21].OneofWrappers = []any{}
 	file_kera_v1_broker_proto_msgTypes[34].OneofWrappers = []any{

@@ -990,6 +990,9 @@ type ProducerState struct {
 	ProducerId    uint64                 `protobuf:"varint,1,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
 	ProducerEpoch uint32                 `protobuf:"varint,2,opt,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"`
 	NextSequence  uint64                 `protobuf:"varint,3,opt,name=next_sequence,json=nextSequence,proto3" json:"next_sequence,omitempty"`
+	// Of its last chunks before next_sequence, the oldest first: 8 bytes each, which tell a repeat from another chunk.
+	// Absent: they were stored by brokers that kept none. Empty: there was no room to hand them over.
+	Digests       []byte `protobuf:"bytes,4,opt,name=digests,proto3,oneof" json:"digests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1043,6 +1046,13 @@ func (x *ProducerState) GetNextSequence() uint64 {
 		return x.NextSequence
 	}
 	return 0
+}
+
+func (x *ProducerState) GetDigests() []byte {
+	if x != nil {
+		return x.Digests
+	}
+	return nil
 }
 
 // Where a streamlet ends: all that a new owner needs to go on.
@@ -1702,12 +1712,15 @@ const file_kera_v1_common_proto_rawDesc = "" +
 	"\aremoved\x18\x03 \x01(\bR\aremoved\"N\n" +
 	"\fStreamletRef\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12!\n" +
-	"\fstreamlet_id\x18\x02 \x01(\rR\vstreamletId\"|\n" +
+	"\fstreamlet_id\x18\x02 \x01(\rR\vstreamletId\"\xa7\x01\n" +
 	"\rProducerState\x12\x1f\n" +
 	"\vproducer_id\x18\x01 \x01(\x04R\n" +
 	"producerId\x12%\n" +
 	"\x0eproducer_epoch\x18\x02 \x01(\rR\rproducerEpoch\x12#\n" +
-	"\rnext_sequence\x18\x03 \x01(\x04R\fnextSequence\"\xe6\x01\n" +
+	"\rnext_sequence\x18\x03 \x01(\x04R\fnextSequence\x12\x1d\n" +
+	"\adigests\x18\x04 \x01(\fH\x00R\adigests\x88\x01\x01B\n" +
+	"\n" +
+	"\b_digests\"\xe6\x01\n" +
 	"\x0eStreamletState\x12!\n" +
 	"\fstreamlet_id\x18\x01 \x01(\rR\vstreamletId\x12\"\n" +
 	"\rnext_group_id\x18\x02 \x01(\x04R\vnextGroupId\x12!\n" +
@@ -1856,6 +1869,7 @@ func file_kera_v1_common_proto_init() {
 		return
 	}
 	file_kera_v1_common_proto_msgTypes[2].OneofWrappers = []any{}
+	file_kera_v1_common_proto_msgTypes[9].OneofWrappers = []any{}
 	file_kera_v1_common_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -2608,6 +2608,238 @@ func (x *InitProducerResponse) GetProducerEpoch() uint32 {
 	return 0
 }
 
+type FindProducersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 1,000.
+	Uses          []*ProducerUse `protobuf:"bytes,1,rep,name=uses,proto3" json:"uses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindProducersRequest) Reset() {
+	*x = FindProducersRequest{}
+	mi := &file_kera_v1_coordinator_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindProducersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindProducersRequest) ProtoMessage() {}
+
+func (x *FindProducersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_coordinator_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindProducersRequest.ProtoReflect.Descriptor instead.
+func (*FindProducersRequest) Descriptor() ([]byte, []int) {
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *FindProducersRequest) GetUses() []*ProducerUse {
+	if x != nil {
+		return x.Uses
+	}
+	return nil
+}
+
+type ProducerUse struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	ProducerId uint64                 `protobuf:"varint,1,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
+	// Of an id that writers choose: the stream that is written to, and who writes ("user:alice"). The id belongs to the
+	// first one that is named so, in this stream.
+	StreamId      uint64 `protobuf:"varint,2,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	Principal     string `protobuf:"bytes,3,opt,name=principal,proto3" json:"principal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProducerUse) Reset() {
+	*x = ProducerUse{}
+	mi := &file_kera_v1_coordinator_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProducerUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProducerUse) ProtoMessage() {}
+
+func (x *ProducerUse) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_coordinator_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProducerUse.ProtoReflect.Descriptor instead.
+func (*ProducerUse) Descriptor() ([]byte, []int) {
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ProducerUse) GetProducerId() uint64 {
+	if x != nil {
+		return x.ProducerId
+	}
+	return 0
+}
+
+func (x *ProducerUse) GetStreamId() uint64 {
+	if x != nil {
+		return x.StreamId
+	}
+	return 0
+}
+
+func (x *ProducerUse) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+type FindProducersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order of the uses.
+	Owners        []*ProducerOwner `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindProducersResponse) Reset() {
+	*x = FindProducersResponse{}
+	mi := &file_kera_v1_coordinator_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindProducersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindProducersResponse) ProtoMessage() {}
+
+func (x *FindProducersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_coordinator_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindProducersResponse.ProtoReflect.Descriptor instead.
+func (*FindProducersResponse) Descriptor() ([]byte, []int) {
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *FindProducersResponse) GetOwners() []*ProducerOwner {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
+// Who may write under ids of producers. With none of the first three fields set: nobody, the id was never given.
+type ProducerOwner struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Principal string                 `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	// Whoever may use the producer of this name.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// An earlier version has given the id, or security was off, or metadata were put back since.
+	Anybody bool `protobuf:"varint,3,opt,name=anybody,proto3" json:"anybody,omitempty"`
+	// The same goes for all ids of this range.
+	FirstId       uint64 `protobuf:"varint,4,opt,name=first_id,json=firstId,proto3" json:"first_id,omitempty"`
+	LastId        uint64 `protobuf:"varint,5,opt,name=last_id,json=lastId,proto3" json:"last_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProducerOwner) Reset() {
+	*x = ProducerOwner{}
+	mi := &file_kera_v1_coordinator_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProducerOwner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProducerOwner) ProtoMessage() {}
+
+func (x *ProducerOwner) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_coordinator_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProducerOwner.ProtoReflect.Descriptor instead.
+func (*ProducerOwner) Descriptor() ([]byte, []int) {
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ProducerOwner) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *ProducerOwner) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ProducerOwner) GetAnybody() bool {
+	if x != nil {
+		return x.Anybody
+	}
+	return false
+}
+
+func (x *ProducerOwner) GetFirstId() uint64 {
+	if x != nil {
+		return x.FirstId
+	}
+	return 0
+}
+
+func (x *ProducerOwner) GetLastId() uint64 {
+	if x != nil {
+		return x.LastId
+	}
+	return 0
+}
+
 type RegisterBrokerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// broker_id 0: a new broker, give it an id. With broker_epoch: a launch that runs, and that the coordinator does not
@@ -2633,7 +2865,7 @@ type RegisterBrokerRequest struct {
 
 func (x *RegisterBrokerRequest) Reset() {
 	*x = RegisterBrokerRequest{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[40]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2645,7 +2877,7 @@ func (x *RegisterBrokerRequest) String() string {
 func (*RegisterBrokerRequest) ProtoMessage() {}
 
 func (x *RegisterBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[40]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2658,7 +2890,7 @@ func (x *RegisterBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterBrokerRequest.ProtoReflect.Descriptor instead.
 func (*RegisterBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{40}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RegisterBrokerRequest) GetBroker() *BrokerInfo {
@@ -2724,7 +2956,7 @@ type HeldStream struct {
 
 func (x *HeldStream) Reset() {
 	*x = HeldStream{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[41]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +2968,7 @@ func (x *HeldStream) String() string {
 func (*HeldStream) ProtoMessage() {}
 
 func (x *HeldStream) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[41]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +2981,7 @@ func (x *HeldStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldStream.ProtoReflect.Descriptor instead.
 func (*HeldStream) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{41}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *HeldStream) GetStreamId() uint64 {
@@ -2797,14 +3029,16 @@ type RegisterBrokerResponse struct {
 	ElsewhereStreamIds []uint64 `protobuf:"varint,11,rep,packed,name=elsewhere_stream_ids,json=elsewhereStreamIds,proto3" json:"elsewhere_stream_ids,omitempty"`
 	// What launches of the broker had in memory of replicated streams was lost, and others have yet to recover it: what it
 	// has of streamlets that it does not own has holes that nobody may see.
-	HasHoles      bool `protobuf:"varint,12,opt,name=has_holes,json=hasHoles,proto3" json:"has_holes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HasHoles bool `protobuf:"varint,12,opt,name=has_holes,json=hasHoles,proto3" json:"has_holes,omitempty"`
+	// FindProducers is there.
+	FindsProducers bool `protobuf:"varint,13,opt,name=finds_producers,json=findsProducers,proto3" json:"finds_producers,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *RegisterBrokerResponse) Reset() {
 	*x = RegisterBrokerResponse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[42]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2816,7 +3050,7 @@ func (x *RegisterBrokerResponse) String() string {
 func (*RegisterBrokerResponse) ProtoMessage() {}
 
 func (x *RegisterBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[42]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2829,7 +3063,7 @@ func (x *RegisterBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterBrokerResponse.ProtoReflect.Descriptor instead.
 func (*RegisterBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{42}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RegisterBrokerResponse) GetClusterId() string {
@@ -2916,6 +3150,13 @@ func (x *RegisterBrokerResponse) GetHasHoles() bool {
 	return false
 }
 
+func (x *RegisterBrokerResponse) GetFindsProducers() bool {
+	if x != nil {
+		return x.FindsProducers
+	}
+	return false
+}
+
 // Producers of which there is a later instance: chunks of theirs with a lower epoch are refused, in whatever streamlet.
 type ProducerFences struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2930,7 +3171,7 @@ type ProducerFences struct {
 
 func (x *ProducerFences) Reset() {
 	*x = ProducerFences{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[43]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3183,7 @@ func (x *ProducerFences) String() string {
 func (*ProducerFences) ProtoMessage() {}
 
 func (x *ProducerFences) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[43]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +3196,7 @@ func (x *ProducerFences) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProducerFences.ProtoReflect.Descriptor instead.
 func (*ProducerFences) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{43}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ProducerFences) GetVersion() uint64 {
@@ -3026,7 +3267,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[44]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3279,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[44]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3292,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{44}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *HeartbeatRequest) GetBrokerId() uint32 {
@@ -3205,7 +3446,7 @@ type StoredBytes struct {
 
 func (x *StoredBytes) Reset() {
 	*x = StoredBytes{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[45]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3458,7 @@ func (x *StoredBytes) String() string {
 func (*StoredBytes) ProtoMessage() {}
 
 func (x *StoredBytes) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[45]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3471,7 @@ func (x *StoredBytes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredBytes.ProtoReflect.Descriptor instead.
 func (*StoredBytes) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{45}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StoredBytes) GetPrincipal() string {
@@ -3259,7 +3500,7 @@ type FullPrincipal struct {
 
 func (x *FullPrincipal) Reset() {
 	*x = FullPrincipal{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[46]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3512,7 @@ func (x *FullPrincipal) String() string {
 func (*FullPrincipal) ProtoMessage() {}
 
 func (x *FullPrincipal) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[46]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3525,7 @@ func (x *FullPrincipal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FullPrincipal.ProtoReflect.Descriptor instead.
 func (*FullPrincipal) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{46}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *FullPrincipal) GetPrincipal() string {
@@ -3330,14 +3571,16 @@ type HeartbeatResponse struct {
 	// The coordinator's time of day, by which a broker sees whether its own is right. 0: it does not tell.
 	NowUs int64 `protobuf:"varint,9,opt,name=now_us,json=nowUs,proto3" json:"now_us,omitempty"`
 	// What has come since the version that the heartbeat told; absent: nothing.
-	Budgets       *StreamBudgets `protobuf:"bytes,10,opt,name=budgets,proto3" json:"budgets,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Budgets *StreamBudgets `protobuf:"bytes,10,opt,name=budgets,proto3" json:"budgets,omitempty"`
+	// FindProducers is there.
+	FindsProducers bool `protobuf:"varint,11,opt,name=finds_producers,json=findsProducers,proto3" json:"finds_producers,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[47]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3349,7 +3592,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[47]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3362,7 +3605,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{47}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *HeartbeatResponse) GetBackups() []*BackupInfo {
@@ -3435,6 +3678,13 @@ func (x *HeartbeatResponse) GetBudgets() *StreamBudgets {
 	return nil
 }
 
+func (x *HeartbeatResponse) GetFindsProducers() bool {
+	if x != nil {
+		return x.FindsProducers
+	}
+	return false
+}
+
 // All there are: the broker forgets others. At most 1,000.
 type StreamBudgets struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3446,7 +3696,7 @@ type StreamBudgets struct {
 
 func (x *StreamBudgets) Reset() {
 	*x = StreamBudgets{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3458,7 +3708,7 @@ func (x *StreamBudgets) String() string {
 func (*StreamBudgets) ProtoMessage() {}
 
 func (x *StreamBudgets) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3471,7 +3721,7 @@ func (x *StreamBudgets) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamBudgets.ProtoReflect.Descriptor instead.
 func (*StreamBudgets) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{48}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StreamBudgets) GetVersion() uint64 {
@@ -3503,7 +3753,7 @@ type StreamletLoad struct {
 
 func (x *StreamletLoad) Reset() {
 	*x = StreamletLoad{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3515,7 +3765,7 @@ func (x *StreamletLoad) String() string {
 func (*StreamletLoad) ProtoMessage() {}
 
 func (x *StreamletLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3528,7 +3778,7 @@ func (x *StreamletLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamletLoad.ProtoReflect.Descriptor instead.
 func (*StreamletLoad) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{49}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StreamletLoad) GetStreamId() uint64 {
@@ -3580,7 +3830,7 @@ type EmptyInterval struct {
 
 func (x *EmptyInterval) Reset() {
 	*x = EmptyInterval{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3592,7 +3842,7 @@ func (x *EmptyInterval) String() string {
 func (*EmptyInterval) ProtoMessage() {}
 
 func (x *EmptyInterval) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3605,7 +3855,7 @@ func (x *EmptyInterval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmptyInterval.ProtoReflect.Descriptor instead.
 func (*EmptyInterval) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{50}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *EmptyInterval) GetStreamId() uint64 {
@@ -3655,7 +3905,7 @@ type RecoveryProgress struct {
 
 func (x *RecoveryProgress) Reset() {
 	*x = RecoveryProgress{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3667,7 +3917,7 @@ func (x *RecoveryProgress) String() string {
 func (*RecoveryProgress) ProtoMessage() {}
 
 func (x *RecoveryProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3680,7 +3930,7 @@ func (x *RecoveryProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryProgress.ProtoReflect.Descriptor instead.
 func (*RecoveryProgress) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{51}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RecoveryProgress) GetSource() *RecoverySource {
@@ -3755,7 +4005,7 @@ type RegisterBackupRequest struct {
 
 func (x *RegisterBackupRequest) Reset() {
 	*x = RegisterBackupRequest{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3767,7 +4017,7 @@ func (x *RegisterBackupRequest) String() string {
 func (*RegisterBackupRequest) ProtoMessage() {}
 
 func (x *RegisterBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3780,7 +4030,7 @@ func (x *RegisterBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterBackupRequest.ProtoReflect.Descriptor instead.
 func (*RegisterBackupRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{52}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RegisterBackupRequest) GetBackup() *BackupInfo {
@@ -3823,7 +4073,7 @@ type RegisterBackupResponse struct {
 
 func (x *RegisterBackupResponse) Reset() {
 	*x = RegisterBackupResponse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3835,7 +4085,7 @@ func (x *RegisterBackupResponse) String() string {
 func (*RegisterBackupResponse) ProtoMessage() {}
 
 func (x *RegisterBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3848,7 +4098,7 @@ func (x *RegisterBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterBackupResponse.ProtoReflect.Descriptor instead.
 func (*RegisterBackupResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{53}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RegisterBackupResponse) GetClusterId() string {
@@ -3893,7 +4143,7 @@ type BackupHeartbeatRequest struct {
 
 func (x *BackupHeartbeatRequest) Reset() {
 	*x = BackupHeartbeatRequest{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3905,7 +4155,7 @@ func (x *BackupHeartbeatRequest) String() string {
 func (*BackupHeartbeatRequest) ProtoMessage() {}
 
 func (x *BackupHeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3918,7 +4168,7 @@ func (x *BackupHeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupHeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*BackupHeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{54}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *BackupHeartbeatRequest) GetBackupId() uint32 {
@@ -3964,7 +4214,7 @@ type BackupHeartbeatResponse struct {
 
 func (x *BackupHeartbeatResponse) Reset() {
 	*x = BackupHeartbeatResponse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4226,7 @@ func (x *BackupHeartbeatResponse) String() string {
 func (*BackupHeartbeatResponse) ProtoMessage() {}
 
 func (x *BackupHeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4239,7 @@ func (x *BackupHeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupHeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*BackupHeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{55}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{59}
 }
 
 type HandedOver_Place struct {
@@ -4004,7 +4254,7 @@ type HandedOver_Place struct {
 
 func (x *HandedOver_Place) Reset() {
 	*x = HandedOver_Place{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[56]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4266,7 @@ func (x *HandedOver_Place) String() string {
 func (*HandedOver_Place) ProtoMessage() {}
 
 func (x *HandedOver_Place) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[56]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4264,7 +4514,22 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x14InitProducerResponse\x12\x1f\n" +
 	"\vproducer_id\x18\x01 \x01(\x04R\n" +
 	"producerId\x12%\n" +
-	"\x0eproducer_epoch\x18\x02 \x01(\rR\rproducerEpoch\"\xb2\x02\n" +
+	"\x0eproducer_epoch\x18\x02 \x01(\rR\rproducerEpoch\"@\n" +
+	"\x14FindProducersRequest\x12(\n" +
+	"\x04uses\x18\x01 \x03(\v2\x14.kera.v1.ProducerUseR\x04uses\"i\n" +
+	"\vProducerUse\x12\x1f\n" +
+	"\vproducer_id\x18\x01 \x01(\x04R\n" +
+	"producerId\x12\x1b\n" +
+	"\tstream_id\x18\x02 \x01(\x04R\bstreamId\x12\x1c\n" +
+	"\tprincipal\x18\x03 \x01(\tR\tprincipal\"G\n" +
+	"\x15FindProducersResponse\x12.\n" +
+	"\x06owners\x18\x01 \x03(\v2\x16.kera.v1.ProducerOwnerR\x06owners\"\x8f\x01\n" +
+	"\rProducerOwner\x12\x1c\n" +
+	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\aanybody\x18\x03 \x01(\bR\aanybody\x12\x19\n" +
+	"\bfirst_id\x18\x04 \x01(\x04R\afirstId\x12\x17\n" +
+	"\alast_id\x18\x05 \x01(\x04R\x06lastId\"\xb2\x02\n" +
 	"\x15RegisterBrokerRequest\x12+\n" +
 	"\x06broker\x18\x01 \x01(\v2\x13.kera.v1.BrokerInfoR\x06broker\x12\x1b\n" +
 	"\tlaunch_id\x18\x02 \x01(\tR\blaunchId\x12\x1f\n" +
@@ -4278,7 +4543,7 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"HeldStream\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12/\n" +
 	"\x13assignments_version\x18\x02 \x01(\x04R\x12assignmentsVersion\x12%\n" +
-	"\x0econfig_version\x18\x03 \x01(\rR\rconfigVersion\"\x87\x04\n" +
+	"\x0econfig_version\x18\x03 \x01(\rR\rconfigVersion\"\xb0\x04\n" +
 	"\x16RegisterBrokerResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1b\n" +
@@ -4293,7 +4558,8 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x06fences\x18\n" +
 	" \x01(\v2\x17.kera.v1.ProducerFencesR\x06fences\x120\n" +
 	"\x14elsewhere_stream_ids\x18\v \x03(\x04R\x12elsewhereStreamIds\x12\x1b\n" +
-	"\thas_holes\x18\f \x01(\bR\bhasHoles\"p\n" +
+	"\thas_holes\x18\f \x01(\bR\bhasHoles\x12'\n" +
+	"\x0ffinds_producers\x18\r \x01(\bR\x0efindsProducers\"p\n" +
 	"\x0eProducerFences\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12!\n" +
 	"\fproducer_ids\x18\x02 \x03(\x04R\vproducerIds\x12!\n" +
@@ -4330,7 +4596,7 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12!\n" +
 	"\fstored_bytes\x18\x02 \x01(\x04R\vstoredBytes\x12\x1f\n" +
 	"\vquota_bytes\x18\x03 \x01(\x04R\n" +
-	"quotaBytes\"\xef\x03\n" +
+	"quotaBytes\"\x98\x04\n" +
 	"\x11HeartbeatResponse\x12-\n" +
 	"\abackups\x18\x01 \x03(\v2\x13.kera.v1.BackupInfoR\abackups\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12+\n" +
@@ -4342,7 +4608,8 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x1afull_principals_incomplete\x18\b \x01(\bR\x18fullPrincipalsIncomplete\x12\x15\n" +
 	"\x06now_us\x18\t \x01(\x03R\x05nowUs\x120\n" +
 	"\abudgets\x18\n" +
-	" \x01(\v2\x16.kera.v1.StreamBudgetsR\abudgets\"Z\n" +
+	" \x01(\v2\x16.kera.v1.StreamBudgetsR\abudgets\x12'\n" +
+	"\x0ffinds_producers\x18\v \x01(\bR\x0efindsProducers\"Z\n" +
 	"\rStreamBudgets\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12/\n" +
 	"\abudgets\x18\x02 \x03(\v2\x15.kera.v1.StreamBudgetR\abudgets\"\xbc\x01\n" +
@@ -4393,7 +4660,7 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x19RECOVERY_PHASE_RECOVERING\x10\x03\x12\x1c\n" +
 	"\x18RECOVERY_PHASE_RESTORING\x10\x04\x12\x17\n" +
 	"\x13RECOVERY_PHASE_DONE\x10\x05\x12\x1c\n" +
-	"\x18RECOVERY_PHASE_CANCELLED\x10\x062\xde\f\n" +
+	"\x18RECOVERY_PHASE_CANCELLED\x10\x062\xae\r\n" +
 	"\vCoordinator\x12K\n" +
 	"\fCreateStream\x12\x1c.kera.v1.CreateStreamRequest\x1a\x1d.kera.v1.CreateStreamResponse\x12H\n" +
 	"\vGetStreamId\x12\x1b.kera.v1.GetStreamIdRequest\x1a\x1c.kera.v1.GetStreamIdResponse\x12Q\n" +
@@ -4402,7 +4669,8 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\vAlterStream\x12\x1b.kera.v1.AlterStreamRequest\x1a\x1c.kera.v1.AlterStreamResponse\x12K\n" +
 	"\fDeleteStream\x12\x1c.kera.v1.DeleteStreamRequest\x1a\x1d.kera.v1.DeleteStreamResponse\x12T\n" +
 	"\x0fDescribeCluster\x12\x1f.kera.v1.DescribeClusterRequest\x1a .kera.v1.DescribeClusterResponse\x12K\n" +
-	"\fInitProducer\x12\x1c.kera.v1.InitProducerRequest\x1a\x1d.kera.v1.InitProducerResponse\x12Q\n" +
+	"\fInitProducer\x12\x1c.kera.v1.InitProducerRequest\x1a\x1d.kera.v1.InitProducerResponse\x12N\n" +
+	"\rFindProducers\x12\x1d.kera.v1.FindProducersRequest\x1a\x1e.kera.v1.FindProducersResponse\x12Q\n" +
 	"\x0eRegisterBroker\x12\x1e.kera.v1.RegisterBrokerRequest\x1a\x1f.kera.v1.RegisterBrokerResponse\x12B\n" +
 	"\tHeartbeat\x12\x19.kera.v1.HeartbeatRequest\x1a\x1a.kera.v1.HeartbeatResponse\x12Q\n" +
 	"\x0eRegisterBackup\x12\x1e.kera.v1.RegisterBackupRequest\x1a\x1f.kera.v1.RegisterBackupResponse\x12T\n" +
@@ -4430,7 +4698,7 @@ func file_kera_v1_coordinator_proto_rawDescGZIP() []byte {
 }
 
 var file_kera_v1_coordinator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kera_v1_coordinator_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_kera_v1_coordinator_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_kera_v1_coordinator_proto_goTypes = []any{
 	(RecoveryPhase)(0),              // 0: kera.v1.RecoveryPhase
 	(*PrepareRestartRequest)(nil),   // 1: kera.v1.PrepareRestartRequest
@@ -4473,130 +4741,138 @@ var file_kera_v1_coordinator_proto_goTypes = []any{
 	(*ReadMetadataResponse)(nil),    // 38: kera.v1.ReadMetadataResponse
 	(*InitProducerRequest)(nil),     // 39: kera.v1.InitProducerRequest
 	(*InitProducerResponse)(nil),    // 40: kera.v1.InitProducerResponse
-	(*RegisterBrokerRequest)(nil),   // 41: kera.v1.RegisterBrokerRequest
-	(*HeldStream)(nil),              // 42: kera.v1.HeldStream
-	(*RegisterBrokerResponse)(nil),  // 43: kera.v1.RegisterBrokerResponse
-	(*ProducerFences)(nil),          // 44: kera.v1.ProducerFences
-	(*HeartbeatRequest)(nil),        // 45: kera.v1.HeartbeatRequest
-	(*StoredBytes)(nil),             // 46: kera.v1.StoredBytes
-	(*FullPrincipal)(nil),           // 47: kera.v1.FullPrincipal
-	(*HeartbeatResponse)(nil),       // 48: kera.v1.HeartbeatResponse
-	(*StreamBudgets)(nil),           // 49: kera.v1.StreamBudgets
-	(*StreamletLoad)(nil),           // 50: kera.v1.StreamletLoad
-	(*EmptyInterval)(nil),           // 51: kera.v1.EmptyInterval
-	(*RecoveryProgress)(nil),        // 52: kera.v1.RecoveryProgress
-	(*RegisterBackupRequest)(nil),   // 53: kera.v1.RegisterBackupRequest
-	(*RegisterBackupResponse)(nil),  // 54: kera.v1.RegisterBackupResponse
-	(*BackupHeartbeatRequest)(nil),  // 55: kera.v1.BackupHeartbeatRequest
-	(*BackupHeartbeatResponse)(nil), // 56: kera.v1.BackupHeartbeatResponse
-	(*HandedOver_Place)(nil),        // 57: kera.v1.HandedOver.Place
-	(*StreamInfo)(nil),              // 58: kera.v1.StreamInfo
-	(*Error)(nil),                   // 59: kera.v1.Error
-	(*StreamConfig)(nil),            // 60: kera.v1.StreamConfig
-	(*StreamSchema)(nil),            // 61: kera.v1.StreamSchema
-	(*BrokerInfo)(nil),              // 62: kera.v1.BrokerInfo
-	(Durability)(0),                 // 63: kera.v1.Durability
-	(Punctuation)(0),                // 64: kera.v1.Punctuation
-	(*BackupInfo)(nil),              // 65: kera.v1.BackupInfo
-	(*EntryStart)(nil),              // 66: kera.v1.EntryStart
-	(*HopFigures)(nil),              // 67: kera.v1.HopFigures
-	(*StreamletRef)(nil),            // 68: kera.v1.StreamletRef
-	(*StreamBudget)(nil),            // 69: kera.v1.StreamBudget
-	(*RecoverySource)(nil),          // 70: kera.v1.RecoverySource
+	(*FindProducersRequest)(nil),    // 41: kera.v1.FindProducersRequest
+	(*ProducerUse)(nil),             // 42: kera.v1.ProducerUse
+	(*FindProducersResponse)(nil),   // 43: kera.v1.FindProducersResponse
+	(*ProducerOwner)(nil),           // 44: kera.v1.ProducerOwner
+	(*RegisterBrokerRequest)(nil),   // 45: kera.v1.RegisterBrokerRequest
+	(*HeldStream)(nil),              // 46: kera.v1.HeldStream
+	(*RegisterBrokerResponse)(nil),  // 47: kera.v1.RegisterBrokerResponse
+	(*ProducerFences)(nil),          // 48: kera.v1.ProducerFences
+	(*HeartbeatRequest)(nil),        // 49: kera.v1.HeartbeatRequest
+	(*StoredBytes)(nil),             // 50: kera.v1.StoredBytes
+	(*FullPrincipal)(nil),           // 51: kera.v1.FullPrincipal
+	(*HeartbeatResponse)(nil),       // 52: kera.v1.HeartbeatResponse
+	(*StreamBudgets)(nil),           // 53: kera.v1.StreamBudgets
+	(*StreamletLoad)(nil),           // 54: kera.v1.StreamletLoad
+	(*EmptyInterval)(nil),           // 55: kera.v1.EmptyInterval
+	(*RecoveryProgress)(nil),        // 56: kera.v1.RecoveryProgress
+	(*RegisterBackupRequest)(nil),   // 57: kera.v1.RegisterBackupRequest
+	(*RegisterBackupResponse)(nil),  // 58: kera.v1.RegisterBackupResponse
+	(*BackupHeartbeatRequest)(nil),  // 59: kera.v1.BackupHeartbeatRequest
+	(*BackupHeartbeatResponse)(nil), // 60: kera.v1.BackupHeartbeatResponse
+	(*HandedOver_Place)(nil),        // 61: kera.v1.HandedOver.Place
+	(*StreamInfo)(nil),              // 62: kera.v1.StreamInfo
+	(*Error)(nil),                   // 63: kera.v1.Error
+	(*StreamConfig)(nil),            // 64: kera.v1.StreamConfig
+	(*StreamSchema)(nil),            // 65: kera.v1.StreamSchema
+	(*BrokerInfo)(nil),              // 66: kera.v1.BrokerInfo
+	(Durability)(0),                 // 67: kera.v1.Durability
+	(Punctuation)(0),                // 68: kera.v1.Punctuation
+	(*BackupInfo)(nil),              // 69: kera.v1.BackupInfo
+	(*EntryStart)(nil),              // 70: kera.v1.EntryStart
+	(*HopFigures)(nil),              // 71: kera.v1.HopFigures
+	(*StreamletRef)(nil),            // 72: kera.v1.StreamletRef
+	(*StreamBudget)(nil),            // 73: kera.v1.StreamBudget
+	(*RecoverySource)(nil),          // 74: kera.v1.RecoverySource
 }
 var file_kera_v1_coordinator_proto_depIdxs = []int32{
-	57, // 0: kera.v1.HandedOver.places:type_name -> kera.v1.HandedOver.Place
-	58, // 1: kera.v1.MoveStreamletResponse.stream:type_name -> kera.v1.StreamInfo
+	61, // 0: kera.v1.HandedOver.places:type_name -> kera.v1.HandedOver.Place
+	62, // 1: kera.v1.MoveStreamletResponse.stream:type_name -> kera.v1.StreamInfo
 	12, // 2: kera.v1.RebalanceResponse.moves:type_name -> kera.v1.Move
 	13, // 3: kera.v1.RebalanceResponse.loads:type_name -> kera.v1.BrokerLoad
-	59, // 4: kera.v1.Move.error:type_name -> kera.v1.Error
+	63, // 4: kera.v1.Move.error:type_name -> kera.v1.Error
 	18, // 5: kera.v1.ListRecoveriesResponse.recoveries:type_name -> kera.v1.RecoveryInfo
 	0,  // 6: kera.v1.RecoveryInfo.phase:type_name -> kera.v1.RecoveryPhase
-	60, // 7: kera.v1.CreateStreamRequest.config:type_name -> kera.v1.StreamConfig
-	61, // 8: kera.v1.CreateStreamRequest.schema:type_name -> kera.v1.StreamSchema
-	58, // 9: kera.v1.CreateStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	58, // 10: kera.v1.DescribeStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	62, // 11: kera.v1.DescribeStreamResponse.brokers:type_name -> kera.v1.BrokerInfo
-	58, // 12: kera.v1.ListStreamsResponse.streams:type_name -> kera.v1.StreamInfo
-	63, // 13: kera.v1.AlterStreamRequest.durability:type_name -> kera.v1.Durability
+	64, // 7: kera.v1.CreateStreamRequest.config:type_name -> kera.v1.StreamConfig
+	65, // 8: kera.v1.CreateStreamRequest.schema:type_name -> kera.v1.StreamSchema
+	62, // 9: kera.v1.CreateStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	62, // 10: kera.v1.DescribeStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	66, // 11: kera.v1.DescribeStreamResponse.brokers:type_name -> kera.v1.BrokerInfo
+	62, // 12: kera.v1.ListStreamsResponse.streams:type_name -> kera.v1.StreamInfo
+	67, // 13: kera.v1.AlterStreamRequest.durability:type_name -> kera.v1.Durability
 	28, // 14: kera.v1.AlterStreamRequest.retention_consumer_groups:type_name -> kera.v1.ConsumerGroupNames
-	64, // 15: kera.v1.AlterStreamRequest.punctuation:type_name -> kera.v1.Punctuation
-	58, // 16: kera.v1.AlterStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	62, // 17: kera.v1.DescribeClusterResponse.brokers:type_name -> kera.v1.BrokerInfo
-	65, // 18: kera.v1.DescribeClusterResponse.backups:type_name -> kera.v1.BackupInfo
+	68, // 15: kera.v1.AlterStreamRequest.punctuation:type_name -> kera.v1.Punctuation
+	62, // 16: kera.v1.AlterStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	66, // 17: kera.v1.DescribeClusterResponse.brokers:type_name -> kera.v1.BrokerInfo
+	69, // 18: kera.v1.DescribeClusterResponse.backups:type_name -> kera.v1.BackupInfo
 	34, // 19: kera.v1.DescribeClusterResponse.unknown_streams:type_name -> kera.v1.UnknownStream
-	58, // 20: kera.v1.UnknownStream.stream:type_name -> kera.v1.StreamInfo
-	58, // 21: kera.v1.AdoptStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	62, // 22: kera.v1.RegisterBrokerRequest.broker:type_name -> kera.v1.BrokerInfo
-	42, // 23: kera.v1.RegisterBrokerRequest.held_streams:type_name -> kera.v1.HeldStream
-	58, // 24: kera.v1.RegisterBrokerResponse.streams:type_name -> kera.v1.StreamInfo
-	65, // 25: kera.v1.RegisterBrokerResponse.backups:type_name -> kera.v1.BackupInfo
-	44, // 26: kera.v1.RegisterBrokerResponse.fences:type_name -> kera.v1.ProducerFences
-	50, // 27: kera.v1.HeartbeatRequest.loads:type_name -> kera.v1.StreamletLoad
-	66, // 28: kera.v1.HeartbeatRequest.starts:type_name -> kera.v1.EntryStart
-	52, // 29: kera.v1.HeartbeatRequest.recoveries:type_name -> kera.v1.RecoveryProgress
-	51, // 30: kera.v1.HeartbeatRequest.empty_intervals:type_name -> kera.v1.EmptyInterval
-	34, // 31: kera.v1.HeartbeatRequest.unknown_streams:type_name -> kera.v1.UnknownStream
-	42, // 32: kera.v1.HeartbeatRequest.held_streams:type_name -> kera.v1.HeldStream
-	46, // 33: kera.v1.HeartbeatRequest.stored:type_name -> kera.v1.StoredBytes
-	67, // 34: kera.v1.HeartbeatRequest.latency:type_name -> kera.v1.HopFigures
-	65, // 35: kera.v1.HeartbeatResponse.backups:type_name -> kera.v1.BackupInfo
-	44, // 36: kera.v1.HeartbeatResponse.fences:type_name -> kera.v1.ProducerFences
-	68, // 37: kera.v1.HeartbeatResponse.starts_refused:type_name -> kera.v1.StreamletRef
-	47, // 38: kera.v1.HeartbeatResponse.full_principals:type_name -> kera.v1.FullPrincipal
-	49, // 39: kera.v1.HeartbeatResponse.budgets:type_name -> kera.v1.StreamBudgets
-	69, // 40: kera.v1.StreamBudgets.budgets:type_name -> kera.v1.StreamBudget
-	70, // 41: kera.v1.RecoveryProgress.source:type_name -> kera.v1.RecoverySource
-	68, // 42: kera.v1.RecoveryProgress.readable:type_name -> kera.v1.StreamletRef
-	68, // 43: kera.v1.RecoveryProgress.restored:type_name -> kera.v1.StreamletRef
-	65, // 44: kera.v1.RegisterBackupRequest.backup:type_name -> kera.v1.BackupInfo
-	19, // 45: kera.v1.Coordinator.CreateStream:input_type -> kera.v1.CreateStreamRequest
-	21, // 46: kera.v1.Coordinator.GetStreamId:input_type -> kera.v1.GetStreamIdRequest
-	23, // 47: kera.v1.Coordinator.DescribeStream:input_type -> kera.v1.DescribeStreamRequest
-	25, // 48: kera.v1.Coordinator.ListStreams:input_type -> kera.v1.ListStreamsRequest
-	27, // 49: kera.v1.Coordinator.AlterStream:input_type -> kera.v1.AlterStreamRequest
-	30, // 50: kera.v1.Coordinator.DeleteStream:input_type -> kera.v1.DeleteStreamRequest
-	32, // 51: kera.v1.Coordinator.DescribeCluster:input_type -> kera.v1.DescribeClusterRequest
-	39, // 52: kera.v1.Coordinator.InitProducer:input_type -> kera.v1.InitProducerRequest
-	41, // 53: kera.v1.Coordinator.RegisterBroker:input_type -> kera.v1.RegisterBrokerRequest
-	45, // 54: kera.v1.Coordinator.Heartbeat:input_type -> kera.v1.HeartbeatRequest
-	53, // 55: kera.v1.Coordinator.RegisterBackup:input_type -> kera.v1.RegisterBackupRequest
-	55, // 56: kera.v1.Coordinator.BackupHeartbeat:input_type -> kera.v1.BackupHeartbeatRequest
-	6,  // 57: kera.v1.Coordinator.ReportBroker:input_type -> kera.v1.ReportBrokerRequest
-	8,  // 58: kera.v1.Coordinator.MoveStreamlet:input_type -> kera.v1.MoveStreamletRequest
-	10, // 59: kera.v1.Coordinator.Rebalance:input_type -> kera.v1.RebalanceRequest
-	14, // 60: kera.v1.Coordinator.Drain:input_type -> kera.v1.DrainRequest
-	16, // 61: kera.v1.Coordinator.ListRecoveries:input_type -> kera.v1.ListRecoveriesRequest
-	1,  // 62: kera.v1.Coordinator.PrepareRestart:input_type -> kera.v1.PrepareRestartRequest
-	4,  // 63: kera.v1.Coordinator.ForgetMember:input_type -> kera.v1.ForgetMemberRequest
-	35, // 64: kera.v1.Coordinator.AdoptStream:input_type -> kera.v1.AdoptStreamRequest
-	37, // 65: kera.v1.Coordinator.ReadMetadata:input_type -> kera.v1.ReadMetadataRequest
-	20, // 66: kera.v1.Coordinator.CreateStream:output_type -> kera.v1.CreateStreamResponse
-	22, // 67: kera.v1.Coordinator.GetStreamId:output_type -> kera.v1.GetStreamIdResponse
-	24, // 68: kera.v1.Coordinator.DescribeStream:output_type -> kera.v1.DescribeStreamResponse
-	26, // 69: kera.v1.Coordinator.ListStreams:output_type -> kera.v1.ListStreamsResponse
-	29, // 70: kera.v1.Coordinator.AlterStream:output_type -> kera.v1.AlterStreamResponse
-	31, // 71: kera.v1.Coordinator.DeleteStream:output_type -> kera.v1.DeleteStreamResponse
-	33, // 72: kera.v1.Coordinator.DescribeCluster:output_type -> kera.v1.DescribeClusterResponse
-	40, // 73: kera.v1.Coordinator.InitProducer:output_type -> kera.v1.InitProducerResponse
-	43, // 74: kera.v1.Coordinator.RegisterBroker:output_type -> kera.v1.RegisterBrokerResponse
-	48, // 75: kera.v1.Coordinator.Heartbeat:output_type -> kera.v1.HeartbeatResponse
-	54, // 76: kera.v1.Coordinator.RegisterBackup:output_type -> kera.v1.RegisterBackupResponse
-	56, // 77: kera.v1.Coordinator.BackupHeartbeat:output_type -> kera.v1.BackupHeartbeatResponse
-	7,  // 78: kera.v1.Coordinator.ReportBroker:output_type -> kera.v1.ReportBrokerResponse
-	9,  // 79: kera.v1.Coordinator.MoveStreamlet:output_type -> kera.v1.MoveStreamletResponse
-	11, // 80: kera.v1.Coordinator.Rebalance:output_type -> kera.v1.RebalanceResponse
-	15, // 81: kera.v1.Coordinator.Drain:output_type -> kera.v1.DrainResponse
-	17, // 82: kera.v1.Coordinator.ListRecoveries:output_type -> kera.v1.ListRecoveriesResponse
-	2,  // 83: kera.v1.Coordinator.PrepareRestart:output_type -> kera.v1.PrepareRestartResponse
-	5,  // 84: kera.v1.Coordinator.ForgetMember:output_type -> kera.v1.ForgetMemberResponse
-	36, // 85: kera.v1.Coordinator.AdoptStream:output_type -> kera.v1.AdoptStreamResponse
-	38, // 86: kera.v1.Coordinator.ReadMetadata:output_type -> kera.v1.ReadMetadataResponse
-	66, // [66:87] is the sub-list for method output_type
-	45, // [45:66] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	62, // 20: kera.v1.UnknownStream.stream:type_name -> kera.v1.StreamInfo
+	62, // 21: kera.v1.AdoptStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	42, // 22: kera.v1.FindProducersRequest.uses:type_name -> kera.v1.ProducerUse
+	44, // 23: kera.v1.FindProducersResponse.owners:type_name -> kera.v1.ProducerOwner
+	66, // 24: kera.v1.RegisterBrokerRequest.broker:type_name -> kera.v1.BrokerInfo
+	46, // 25: kera.v1.RegisterBrokerRequest.held_streams:type_name -> kera.v1.HeldStream
+	62, // 26: kera.v1.RegisterBrokerResponse.streams:type_name -> kera.v1.StreamInfo
+	69, // 27: kera.v1.RegisterBrokerResponse.backups:type_name -> kera.v1.BackupInfo
+	48, // 28: kera.v1.RegisterBrokerResponse.fences:type_name -> kera.v1.ProducerFences
+	54, // 29: kera.v1.HeartbeatRequest.loads:type_name -> kera.v1.StreamletLoad
+	70, // 30: kera.v1.HeartbeatRequest.starts:type_name -> kera.v1.EntryStart
+	56, // 31: kera.v1.HeartbeatRequest.recoveries:type_name -> kera.v1.RecoveryProgress
+	55, // 32: kera.v1.HeartbeatRequest.empty_intervals:type_name -> kera.v1.EmptyInterval
+	34, // 33: kera.v1.HeartbeatRequest.unknown_streams:type_name -> kera.v1.UnknownStream
+	46, // 34: kera.v1.HeartbeatRequest.held_streams:type_name -> kera.v1.HeldStream
+	50, // 35: kera.v1.HeartbeatRequest.stored:type_name -> kera.v1.StoredBytes
+	71, // 36: kera.v1.HeartbeatRequest.latency:type_name -> kera.v1.HopFigures
+	69, // 37: kera.v1.HeartbeatResponse.backups:type_name -> kera.v1.BackupInfo
+	48, // 38: kera.v1.HeartbeatResponse.fences:type_name -> kera.v1.ProducerFences
+	72, // 39: kera.v1.HeartbeatResponse.starts_refused:type_name -> kera.v1.StreamletRef
+	51, // 40: kera.v1.HeartbeatResponse.full_principals:type_name -> kera.v1.FullPrincipal
+	53, // 41: kera.v1.HeartbeatResponse.budgets:type_name -> kera.v1.StreamBudgets
+	73, // 42: kera.v1.StreamBudgets.budgets:type_name -> kera.v1.StreamBudget
+	74, // 43: kera.v1.RecoveryProgress.source:type_name -> kera.v1.RecoverySource
+	72, // 44: kera.v1.RecoveryProgress.readable:type_name -> kera.v1.StreamletRef
+	72, // 45: kera.v1.RecoveryProgress.restored:type_name -> kera.v1.StreamletRef
+	69, // 46: kera.v1.RegisterBackupRequest.backup:type_name -> kera.v1.BackupInfo
+	19, // 47: kera.v1.Coordinator.CreateStream:input_type -> kera.v1.CreateStreamRequest
+	21, // 48: kera.v1.Coordinator.GetStreamId:input_type -> kera.v1.GetStreamIdRequest
+	23, // 49: kera.v1.Coordinator.DescribeStream:input_type -> kera.v1.DescribeStreamRequest
+	25, // 50: kera.v1.Coordinator.ListStreams:input_type -> kera.v1.ListStreamsRequest
+	27, // 51: kera.v1.Coordinator.AlterStream:input_type -> kera.v1.AlterStreamRequest
+	30, // 52: kera.v1.Coordinator.DeleteStream:input_type -> kera.v1.DeleteStreamRequest
+	32, // 53: kera.v1.Coordinator.DescribeCluster:input_type -> kera.v1.DescribeClusterRequest
+	39, // 54: kera.v1.Coordinator.InitProducer:input_type -> kera.v1.InitProducerRequest
+	41, // 55: kera.v1.Coordinator.FindProducers:input_type -> kera.v1.FindProducersRequest
+	45, // 56: kera.v1.Coordinator.RegisterBroker:input_type -> kera.v1.RegisterBrokerRequest
+	49, // 57: kera.v1.Coordinator.Heartbeat:input_type -> kera.v1.HeartbeatRequest
+	57, // 58: kera.v1.Coordinator.RegisterBackup:input_type -> kera.v1.RegisterBackupRequest
+	59, // 59: kera.v1.Coordinator.BackupHeartbeat:input_type -> kera.v1.BackupHeartbeatRequest
+	6,  // 60: kera.v1.Coordinator.ReportBroker:input_type -> kera.v1.ReportBrokerRequest
+	8,  // 61: kera.v1.Coordinator.MoveStreamlet:input_type -> kera.v1.MoveStreamletRequest
+	10, // 62: kera.v1.Coordinator.Rebalance:input_type -> kera.v1.RebalanceRequest
+	14, // 63: kera.v1.Coordinator.Drain:input_type -> kera.v1.DrainRequest
+	16, // 64: kera.v1.Coordinator.ListRecoveries:input_type -> kera.v1.ListRecoveriesRequest
+	1,  // 65: kera.v1.Coordinator.PrepareRestart:input_type -> kera.v1.PrepareRestartRequest
+	4,  // 66: kera.v1.Coordinator.ForgetMember:input_type -> kera.v1.ForgetMemberRequest
+	35, // 67: kera.v1.Coordinator.AdoptStream:input_type -> kera.v1.AdoptStreamRequest
+	37, // 68: kera.v1.Coordinator.ReadMetadata:input_type -> kera.v1.ReadMetadataRequest
+	20, // 69: kera.v1.Coordinator.CreateStream:output_type -> kera.v1.CreateStreamResponse
+	22, // 70: kera.v1.Coordinator.GetStreamId:output_type -> kera.v1.GetStreamIdResponse
+	24, // 71: kera.v1.Coordinator.DescribeStream:output_type -> kera.v1.DescribeStreamResponse
+	26, // 72: kera.v1.Coordinator.ListStreams:output_type -> kera.v1.ListStreamsResponse
+	29, // 73: kera.v1.Coordinator.AlterStream:output_type -> kera.v1.AlterStreamResponse
+	31, // 74: kera.v1.Coordinator.DeleteStream:output_type -> kera.v1.DeleteStreamResponse
+	33, // 75: kera.v1.Coordinator.DescribeCluster:output_type -> kera.v1.DescribeClusterResponse
+	40, // 76: kera.v1.Coordinator.InitProducer:output_type -> kera.v1.InitProducerResponse
+	43, // 77: kera.v1.Coordinator.FindProducers:output_type -> kera.v1.FindProducersResponse
+	47, // 78: kera.v1.Coordinator.RegisterBroker:output_type -> kera.v1.RegisterBrokerResponse
+	52, // 79: kera.v1.Coordinator.Heartbeat:output_type -> kera.v1.HeartbeatResponse
+	58, // 80: kera.v1.Coordinator.RegisterBackup:output_type -> kera.v1.RegisterBackupResponse
+	60, // 81: kera.v1.Coordinator.BackupHeartbeat:output_type -> kera.v1.BackupHeartbeatResponse
+	7,  // 82: kera.v1.Coordinator.ReportBroker:output_type -> kera.v1.ReportBrokerResponse
+	9,  // 83: kera.v1.Coordinator.MoveStreamlet:output_type -> kera.v1.MoveStreamletResponse
+	11, // 84: kera.v1.Coordinator.Rebalance:output_type -> kera.v1.RebalanceResponse
+	15, // 85: kera.v1.Coordinator.Drain:output_type -> kera.v1.DrainResponse
+	17, // 86: kera.v1.Coordinator.ListRecoveries:output_type -> kera.v1.ListRecoveriesResponse
+	2,  // 87: kera.v1.Coordinator.PrepareRestart:output_type -> kera.v1.PrepareRestartResponse
+	5,  // 88: kera.v1.Coordinator.ForgetMember:output_type -> kera.v1.ForgetMemberResponse
+	36, // 89: kera.v1.Coordinator.AdoptStream:output_type -> kera.v1.AdoptStreamResponse
+	38, // 90: kera.v1.Coordinator.ReadMetadata:output_type -> kera.v1.ReadMetadataResponse
+	69, // [69:91] is the sub-list for method output_type
+	47, // [47:69] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_coordinator_proto_init() }
@@ -4611,14 +4887,14 @@ func file_kera_v1_coordinator_proto_init() {
 		(*DescribeStreamRequest_StreamId)(nil),
 	}
 	file_kera_v1_coordinator_proto_msgTypes[26].OneofWrappers = []any{}
-	file_kera_v1_coordinator_proto_msgTypes[44].OneofWrappers = []any{}
+	file_kera_v1_coordinator_proto_msgTypes[48].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kera_v1_coordinator_proto_rawDesc), len(file_kera_v1_coordinator_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   57,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

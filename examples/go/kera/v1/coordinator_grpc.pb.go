@@ -29,6 +29,7 @@ const (
 	Coordinator_DeleteStream_FullMethodName    = "/kera.v1.Coordinator/DeleteStream"
 	Coordinator_DescribeCluster_FullMethodName = "/kera.v1.Coordinator/DescribeCluster"
 	Coordinator_InitProducer_FullMethodName    = "/kera.v1.Coordinator/InitProducer"
+	Coordinator_FindProducers_FullMethodName   = "/kera.v1.Coordinator/FindProducers"
 	Coordinator_RegisterBroker_FullMethodName  = "/kera.v1.Coordinator/RegisterBroker"
 	Coordinator_Heartbeat_FullMethodName       = "/kera.v1.Coordinator/Heartbeat"
 	Coordinator_RegisterBackup_FullMethodName  = "/kera.v1.Coordinator/RegisterBackup"
@@ -57,6 +58,8 @@ type CoordinatorClient interface {
 	DescribeCluster(ctx context.Context, in *DescribeClusterRequest, opts ...grpc.CallOption) (*DescribeClusterResponse, error)
 	// A producer's identity: chunks carry it, brokers deduplicate by it.
 	InitProducer(ctx context.Context, in *InitProducerRequest, opts ...grpc.CallOption) (*InitProducerResponse, error)
+	// Broker to coordinator, where security is on: who may write under the ids of producers.
+	FindProducers(ctx context.Context, in *FindProducersRequest, opts ...grpc.CallOption) (*FindProducersResponse, error)
 	// Broker to coordinator, at each launch and then every heartbeat interval.
 	RegisterBroker(ctx context.Context, in *RegisterBrokerRequest, opts ...grpc.CallOption) (*RegisterBrokerResponse, error)
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error)
@@ -165,6 +168,16 @@ func (c *coordinatorClient) InitProducer(ctx context.Context, in *InitProducerRe
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InitProducerResponse)
 	err := c.cc.Invoke(ctx, Coordinator_InitProducer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *coordinatorClient) FindProducers(ctx context.Context, in *FindProducersRequest, opts ...grpc.CallOption) (*FindProducersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FindProducersResponse)
+	err := c.cc.Invoke(ctx, Coordinator_FindProducers_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -314,6 +327,8 @@ type CoordinatorServer interface {
 	DescribeCluster(context.Context, *DescribeClusterRequest) (*DescribeClusterResponse, error)
 	// A producer's identity: chunks carry it, brokers deduplicate by it.
 	InitProducer(context.Context, *InitProducerRequest) (*InitProducerResponse, error)
+	// Broker to coordinator, where security is on: who may write under the ids of producers.
+	FindProducers(context.Context, *FindProducersRequest) (*FindProducersResponse, error)
 	// Broker to coordinator, at each launch and then every heartbeat interval.
 	RegisterBroker(context.Context, *RegisterBrokerRequest) (*RegisterBrokerResponse, error)
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error)
@@ -371,6 +386,9 @@ func (UnimplementedCoordinatorServer) DescribeCluster(context.Context, *Describe
 }
 func (UnimplementedCoordinatorServer) InitProducer(context.Context, *InitProducerRequest) (*InitProducerResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method InitProducer not implemented")
+}
+func (UnimplementedCoordinatorServer) FindProducers(context.Context, *FindProducersRequest) (*FindProducersResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method FindProducers not implemented")
 }
 func (UnimplementedCoordinatorServer) RegisterBroker(context.Context, *RegisterBrokerRequest) (*RegisterBrokerResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method RegisterBroker not implemented")
@@ -572,6 +590,24 @@ func _Coordinator_InitProducer_Handler(srv interface{}, ctx context.Context, dec
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(CoordinatorServer).InitProducer(ctx, req.(*InitProducerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Coordinator_FindProducers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FindProducersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CoordinatorServer).FindProducers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Coordinator_FindProducers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CoordinatorServer).FindProducers(ctx, req.(*FindProducersRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -848,6 +884,10 @@ var Coordinator_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "InitProducer",
 			Handler:    _Coordinator_InitProducer_Handler,
+		},
+		{
+			MethodName: "FindProducers",
+			Handler:    _Coordinator_FindProducers_Handler,
 		},
 		{
 			MethodName: "RegisterBroker",

@@ -185,6 +185,7 @@ class TaskWriter:
                     producer_id=self._name.producer_id,
                     producer_epoch=self._name.producer_epoch,
                     chunk_bytes_max=2 * CHUNK_BYTES,
+                    compares=True,
                 )
             except UnknownStream as error:
                 raise no_such_stream(stream) from error

@@ -91,7 +91,7 @@ def test_an_index_that_is_gone_is_made_anew_from_the_files(launches: Launches) -
     assert launches.found.repaired
     assert read_all(log) == (list(range(5 * SEGMENT)), [Position(3, 1, SLOT_BYTES)]), "it knew of the clean end"
     assert lag_records(log.streamlet, log.entry, log.entry.start) == 50 * SEGMENT
-    assert log.append(sequence=0).duplicate
+    assert log.append(sequence=0, record_count=10).duplicate
     assert log.append().first_record == 50 * SEGMENT
     assert launches.engine.memory.ids.meta["next_physical_id"] > 5
 
