@@ -147,6 +147,19 @@ static bool find_stream(Append *call, Run *run, const uint8_t *header)
     return false;
 }
 
+// Whether it is known that chunks may be written to the stream under this producer's id.
+static bool may_use(const Append *call, const Run *run)
+{
+    if (call->producers == Py_None)
+        return true;
+    PyObject *of_stream = value_of(call->producers, run->stream_id);
+    PyObject *producer = of_stream == NULL ? NULL : PyLong_FromUnsignedLongLong(run->producer_id);
+    int found = producer == NULL ? 0 : PySet_Contains(of_stream, producer);
+    Py_XDECREF(producer);
+    Py_XDECREF(of_stream);
+    return found > 0;
+}
+
 // The streamlet, if it takes this chunk next of its producer, and the entry where that goes.
 static bool find_streamlet(Append *call, Run *run, const uint8_t *header)
 {
@@ -154,6 +167,8 @@ static bool find_streamlet(Append *call, Run *run, const uint8_t *header)
     run->producer_id = u64_at(header + PRODUCER_AT);
     run->epoch = u32_at(header + EPOCH_AT);
     run->sequence = u64_at(header + SEQUENCE_AT);
+    if (!may_use(call, run))
+        return false;
     run->streamlet = value_of(run->streamlets, run->streamlet_id);
     StreamletProgress *streamlet = as_streamlet(run->streamlet);
     bool fenced;
@@ -497,9 +512,13 @@ bool open_door(Append *call, PyObject *door)
         PyErr_Format(PyExc_TypeError, "the door is a tuple, not %R", door);
         return false;
     }
-    if (!PyArg_ParseTuple(door, "O!OOO!np", &PyDict_Type, &call->streams, &call->gate, &call->replicate, &PyType_Type,
-                          &call->record_type, &run_bytes_max, &check_payloads))
+    if (!PyArg_ParseTuple(door, "O!OOO!npO", &PyDict_Type, &call->streams, &call->gate, &call->replicate, &PyType_Type,
+                          &call->record_type, &run_bytes_max, &check_payloads, &call->producers))
         return false;
+    if (call->producers != Py_None && !PyDict_Check(call->producers)) {
+        PyErr_Format(PyExc_TypeError, "the producers are in a dict, not in %R", call->producers);
+        return false;
+    }
     if (run_bytes_max < 0) {
         PyErr_Format(PyExc_ValueError, "a number of bytes is negative");
         return false;
@@ -525,7 +544,8 @@ const char append_chunks_doc[] = PyDoc_STR(
     "producer, to an open segment with room. Returns where that is, the statuses of those before it as they are in a\n"
     "response, and how many they are, with how many records and bytes.\n"
     "\n"
-    "`door`: (streams by id, gate, replicate, type of a producer's record, run_bytes_max, check_payloads).\n"
+    "`door`: (streams by id, gate, replicate, type of a producer's record, run_bytes_max, check_payloads,\n"
+    "ids of producers that may be used, sets by stream, or None: all of them).\n"
     "gate(context, stream, streamlet_id, producer_id, level): (the log of the chunks, its room in bytes), or None.\n"
     "replicate(context, stream, log, segment, start, end, first, count, level): chunks are there, of which the first\n"
     "has the index `first`.");

@@ -36,6 +36,7 @@ typedef struct {
     PyObject *streams, *gate, *replicate, *record_type;
     size_t run_bytes_max;
     bool check_payloads;
+    PyObject *producers;  // by stream, the ids that may be written under; None: all
     // Of the call: borrowed.
     PyObject *context;
     int64_t now_ms, now_us;

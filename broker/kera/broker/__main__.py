@@ -194,6 +194,7 @@ async def serve(
             lease=broker.lease,
             clock_offset=broker.clock_offset,
             fences=engine.streams.fences,
+            owners=broker.producer_owners,
             access_version=lambda: guard.version,
             chosen_id=settings.broker_id,
             runtime=runtime,
@@ -230,7 +231,8 @@ async def serve(
         await push.start(registration.broker_id, registration.broker_epoch)
         ready["broker_id"] = registration.broker_id
         tasks = await ties.enter_async_context(asyncio.TaskGroup())
-        for told in (registration.keep_alive, engine.replicator.until_fenced):
+        asking = partial(broker.producer_owners.ask_for_ever, registration.find_producers)
+        for told in (registration.keep_alive, engine.replicator.until_fenced, asking):
             ties.callback(tasks.create_task(_until_replaced(told, broker)).cancel)
         monitor.health.started()
         yield ready

@@ -14,6 +14,7 @@ from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.producer_fences import ProducerFences
+from kera.broker.ownership.producer_owners import ProducerOwners
 from kera.core import data_dir, registration
 from kera.core.data_dir import FORMAT
 from kera.core.errors import InvalidArgument, PathNotWritable, StaleEpoch, UnknownLaunch
@@ -55,6 +56,7 @@ class BrokerRegistration(registration.Registration):
         report: HeartbeatReport | None = None,
         lease: Lease | None = None,
         fences: ProducerFences | None = None,
+        owners: ProducerOwners | None = None,
         clock_offset: ClockOffset | None = None,
         access_version: Callable[[], int] = lambda: 0,
         chosen_id: int = 0,
@@ -64,8 +66,8 @@ class BrokerRegistration(registration.Registration):
         """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator.
 
         `leader` learns who that is, and may want a heartbeat at once; `report` is told with each heartbeat, `lease`
-        renewed by each answer, `fences` noted, and `clock_offset` measured. `access_version`: of the users and rules
-        that hold.
+        renewed by each answer, `fences` noted, and `clock_offset` measured; `owners` learn whether they can ask.
+        `access_version`: of the users and rules that hold.
         """
         self._leader = leader or CoordinatorEpoch()
         super().__init__(coordinator, directory, chosen_id, hurry=self._leader.wanted, timing=timing, runtime=runtime)
@@ -73,6 +75,7 @@ class BrokerRegistration(registration.Registration):
         self._report = report
         self._lease = lease or Lease()
         self._fences = fences or ProducerFences()
+        self._owners = owners or ProducerOwners()
         self._clock_offset = clock_offset or ClockOffset()
         self._clock = runtime.clock
         self._access_version = access_version
@@ -156,6 +159,12 @@ class BrokerRegistration(registration.Registration):
         """Send heartbeats for ever. Raises `StaleEpoch` when this launch is not the current one: it must end."""
         await self.beat(api.HEARTBEAT, self._heartbeat, self._answered)
 
+    async def find_producers(
+        self, request: coordinator_pb2.FindProducersRequest
+    ) -> coordinator_pb2.FindProducersResponse:
+        """Ask whose the ids of producers are, once. Raises what the coordinator answers."""
+        return await self._coordinators.ask(api.FIND_PRODUCERS, request, timeout_s=CALL_TIMEOUT_S)
+
     async def hand_over(self, wait_ms: int) -> coordinator_pb2.PrepareRestartResponse | None:
         """Have other brokers own what this one does, as far as that takes no longer; None: see `announce`."""
         return await self.announce(self._restart(wait_ms=wait_ms))
@@ -197,6 +206,7 @@ class BrokerRegistration(registration.Registration):
     def _apply(self, answer: coordinator_pb2.RegisterBrokerResponse | coordinator_pb2.HeartbeatResponse) -> None:
         if answer.HasField("fences"):
             self._fences.note(answer.fences)
+        self._owners.note_coordinator(finds_producers=answer.finds_producers)
         self._lease.renew(self.last_sent_s, answer.lease_ms)
         self._leader.observe(answer.coordinator_epoch)
         self._on_backups(list(answer.backups))

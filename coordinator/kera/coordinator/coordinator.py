@@ -134,7 +134,13 @@ class Coordinator:
         self.feature_levels = FeatureLevels(state, feature_level_of_coordinators)
         creators = Creators(state.catalog, self.stored, guard)
         self.streams = StreamOperations(
-            state, self._drops, self.balancing.spread, creators, self.schemas.columns, self.feature_levels
+            state,
+            self._drops,
+            self.balancing.spread,
+            creators,
+            self.schemas.columns,
+            self.feature_levels,
+            self.producers.owners,
         )
         advancing = (
             self.migration,

@@ -173,7 +173,7 @@ def test_a_call_that_is_none_is_refused(arguments: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("change", [{3: -1}, {4: -1}])
 def test_places_before_the_start_are_refused(change: dict[int, int]) -> None:
     assert native is not None
-    arguments: list[Any] = [({}, None, None, tuple, 0, True), None, b"x", 0, 1, 0, 0, 0]
+    arguments: list[Any] = [({}, None, None, tuple, 0, True, None), None, b"x", 0, 1, 0, 0, 0]
     for index, value in change.items():
         arguments[index] = value
     with pytest.raises(ValueError, match="negative"):
@@ -182,7 +182,7 @@ def test_places_before_the_start_are_refused(change: dict[int, int]) -> None:
 
 def test_beyond_the_end_there_is_nothing() -> None:
     assert native is not None
-    door: tuple[Any, ...] = ({}, None, None, tuple, 0, True)
+    door: tuple[Any, ...] = ({}, None, None, tuple, 0, True, None)
     assert native.append_chunks(door, None, b"x" * 200, 100, 9, 0, 0, 0) == (100, b"", 0, 0, 0)
     assert native.append_chunks(door, None, b"", 0, 9, 0, 0, 0) == (0, b"", 0, 0, 0)
     assert native.append_chunks(door, None, b"x", 1 << 62, 9, 0, 0, 0) == (1 << 62, b"", 0, 0, 0)
@@ -191,6 +191,6 @@ def test_beyond_the_end_there_is_nothing() -> None:
 def test_what_the_broker_should_have_and_has_not_is_an_error_and_nothing_is_appended() -> None:
     assert native is not None
     data = good(Random(1), stream_id=7)
-    door = ({7: object()}, None, None, tuple, 0, True)
+    door = ({7: object()}, None, None, tuple, 0, True, None)
     with pytest.raises(AttributeError):
         native.append_chunks(door, None, data, 0, 9, 0, 0, 0)

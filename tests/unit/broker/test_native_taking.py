@@ -308,7 +308,7 @@ def test_a_call_that_is_none_is_refused(arguments: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("change", [{3: -1}, {4: -1}])
 def test_numbers_below_zero_are_refused(change: dict[int, int]) -> None:
     assert native is not None
-    arguments: list[Any] = [({}, None, None, tuple, 0, True), None, b"x", 9, 1, 0, 0]
+    arguments: list[Any] = [({}, None, None, tuple, 0, True, None), None, b"x", 9, 1, 0, 0]
     for index, value in change.items():
         arguments[index] = value
     with pytest.raises(ValueError, match="negative"):
@@ -318,7 +318,7 @@ def test_numbers_below_zero_are_refused(change: dict[int, int]) -> None:
 def test_what_is_no_frame_or_no_request_to_write_is_left() -> None:
     assert native is not None
     whole = frame(1, good(Random(1), stream_id=7))
-    door: tuple[Any, ...] = ({}, None, None, tuple, 0, True)
+    door: tuple[Any, ...] = ({}, None, None, tuple, 0, True, None)
     for data in (b"", b"x" * 200, whole[:-1], whole, b"KF" + bytes(30)):
         assert native.take_writes(door, None, data, 1 << 20, 9, 0, 0) == (0, 0, 0, b"", 0, 0, 0)
 

@@ -17,6 +17,7 @@ from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.orders import Orders
+from kera.broker.ownership.producer_owners import ProducerOwners
 from kera.broker.ownership.streams import Streams
 from kera.broker.replication.manager import Replication
 from kera.broker.serving.cursors import CursorChanges
@@ -79,6 +80,8 @@ class BrokerService:
         """To be renewed by who hears of the coordinator."""
         self.clock_offset = clock_offset or ClockOffset()
         """To be measured by who hears of the coordinator."""
+        self.producer_owners = ProducerOwners()
+        """To be asked for by who reaches the coordinator."""
         self.latencies = Latencies()
         check = checking(guard)
         self.latency = latency = latency or LatencyManager()
@@ -101,7 +104,7 @@ class BrokerService:
             self.lease,
             check_payloads=check_payloads,
             limits=limits,
-            access=WriteAccess(guard, streams) if isinstance(guard, Guard) else None,
+            access=WriteAccess(guard, streams, self.producer_owners) if isinstance(guard, Guard) else None,
             reports=self._reports,
         )
         self._write = TracedWrites(self.writer.write, tracing, streams).write if tracing.is_on else self.writer.write

@@ -84,7 +84,7 @@ class WriteTaker:
             return NOTHING
         taking, memory, door = Taking(asker), self._memory, self._door
         if self._access is not None:
-            door = (self._access.streams_of(asker.peer), *door[1:])
+            door = (self._access.streams_of(asker.peer), *door[1:-1], self._access.producers_of(asker.peer))
         try:
             end, requests, held, answers, chunks, records, size = self._take_writes(
                 door, taking, frames, asker.bulk_bytes_max, requests_max, memory.now_ms, memory.now_us

@@ -122,6 +122,7 @@ class Writer:
             ProducerRecord,
             min(RUN_BYTES_MAX, replication.limits.request_bytes_max, replication.limits.segment_bytes),
             check_payloads,
+            None,
         )
         self.taker = WriteTaker(
             self._door,
@@ -268,7 +269,7 @@ class Writer:
         room, memory = REQUEST_CHUNKS_MAX - len(write.statuses), self._memory
         door = self._door
         if self._access is not None:
-            door = (self._access.streams_of(write.peer), *door[1:])
+            door = (self._access.streams_of(write.peer), *door[1:-1], self._access.producers_of(write.peer))
         write.at, statuses, chunks, records, size = append_chunks(
             door, write, write.bulk, write.at, room, write.level, memory.now_ms, memory.now_us
         )
@@ -332,6 +333,8 @@ class Writer:
     def _owner(self, header: ChunkHeader, peer: Peer) -> tuple[Stream, Streamlet]:
         stream = self._streams.get(header.stream_id)
         self.check_access(peer, stream)
+        if self._access is not None:
+            self._access.check_producer(peer, stream, header.producer_id)
         streamlet = stream.streamlet(header.streamlet_id)
         if not streamlet.takes_chunks:
             raise stream.not_owner(header.streamlet_id)

@@ -1,35 +1,43 @@
-"""Who may write to which streams: found out once, and remembered until users or rules change.
+"""Who may write to which streams, and under which producers' ids: found out once, and remembered until rules change.
 
 What the native core appends goes to streams that it finds in a dictionary. Without security that has all there are;
-with it, each identity has one of its own, with those that it may write to. So what may be written costs a request
-nothing.
+with it, each identity has one of its own, with those that it may write to. So that costs a request nothing. Likewise
+each identity has, by stream, the ids of producers under which it may write: one look for each run of chunks.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
+from kera.broker.ownership.producer_owners import ProducerOwners
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.streams import Streams
 from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
 from kera.core.access.requirements import Need
 from kera.core.access.rights import Operation
+from kera.core.errors import NotAllowed, Unavailable
 from kera.core.rpc.method import Peer
 
 Door = tuple[Any, ...]
 """Of the native core: the first thing in it are the streams."""
 IDENTITIES_MAX = 4096
+PRODUCERS_MAX = 100_000
+"""Ids of producers that are remembered of an identity."""
 
 
 class WriteAccess:
     """See the head of this module. Belongs to an event loop."""
 
-    def __init__(self, guard: Guard, streams: Streams) -> None:
+    def __init__(self, guard: Guard, streams: Streams, owners: ProducerOwners) -> None:
+        """`owners`: whose the ids of producers are."""
         self._guard = guard
         self._streams = streams
+        self._owners = owners
         self._writable: dict[Identity, dict[int, Stream]] = {}
-        guard.known.forgotten.append(self._writable.clear)
+        self._producers: dict[Identity, dict[int, set[int]]] = {}
+        """Ids that an identity may write under, by stream."""
+        guard.known.forgotten += [self._writable.clear, self._producers.clear]
         streams.full.changed.listen(self._writable.clear)
         streams.dropped.listen(self._forget)
 
@@ -55,6 +63,60 @@ class WriteAccess:
             self._streams.full.check(stream)
             known[stream.stream_id] = stream
 
+    def producers_of(self, peer: Peer) -> dict[int, set[int]] | None:
+        """By stream, the ids that a peer is known to be allowed to write under; None: it may write under all."""
+        who = peer.identity
+        if who is None:
+            return {}
+        if who.is_daemon or who.is_super:
+            return None
+        known = self._producers.get(who)
+        if known is None:
+            if len(self._producers) >= IDENTITIES_MAX:
+                self._producers.clear()
+            known = self._producers[who] = {}
+        return known
+
+    def check_producer(self, peer: Peer, stream: Stream, producer_id: int) -> None:
+        """Raises `NotAllowed` for an id that is another one's; `Unavailable` while it is asked for whose it is."""
+        known = self.producers_of(peer)
+        if known is None:
+            return
+        mine = known.setdefault(stream.stream_id, set())
+        if producer_id in mine:
+            return
+        principal = peer.identity.principal if peer.identity is not None else ""
+        owner = self._owners.owner(producer_id, stream.stream_id, principal)
+        if owner is None:
+            raise Unavailable(
+                f"this broker is asking the coordinator whose producer id {producer_id} is; send again",
+                producer_id=producer_id,
+            )
+        if owner.name:
+            self._guard.check(peer, Need(Operation.USE, f"producer:{owner.name}"))
+        elif not owner.anybody and owner.principal != principal:
+            self._refuse(peer, stream, producer_id, principal)
+        if len(mine) >= PRODUCERS_MAX:
+            mine.clear()
+        mine.add(producer_id)
+
+    def _refuse(self, peer: Peer, stream: Stream, producer_id: int, principal: str) -> NoReturn:
+        resource = f"stream:{stream.name}"
+        reason = f"producer id {producer_id} was given to somebody else, or to nobody"
+        self._guard.audit.denied_to(principal, peer.address, Operation.WRITE.word, resource, reason)
+        raise NotAllowed(
+            f"{principal} may not write to {resource} under producer id {producer_id}: it was given to somebody else,"
+            " or to nobody. Write under an id of your own (InitProducer); of a job that changes its user, go on as the"
+            " user that began it, or give it another name or checkpoint",
+            principal=principal,
+            operation=Operation.WRITE.word,
+            resource=resource,
+            producer_id=producer_id,
+        )
+
     def _forget(self, stream_id: int) -> None:
-        for known in self._writable.values():
-            known.pop(stream_id, None)
+        self._owners.forget(stream_id)
+        for streams in self._writable.values():
+            streams.pop(stream_id, None)
+        for producers in self._producers.values():
+            producers.pop(stream_id, None)

@@ -105,6 +105,7 @@ class Members:
             coordinator_epoch=self._state.coordinator_epoch,
             recovered_before_epoch=self._recoveries.records.recovered_before_epoch(broker_id),
             fences=self._producers.fences(),
+            finds_producers=True,
             has_holes=self._recoveries.records.has_holes(broker_id),
             elsewhere_stream_ids=await self._elsewhere(broker_id, request.held_streams, streams),
         )
@@ -261,6 +262,7 @@ class Members:
             lease_ms=self._state.settings.lease_ms,
             coordinator_epoch=self._state.coordinator_epoch,
             fences=self._producers.fences(request.fences_version),
+            finds_producers=True,
             unknown_stream_ids=unknown,
             starts_refused=refused,
             full_principals=stored.full,

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import asyncio
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.validation import checked_producer_name
 from kera.coordinator.ids import Launch
+from kera.coordinator.operations.producer_owners import LAST_PRODUCER_ID, ProducerOwners, caller_principal
 from kera.coordinator.store.ledger import number
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import PRODUCER_EPOCHS
@@ -30,7 +31,6 @@ from kera.core.rpc import api
 from kera.v1 import coordinator_pb2
 
 PRODUCERS = "producers/"
-LAST_PRODUCER_ID = "last/producer_id"
 NAMES_MAX = 100_000
 """Names are never removed, as nobody can say that one will not come back; each is kept in the coordinator's memory."""
 FIRST_EPOCH = 1
@@ -96,7 +96,9 @@ class Producers:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._names = 0
+        self._names: dict[int, str] = {}
+        """By id."""
+        self.owners = ProducerOwners(state, self.name_of)
         self._version = state.coordinator_epoch << _COORDINATOR_SHIFT
         self._fences: dict[int, ProducerFence] = {}
         """By producer, of those that have had several instances; the last one that came is the last one here."""
@@ -107,9 +109,10 @@ class Producers:
 
     def load(self) -> None:
         """Take up what the ledger has."""
-        for value in self._state.ledger.values(PRODUCERS):
-            record = coordinator_pb2.InitProducerResponse.FromString(value)
-            self._names += 1
+        self.owners.load()
+        for key in self._state.ledger.children(PRODUCERS.rstrip("/")):
+            record = coordinator_pb2.InitProducerResponse.FromString(self._state.ledger.get(key) or b"")
+            self._names[record.producer_id] = unquote(key.removeprefix(PRODUCERS))
             if record.producer_epoch > FIRST_EPOCH:
                 self._fence(record.producer_id, record.producer_epoch)
 
@@ -120,7 +123,11 @@ class Producers:
 
     def handlers(self) -> Handlers:
         """Requests in, responses out, by method."""
-        return {api.INIT_PRODUCER: self._answer_init}
+        return {api.INIT_PRODUCER: self._answer_init, **self.owners.handlers()}
+
+    def name_of(self, producer_id: int) -> str | None:
+        """The name of a producer; None: it has none."""
+        return self._names.get(producer_id)
 
     async def _answer_init(self, request: coordinator_pb2.InitProducerRequest) -> coordinator_pb2.InitProducerResponse:
         return (await self.init(request.name)).message
@@ -130,13 +137,13 @@ class Producers:
 
         Raises `InvalidArgument`; `Unavailable` when a broker does not say in time that it has noted that.
         """
-        giving_out = self._give_out(checked_producer_name(name) if name else "")
+        giving_out = self._give_out(checked_producer_name(name) if name else "", caller_principal())
         instance = await self._state.change(giving_out, for_caller=True)
         if instance.first_epoch > FIRST_EPOCH:
             await self._noted_by_all(name, self._fences[instance.producer_id].version)
         return instance
 
-    async def _give_out(self, name: str) -> Instance:
+    async def _give_out(self, name: str, principal: str) -> Instance:
         ledger = self._state.ledger
         key = record_key(name)
         known = ledger.get(key) if name else None
@@ -145,13 +152,13 @@ class Producers:
             await self._state.write({key: instance.message.SerializeToString()})
             self._fence(*instance)
             return instance
+        if not name:
+            return Instance(await self.owners.give(principal), FIRST_EPOCH)
+        check_room(name, len(self._names))
         instance = Instance(self._state.next_id(LAST_PRODUCER_ID), FIRST_EPOCH)
-        changes = {LAST_PRODUCER_ID: number(instance.producer_id)}
-        if name:
-            check_room(name, self._names)
-            changes[key] = instance.message.SerializeToString()
-        await self._state.write(changes)
-        self._names += bool(name)
+        record = instance.message.SerializeToString()
+        await self._state.write({LAST_PRODUCER_ID: number(instance.producer_id), key: record})
+        self._names[instance.producer_id] = name
         return instance
 
     # --- fences ------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from kera.coordinator.cluster.validation import (
 from kera.coordinator.operations.creators import Creators
 from kera.coordinator.operations.drops import Drops
 from kera.coordinator.operations.feature_levels import FeatureLevels
+from kera.coordinator.operations.producer_owners import ProducerOwners
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata import MetadataStoreFailed
 from kera.core.access.guard import check_caller
@@ -76,9 +77,11 @@ class StreamOperations:
         creators: Creators,
         columns: ColumnSchemas,
         levels: FeatureLevels,
+        producer_owners: ProducerOwners,
     ) -> None:
         """`spread` has a stream on as many brokers as its configuration says, and returns it then."""
         self._levels = levels
+        self._producer_owners = producer_owners
         self._columns = columns
         self._creators = creators
         self._state = state
@@ -352,8 +355,10 @@ class StreamOperations:
             gone = [key for path in about_streamlets for key in state.ledger.children(path)]
             changes = dict.fromkeys([stream_key(stream.stream_id), *gone])
             forgotten = self._columns.forget(stream.name) if stream.schemas[0].typed else NOTHING
+            changes |= self._producer_owners.forgotten(stream.stream_id)
             await state.write({**changes, **self._drops.needed(stream), **forgotten.changes})
             forgotten.apply()
+            self._producer_owners.forget(stream.stream_id)
             state.catalog.remove(stream)
         log.info("stream deleted", stream=name, stream_id=stream.stream_id)
         await self._drops.carry_out(stream)

@@ -247,6 +247,7 @@ REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     api.ALTER_STREAM: Requirement(Who.IDENTIFIED, _altered),
     api.DESCRIBE_CLUSTER: Requirement(Who.IDENTIFIED, narrow=_narrow_cluster),
     api.INIT_PRODUCER: Requirement(Who.IDENTIFIED, _produced),
+    api.FIND_PRODUCERS: _DAEMONS,
     api.REPORT_BROKER: _IDENTIFIED,
     api.REGISTER_BROKER: _DAEMONS,
     api.HEARTBEAT: _DAEMONS,

@@ -167,6 +167,14 @@ ADOPT_STREAM = Method(COORDINATOR, "AdoptStream", 120, coordinator.AdoptStreamRe
 READ_METADATA = Method(
     COORDINATOR, "ReadMetadata", 121, coordinator.ReadMetadataRequest, coordinator.ReadMetadataResponse
 )
+FIND_PRODUCERS = Method(
+    COORDINATOR,
+    "FindProducers",
+    122,
+    coordinator.FindProducersRequest,
+    coordinator.FindProducersResponse,
+    request_bytes_max=1 << 20,
+)
 
 COORDINATOR_METHODS = (
     CREATE_STREAM,
@@ -190,6 +198,7 @@ COORDINATOR_METHODS = (
     FORGET_MEMBER,
     ADOPT_STREAM,
     READ_METADATA,
+    FIND_PRODUCERS,
 )
 
 REPLICATE = Method(BACKUP, "Replicate", 201, backup.ReplicateRequest, backup.ReplicateResponse, bulk=True)

@@ -1,0 +1,132 @@
+"""Whose the ids of producers are, as the coordinator tells when it is asked: kept, as it does not change. Bounded.
+
+What is not known is asked for in the background. Whoever needs it refuses the chunk for now, and the client sends it
+again: so nothing waits for the coordinator that does not have to, and while it is away known producers go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from kera.core.errors import KeraError
+from kera.core.ids import PRODUCER_IDS
+from kera.core.telemetry import get_logger
+from kera.v1 import coordinator_pb2
+
+log = get_logger("kera.access")
+
+FindProducers = Callable[[coordinator_pb2.FindProducersRequest], Awaitable[coordinator_pb2.FindProducersResponse]]
+KNOWN_MAX = 100_000
+"""Owners of ids, or blocks of ids, that are kept; beyond that all are asked for anew when they are needed."""
+ASKED_MAX = 1000
+"""Ids in one request to the coordinator, and that wait for one."""
+PAUSE_S = 0.2
+"""After a request that has failed."""
+NOBODY_S = 1.0
+"""For which it is kept that an id has yet to be given."""
+
+
+class Use(NamedTuple):
+    """That somebody wants to write under an id."""
+
+    producer_id: int
+    stream_id: int
+    """0 for ids that the coordinator gives: these are the same producer's in all streams."""
+    principal: str
+
+
+class Owner(NamedTuple):
+    """Who may write under an id; with none of these, nobody."""
+
+    principal: str = ""
+    name: str = ""
+    """Whoever may use the producer of this name."""
+    anybody: bool = False
+
+
+ANYBODY, NOBODY = Owner(anybody=True), Owner()
+
+
+class ProducerOwners:
+    """See the head of this module. Belongs to an event loop."""
+
+    def __init__(self) -> None:
+        self._asks = False
+        """The coordinator can be asked; one of an earlier version cannot, and knows nothing either."""
+        self._blocks: list[tuple[int, int, Owner]] = []
+        """First and last id, in their order."""
+        self._claims: dict[tuple[int, int], Owner] = {}
+        """By stream and id, of ids that writers choose."""
+        self._nobody: dict[Use, float] = {}
+        """Until when ids are known as not given yet. By who wants to use them: nobody keeps an id from its owner by
+        asking for it beforehand."""
+        self._wanted: dict[Use, None] = {}
+        self._wakes = asyncio.Event()
+
+    def note_coordinator(self, *, finds_producers: bool) -> None:
+        """What the coordinator that leads can be asked."""
+        self._asks = finds_producers
+
+    def owner(self, producer_id: int, stream_id: int, principal: str) -> Owner | None:
+        """Whose an id is that `principal` wants to write under; None: that is not known yet, and asked for."""
+        chosen = producer_id in PRODUCER_IDS
+        known = self._claims.get((stream_id, producer_id)) if chosen else self._in_block(producer_id)
+        if known is not None:
+            return known
+        if not self._asks:
+            return ANYBODY
+        use = Use(producer_id, stream_id if chosen else 0, principal)
+        if self._nobody.get(use, 0.0) > asyncio.get_running_loop().time():
+            return NOBODY
+        if len(self._wanted) < ASKED_MAX:
+            self._wanted[use] = None
+            self._wakes.set()
+        return None
+
+    def _in_block(self, producer_id: int) -> Owner | None:
+        at = bisect_right(self._blocks, producer_id, key=lambda block: block[0])
+        if not at or producer_id > self._blocks[at - 1][1]:
+            return None
+        return self._blocks[at - 1][2]
+
+    def forget(self, stream_id: int) -> None:
+        """A stream is gone, and the claims of ids in it."""
+        for key in [key for key in self._claims if key[0] == stream_id]:
+            del self._claims[key]
+
+    async def ask_for_ever(self, find: FindProducers) -> None:
+        """Ask the coordinator for what is wanted."""
+        while True:
+            await self._wakes.wait()
+            self._wakes.clear()
+            uses, self._wanted = list(self._wanted), {}
+            request = coordinator_pb2.FindProducersRequest(
+                uses=[coordinator_pb2.ProducerUse(**use._asdict()) for use in uses]
+            )
+            try:
+                answer = await find(request)
+            except KeraError as error:  # those who want to know ask again
+                log.warning("cannot ask whose the ids of producers are", ids=len(uses), error=error.message)
+                await asyncio.sleep(PAUSE_S)
+                continue
+            for use, owner in zip(uses, answer.owners, strict=True):
+                self._note(use, owner)
+
+    def _note(self, use: Use, told: coordinator_pb2.ProducerOwner) -> None:
+        owner = Owner(told.principal, told.name, told.anybody)
+        if owner == NOBODY:
+            if len(self._nobody) >= ASKED_MAX:
+                self._nobody.clear()
+            self._nobody[use] = asyncio.get_running_loop().time() + NOBODY_S
+            return
+        if len(self._blocks) + len(self._claims) >= KNOWN_MAX:
+            self._blocks.clear()
+            self._claims.clear()
+        if use.producer_id in PRODUCER_IDS:
+            self._claims[use.stream_id, use.producer_id] = owner
+        elif self._in_block(use.producer_id) is None:
+            at = bisect_right(self._blocks, told.first_id, key=lambda block: block[0])
+            self._blocks.insert(at, (told.first_id, told.last_id, owner))
