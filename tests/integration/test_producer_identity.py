@@ -25,17 +25,18 @@ CHOSEN = PRODUCER_IDS[1234]
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    async def make_users() -> None:
-        for name in ("admin", "alice", "mallory"):
-            await secured.make_user(name)
-
     with contextlib.ExitStack() as stack:
         data_dir = tmp_path_factory.mktemp("data")
-        secured = Secured(
+        made = Secured(
             tmp_path_factory.mktemp("identity"), stack, brokers=1, backups=0, replication=0, data_dir=data_dir
         )
-        asyncio.run(make_users())
-        yield secured
+        asyncio.run(_make_users(made))
+        yield made
+
+
+async def _make_users(secured: Secured) -> None:
+    for name in ("admin", "alice", "mallory"):
+        await secured.make_user(name)
 
 
 @pytest.fixture

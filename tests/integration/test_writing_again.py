@@ -31,7 +31,9 @@ def batch(numbers: list[int]) -> pa.RecordBatch:
 
 
 async def appender(client: Client, stream: str, epoch: int = 1) -> Appender:
-    return await client.appender(stream, producer_id=NAME, producer_epoch=epoch, chunk_bytes_max=CHUNK_BYTES)
+    return await client.appender(
+        stream, producer_id=NAME, producer_epoch=epoch, chunk_bytes_max=CHUNK_BYTES, compares=True
+    )
 
 
 async def write(client: Client, stream: str, numbers: list[int], *, forgetful: bool = False) -> StreamletWriter:

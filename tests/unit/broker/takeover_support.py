@@ -301,11 +301,12 @@ class Cluster:
         """The next ones of a producer."""
         first = self.sequences.get(producer, 0)
         self.sequences[producer] = first + count
-        sizes = (1024, 512, 2048)
-        return [
-            chunk(producer, number, size=sizes[number % 3], fill=bytes([65 + number % 26]), **fields)
-            for number in range(first, first + count)
-        ]
+        return [self.chunk(producer, number, **fields) for number in range(first, first + count)]
+
+    @staticmethod
+    def chunk(producer: int, number: int, **fields: int) -> bytes:
+        """The one with this sequence."""
+        return chunk(producer, number, size=(1024, 512, 2048)[number % 3], fill=bytes([65 + number % 26]), **fields)
 
     async def take_over(
         self,

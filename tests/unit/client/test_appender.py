@@ -117,9 +117,17 @@ async def test_no_rows_are_no_chunk(cluster: FakeCluster) -> None:
 async def test_whoever_comes_second_with_a_sequence_is_told_where_the_first_one_is(cluster: FakeCluster) -> None:
     first = await append(cluster, 0, b"a")
 
-    second = await append(cluster, 0, b"quite", b"another")
+    second = await append(cluster, 0, b"quite", b"another", compares=True)
 
-    assert second == first._replace(record_count=2, duplicate=True)
+    assert second == first._replace(record_count=2, duplicate=True, same=False)
+    assert cluster.values() == [b"a"]
+
+
+async def test_other_rows_with_a_stored_sequence_are_an_error_for_who_does_not_compare(cluster: FakeCluster) -> None:
+    await append(cluster, 0, b"a")
+
+    with pytest.raises(ProducerFenced, match="has other rows than these"):
+        await append(cluster, 0, b"another")
     assert cluster.values() == [b"a"]
 
 
@@ -185,7 +193,7 @@ async def test_so_many_rows_as_fit_into_a_chunk_are_taken_the_same_each_time(clu
     values = [bytes([number]) * 500 for number in range(100)]
     counts = []
     for _ in range(2):
-        made = await appender(cluster, chunk_bytes_max=8 << 10)
+        made = await appender(cluster, chunk_bytes_max=8 << 10, compares=True)
         left, sequence = rows(made, *values), 0
         while left.num_rows:
             appended = await made.append(0, left, sequence)

@@ -77,8 +77,9 @@ class FakeClient:
         self.open.set()
 
     async def appender(
-        self, stream: str, *, producer_id: int, producer_epoch: int, chunk_bytes_max: int
+        self, stream: str, *, producer_id: int, producer_epoch: int, chunk_bytes_max: int, compares: bool
     ) -> FakeAppender:
+        assert compares, "the writer looks at what is stored"
         if stream not in ("s", "t", "typed"):
             raise UnknownStream("no", stream=stream)
         schema = pa.schema([("n", pa.int64())]) if stream == "typed" else None

@@ -54,7 +54,7 @@ class ProducerOwners:
     """See the head of this module. Belongs to an event loop."""
 
     def __init__(self) -> None:
-        self._asks = False
+        self.asks = False
         """The coordinator can be asked; one of an earlier version cannot, and knows nothing either."""
         self._blocks: list[tuple[int, int, Owner]] = []
         """First and last id, in their order."""
@@ -68,7 +68,7 @@ class ProducerOwners:
 
     def note_coordinator(self, *, finds_producers: bool) -> None:
         """What the coordinator that leads can be asked."""
-        self._asks = finds_producers
+        self.asks = finds_producers
 
     def owner(self, producer_id: int, stream_id: int, principal: str) -> Owner | None:
         """Whose an id is that `principal` wants to write under; None: that is not known yet, and asked for."""
@@ -76,7 +76,7 @@ class ProducerOwners:
         known = self._claims.get((stream_id, producer_id)) if chosen else self._in_block(producer_id)
         if known is not None:
             return known
-        if not self._asks:
+        if not self.asks:
             return ANYBODY
         use = Use(producer_id, stream_id if chosen else 0, principal)
         if self._nobody.get(use, 0.0) > asyncio.get_running_loop().time():

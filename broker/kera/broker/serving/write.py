@@ -37,7 +37,7 @@ from kera.broker.serving.levels import check_level
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.pending_write import PendingWrite, WriteReply
 from kera.broker.serving.taking import Taking, WriteTaker
-from kera.broker.serving.write_access import WriteAccess
+from kera.broker.serving.write_access import Door, WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
 from kera.core.errors import (
@@ -115,7 +115,7 @@ class Writer:
         self._append_chunks: Callable[..., Any] | None = native.append_chunks if native is not None else None
         """Of the native core; None: each chunk is appended here."""
         self._replication_limits = replication.limits
-        self._door = (
+        self._door: Door = (
             streams.by_id,
             self._log_that_takes,
             self._replicate_run,

@@ -37,6 +37,8 @@ class WriteAccess:
         self._writable: dict[Identity, dict[int, Stream]] = {}
         self._producers: dict[Identity, dict[int, set[int]]] = {}
         """Ids that an identity may write under, by stream."""
+        self._asked = owners.asks
+        """Whether a coordinator was asked for those."""
         guard.known.forgotten += [self._writable.clear, self._producers.clear]
         streams.full.changed.listen(self._writable.clear)
         streams.dropped.listen(self._forget)
@@ -70,6 +72,9 @@ class WriteAccess:
             return {}
         if who.is_daemon or who.is_super:
             return None
+        if self._asked != self._owners.asks:
+            self._asked = self._owners.asks
+            self._producers.clear()
         known = self._producers.get(who)
         if known is None:
             if len(self._producers) >= IDENTITIES_MAX:

@@ -373,7 +373,7 @@ class Sender:
         for chunk, failure in failed:
             error = broker_failed(self._cluster, chunk.lane.identity.stream, failure)
             if isinstance(error, ProducerFenced):
-                error = fenced = fenced or self._shut_out(error)
+                error = fenced = fenced or _shut_out(error, self._name)
             again = self._returned(chunk, error, now_s)
             if isinstance(error, NotOwner):
                 lost[chunk.lane] = failure
@@ -388,13 +388,6 @@ class Sender:
             self._owner.ready(lane)
         if retried is not None:
             self._pause(retried, now_s)
-
-    def _shut_out(self, error: ProducerFenced) -> ProducerFenced:
-        """What a broker's refusal means: another writer has the id or the name, and nothing more can be sent."""
-        if "sequence" in error.attributes:
-            return ProducerFenced(f"{error.message}; this producer takes no more records", **error.attributes)
-        whose = f"a newer producer with the name {self._name!r}" if self._name else "a newer instance of this producer"
-        return ProducerFenced(f"{whose} has taken over ({error.message}); this one takes no more", **error.attributes)
 
     def _returned(self, chunk: PendingChunk, error: KeraError, now_s: float) -> bool:
         """A chunk is not acknowledged; whether it is to be sent again."""
@@ -446,6 +439,14 @@ class Sender:
         self.take_bundles_apart()
         lanes = [each for each in self._queue if isinstance(each, Lane)]
         self._came_back([(lane.take(), error) for lane in lanes for _ in range(lane.ready_count)])
+
+
+def _shut_out(error: ProducerFenced, name: str) -> ProducerFenced:
+    """What a broker's refusal means: another writer has the id or the name, and nothing more can be sent."""
+    if "sequence" in error.attributes:
+        return ProducerFenced(f"{error.message}; this producer takes no more records", **error.attributes)
+    whose = f"a newer producer with the name {name!r}" if name else "a newer instance of this producer"
+    return ProducerFenced(f"{whose} has taken over ({error.message}); this one takes no more", **error.attributes)
 
 
 def _earliest_deadline_s(queue: Iterable[Lane | Bundle]) -> float | None:

@@ -32,9 +32,10 @@ async def test_another_broker_goes_on_where_the_lost_one_ended(world: Cluster) -
     assert sum(taken.state.next_records) == len(stored)
     assert response.bytes_total == sum(map(len, stored))
 
-    repeated = chunk(0, world.sequences[0] - 1, size=1024)
-    (status,) = await node.write(repeated)
+    last = world.sequences[0] - 1
+    status, other = await node.write(world.chunk(0, last), chunk(0, last, size=1024))
     assert status.duplicate, status
+    assert other.error.code == "producer_fenced", "it is not what backups have"
     new = world.chunks(0, 3)
     assert not any(status.error.code or status.duplicate for status in await node.write(*new))
 

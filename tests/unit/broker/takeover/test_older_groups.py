@@ -38,7 +38,7 @@ async def test_a_streamlet_with_older_groups_here_grows_by_those_that_are_recove
     response, _ = await world.take_over(moved, 1, 2, handed_over=[state])
     assert list(response.streamlets[0].state.next_records) == [20]
     assert response.records_lost == 0
-    (status,) = await second.write(chunk(0, 19, size=1024))
+    (status,) = await second.write(world.chunk(0, 19))
     assert status.duplicate
     await second.write(*world.chunks(0, 3))
     found, _ = await second.read()

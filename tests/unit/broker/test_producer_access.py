@@ -1,0 +1,169 @@
+"""With security on, chunks under a producer's id are taken only from whom it belongs to, as the coordinator says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kera.broker.ownership import producer_owners
+from kera.broker.ownership.streams import name_of, not_here
+from kera.core.access.audit import Audit
+from kera.core.access.guard import Guard
+from kera.core.access.identity import Identity
+from kera.core.access.rights import Operation
+from kera.core.errors import Unavailable
+from kera.core.ids import PRODUCER_IDS
+from kera.core.rpc import api
+from kera.core.rpc.method import Peer
+from kera.v1 import broker_pb2, coordinator_pb2
+from tests.unit.broker.support import STREAM_ID, Broker, Engine, chunk, stream_info
+from tests.unit.core.access.support import DAEMON, Now, authenticator, rule, table, user
+
+ALICE, BOB, SUPER = Identity("alice"), Identity("bob"), Identity("root", is_super=True)
+MINE, NAMED, OLD = 100, 200, 300
+CHOSEN = PRODUCER_IDS[3]
+
+
+class Coordinator:
+    """Knows whose ids are; the first one to ask for an id that writers choose gets it."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.is_there = True
+        self.claims: dict[int, str] = {}
+
+    async def find(self, request: coordinator_pb2.FindProducersRequest) -> coordinator_pb2.FindProducersResponse:
+        if not self.is_there:
+            raise Unavailable("there is no coordinator")
+        self.asked += [use.producer_id for use in request.uses]
+        return coordinator_pb2.FindProducersResponse(owners=[self._owner(use) for use in request.uses])
+
+    def _owner(self, use: coordinator_pb2.ProducerUse) -> coordinator_pb2.ProducerOwner:
+        owner = coordinator_pb2.ProducerOwner(first_id=use.producer_id, last_id=use.producer_id)
+        if use.producer_id in PRODUCER_IDS:
+            owner.principal = self.claims.setdefault(use.producer_id, use.principal)
+        elif MINE <= use.producer_id < MINE + 10:
+            owner.principal, owner.first_id, owner.last_id = "user:alice", MINE, MINE + 9
+        elif use.producer_id == NAMED:
+            owner.name = "billing"
+        elif use.producer_id == OLD:
+            owner.anybody = True
+        return owner
+
+
+class Guarded:
+    """A broker whose guard goes by rules, and that asks a coordinator."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.coordinator = Coordinator()
+        self.guard = Guard(
+            authenticator(Now()), Audit(Now()), name_of=lambda number: name_of(engine.streams, number), unknown=not_here
+        )
+        self.rules = [rule("user:*", f"stream:stream-{STREAM_ID}", Operation.WRITE)]
+        self.apply(1)
+        self.broker = Broker(engine, stream_info(), guard=self.guard)
+        self.owners = self.broker.broker.producer_owners
+        self.owners.note_coordinator(finds_producers=True)
+        self.asking = asyncio.create_task(self.owners.ask_for_ever(self.coordinator.find))
+        self.peers: dict[Identity, Peer] = {}
+        for who in (ALICE, BOB, SUPER, DAEMON):
+            self.connect(who)
+
+    def connect(self, who: Identity) -> None:
+        """From now on somebody writes over this connection."""
+        peer = self.peers[who] = Peer("unix", "")
+        peer.end = lambda: None
+        self.guard.known.meet(peer, who)
+
+    def apply(self, version: int) -> None:
+        self.guard.apply(table(version, [user("alice"), user("bob")], self.rules), 1)
+
+    def try_once(self, who: Identity, producer_id: int, sequence: int) -> str:
+        """The code of the error, if it is one."""
+        request = broker_pb2.MultiWriteChunksRequest(chunk_count=1)
+        reply = self.broker.start(api.MULTI_WRITE_CHUNKS, request, chunk(producer_id, sequence), peer=self.peers[who])
+        return str(reply.message.statuses[0].error.code)
+
+    async def write(self, who: Identity, producer_id: int, sequence: int = 0) -> str:
+        """As a client does: again, as long as the broker is asking."""
+        async with asyncio.timeout(20):
+            while (code := self.try_once(who, producer_id, sequence)) == "unavailable":
+                await asyncio.sleep(0)
+        return code
+
+
+@pytest.fixture
+async def guarded(engine: Engine) -> AsyncIterator[Guarded]:
+    guarded = Guarded(engine)
+    yield guarded
+    guarded.asking.cancel()
+
+
+async def test_a_producers_id_is_for_whom_it_was_given_to(guarded: Guarded) -> None:
+    assert guarded.try_once(ALICE, MINE, 0) == "unavailable", "it is asked"
+    assert await guarded.write(ALICE, MINE) == ""
+    for sequence in (0, 1):
+        assert guarded.try_once(BOB, MINE, sequence) == "not_allowed"
+    assert guarded.try_once(ALICE, MINE + 1, 0) == "", "a block is asked for once"
+    assert guarded.coordinator.asked == [MINE]
+    assert [guarded.try_once(who, MINE, sequence) for who, sequence in ((SUPER, 1), (DAEMON, 2))] == ["", ""]
+
+
+async def test_a_name_is_for_whom_may_use_it_as_long_as_that_is_so(guarded: Guarded) -> None:
+    assert await guarded.write(ALICE, NAMED) == "not_allowed"
+    guarded.rules.append(rule("user:alice", "producer:bill*", Operation.USE, rule_id=2))
+    guarded.apply(2)
+    assert await guarded.write(ALICE, NAMED) == ""
+    assert await guarded.write(BOB, NAMED, 1) == "not_allowed"
+    guarded.rules.pop()
+    guarded.apply(3)
+    guarded.connect(ALICE)  # the connection before was ended
+    assert guarded.try_once(ALICE, NAMED, 1) == "not_allowed"
+
+
+async def test_an_id_that_a_writer_chose_is_the_first_ones(guarded: Guarded) -> None:
+    assert await guarded.write(ALICE, CHOSEN) == ""
+    assert await guarded.write(BOB, CHOSEN, 1) == "not_allowed"
+
+
+async def test_an_id_of_an_earlier_version_is_anybodys_and_one_to_come_is_nobodys(guarded: Guarded) -> None:
+    assert await guarded.write(ALICE, OLD) == await guarded.write(BOB, OLD, 1) == ""
+    assert await guarded.write(ALICE, 999) == "not_allowed"
+
+
+async def test_an_id_that_was_asked_for_too_early_is_its_owners_once_it_is_given(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await guarded.write(BOB, 999) == "not_allowed"
+    monkeypatch.setattr("tests.unit.broker.test_producer_access.MINE", 990)
+    assert await guarded.write(ALICE, 999) == ""
+
+
+async def test_known_producers_go_on_without_a_coordinator(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_owners, "PAUSE_S", 0.001)
+    assert await guarded.write(ALICE, MINE) == ""
+    guarded.coordinator.is_there = False
+    guarded.rules.append(rule("user:bob", "group:x", Operation.USE, rule_id=3))
+    guarded.apply(2)
+    assert guarded.try_once(ALICE, MINE, 1) == ""
+    assert guarded.try_once(ALICE, NAMED, 0) == "unavailable"
+    await asyncio.sleep(0)
+    guarded.coordinator.is_there = True
+    assert await guarded.write(ALICE, NAMED) == "not_allowed"
+
+
+async def test_a_coordinator_that_cannot_say_leaves_it_as_it_was(guarded: Guarded) -> None:
+    guarded.owners.note_coordinator(finds_producers=False)
+    assert guarded.try_once(BOB, MINE, 0) == ""
+    guarded.owners.note_coordinator(finds_producers=True)
+    assert await guarded.write(BOB, MINE, 1) == "not_allowed"
+
+
+async def test_what_is_known_is_bounded(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_owners, "KNOWN_MAX", 5)
+    for number in range(12):
+        assert await guarded.write(ALICE, PRODUCER_IDS[number]) == ""
+    assert len(guarded.owners._claims) <= 5
+    assert await guarded.write(BOB, PRODUCER_IDS[0], 1) == "not_allowed", "it is asked for anew"
