@@ -66,7 +66,7 @@ async def test_metrics_tell_of_now(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     broker.paused = True
     before = metrics(broker)
-    broker.append(chunk(1, 0, record_count=5), chunk(1, 0), chunk(1, 9))
+    broker.append(chunk(1, 0, record_count=5), chunk(1, 0, record_count=5), chunk(1, 9))
     broker.streams.open(stream_info(8), BROKER_ID)
     after = metrics(broker)
 

@@ -487,7 +487,9 @@ async def test_a_write_that_waits_for_the_disk_is_told_when_its_stream_is_droppe
 
 
 async def test_counters_tell_what_has_happened(broker: Broker) -> None:
-    broker.append(chunk(1, 0, record_count=5), chunk(1, 0), chunk(1, 7), damaged(chunk(1, 1), 40), chunk(1, 2))
+    broker.append(
+        chunk(1, 0, record_count=5), chunk(1, 0, record_count=5), chunk(1, 7), damaged(chunk(1, 1), 40), chunk(1, 2)
+    )
     stored(broker)
     counters = broker.counters
 

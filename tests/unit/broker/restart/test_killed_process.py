@@ -45,8 +45,8 @@ def test_a_killed_process_loses_nothing_that_was_appended(launches: Launches) ->
     assert lag_records(log.streamlet, log.entry, Position(1, 1, 0)) == 100
     appended = log.append()
     assert appended[:6] == (0, 2, 1, 2 * CHUNK_BYTES, 100, False), "it goes on in the very segment"
-    assert log.append(sequence=1).duplicate
-    assert log.append(sequence=1)[1:4] == (1, 1, CHUNK_BYTES)
+    assert log.append(sequence=1, record_count=10).duplicate
+    assert log.append(sequence=1, record_count=10)[1:4] == (1, 1, CHUNK_BYTES)
 
 
 def test_what_was_flushed_and_what_was_not_are_one_log_again(launches: Launches) -> None:

@@ -93,7 +93,7 @@ def test_what_was_committed_of_an_open_segment_is_there_after_the_loss_of_the_ho
     assert log.entry.end == Position(1, 1, 2 * CHUNK_BYTES)
     assert read_all(log) == ([0, 1], [log.entry.end])
     assert log.append(sequence=2)[4] == 20
-    assert log.append(sequence=1).duplicate
+    assert log.append(sequence=1, record_count=10).duplicate
 
 
 @pytest.mark.parametrize("written", [64, 200, CHUNK_BYTES - 64])
