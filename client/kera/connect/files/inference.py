@@ -97,7 +97,7 @@ def columns_of_lines(block: bytes) -> pa.Schema:
 
 
 _ARROW_ROW = re.compile(r",? in row ([0-9]+)")
-_LONG_FRACTION = re.compile(rb"[0-9]\.[0-9]{6}")
+_LONG_FRACTION = re.compile(rb'(?:":|[\[,])\s*-?[0-9]+\.[0-9]{6}')
 """With fewer digits behind the point, a number of more than 15 digits is larger than `is_exact` takes."""
 
 
