@@ -33,6 +33,8 @@ from kera.core.lean.layout import (
 
 VALUES_MAX = 200
 """Of a node: of more only the number is written."""
+BITS_BYTES_MAX = 1 << 16
+"""Of bits of a node: likewise."""
 LENGTHS = (0, 0, 1, 1, 2, 3)
 WORDS = "az é 𝄞".encode()
 
@@ -78,7 +80,7 @@ class _Writer:
         flags = 0
         if may_be_null and random_.random() < 0.3:
             flags = VALIDITY
-            size = min(-(-count // 8), 1 << 18)
+            size = min(-(-count // 8), BITS_BYTES_MAX)
             self._put(random_.randbytes(size) if random_.random() < 0.7 else b"\xff" * size, 1)
         if found in BYTES or found in LISTS:
             self._with_places(found, kind, flags, count)
@@ -142,7 +144,7 @@ class _Writer:
         if found in WITH_DELTAS:
             choices.append(Values.DELTAS)
         encoding = random_.choice(list(Values) if self.is_odd() else choices)
-        width = -(-count // 8) if found is Kind.BITS else min(count, VALUES_MAX) * size
+        width = min(-(-count // 8), BITS_BYTES_MAX) if found is Kind.BITS else min(count, VALUES_MAX) * size
         if encoding is Values.PLAIN:
             self._head(found, flags, encoding, behind)
             self._put(self._values(width), 1 if found in (Kind.BITS, Kind.FIXED) else size)
