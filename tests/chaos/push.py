@@ -38,7 +38,7 @@ from typing import IO, Any
 
 import psutil
 
-from kera.broker.log.arena_file import HEAD_BYTES, ROW_BYTES
+from kera.broker.log.arena_head import HEAD_BYTES, ROW_BYTES
 from kera.client import EARLIEST, Client, Position
 from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.settings import KIB, MIB

@@ -311,7 +311,7 @@ def _arena_file() -> Path:
 def _greet(data: bytes) -> str:
     """A client maps the memory of a broker as it is said to be, and looks at where it is said to be."""
     hello = parse(push_pb2.PushHello, data)
-    memory = push_connect._map(hello, os.open(_arena_file(), os.O_RDONLY))
+    memory = push_connect._map(hello, os.open(_arena_file(), os.O_RDONLY), os.getuid())
 
     def look() -> None:
         channel = PushChannel(hello, memory, Decoder(), "somewhere")

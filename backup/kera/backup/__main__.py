@@ -22,10 +22,11 @@ from kera.core.home import expanded
 from kera.core.monitoring.build import this_build
 from kera.core.monitoring.monitor import Monitor
 from kera.core.process import descriptor_limit
-from kera.core.rpc.address import advertised_address, host_of, unix_socket_path
+from kera.core.rpc.address import advertised_address, host_of
 from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.rpc.unix_socket import unix_socket_path
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
 from kera.core.settings import setting
 from kera.core.telemetry import get_logger

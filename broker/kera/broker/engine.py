@@ -143,7 +143,7 @@ class LogEngine:
         index, whole = await asyncio.to_thread(_open_index, root, open_index)
         store = SegmentStore(root, LocalDisk(root, runtime.files), index, calls=runtime.files)
         arena = None if new else Arena.attach(settings.shm_dir, data_dir)
-        remove_orphans(settings.shm_dir, data_dir)
+        remove_orphans(settings.shm_dir, data_dir, keep=arena.paths if arena is not None else ())
         restart = Restart(arena, index, store)
         await asyncio.to_thread(restart.look, index_whole=whole, slot_bytes=settings.segment_bytes)
         if arena is not None and _differs(arena, settings):

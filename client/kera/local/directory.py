@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kera.core.errors import PathNotWritable, StartError
 from kera.core.own_directory import others_in
+from kera.core.own_file import open_own_directory
 
 _PREFIX = "kera-local-"
 _LOCK = ".lock"
@@ -86,16 +87,14 @@ def remove_abandoned(parent: Path | None = None) -> list[Path]:
     """Remove this user's temporary cluster directories whose supervisor is gone; returns what was removed."""
     removed = []
     for path in Path(parent or tempfile.gettempdir()).glob(_PREFIX + "*"):
-        with contextlib.suppress(OSError):
-            if path.stat().st_uid != os.getuid():
-                continue
-            fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                if _try_lock(fd):
-                    shutil.rmtree(path, ignore_errors=True)
-                    removed.append(path)
-            finally:
-                os.close(fd)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            directory = open_own_directory(path)  # others may put a link there, to what is ours
+            stack.callback(os.close, directory)
+            fd = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+            stack.callback(os.close, fd)
+            if _try_lock(fd):
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
     return removed
 
 

@@ -47,6 +47,19 @@ def others_in(path: Path, role: str = "") -> str:
     return f"a {kind}"
 
 
+def lock_id(path: Path) -> str:
+    """Which file a daemon locks that uses a directory (device and inode); empty: no daemon has started there.
+
+    Only this user can open that file. So a daemon that holds the lock knows that no other one lives that has noted the
+    same id, whatever paths they call their directories by.
+    """
+    try:
+        status = (path / LOCK_NAME).lstat()
+    except OSError:
+        return ""
+    return f"{status.st_dev}:{status.st_ino}"
+
+
 def take(path: Path, role: str, *, besides: Collection[Path] = (), in_use: type[StartError] = StartError) -> int:
     """Make the directory, if need be, and lock it: returns the lock, a descriptor that holds it until it is closed.
 

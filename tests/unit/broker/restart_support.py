@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kera.broker.log.arena import Arena
+from kera.broker.log.arena_file import remove_orphans
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_repair import StartFindings
 from kera.broker.storage.restart import Restart
@@ -32,6 +33,7 @@ class Launches:
         index = SegmentIndex.open(self.root / "index", durable=False)
         index.was_closed = was_closed
         arena = Arena.attach(self.shm_dir, self.root)
+        remove_orphans(self.shm_dir, self.root, keep=arena.paths if arena is not None else ())
         restart = Restart(arena, index, SegmentStore(self.root, FailingDisk(self.root), index))
         try:
             restart.look(index_whole=index_whole, slot_bytes=slot_bytes)

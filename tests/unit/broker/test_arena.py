@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from kera.broker.log.arena import Arena, SlotContent
-from kera.broker.log.arena_file import HEAD_BYTES, PAGE_BYTES, ROW_BYTES, remove_orphans
+from kera.broker.log.arena_file import remove_orphans
+from kera.broker.log.arena_head import HEAD_BYTES, PAGE_BYTES, ROW_BYTES
 from kera.core.blocks import FileCalls
 from kera.core.errors import ArenaFull, InternalError, PathNotWritable, SharedMemoryTooSmall, StartError
 from tests.unit.broker.support import SLOT_BYTES
@@ -57,7 +58,15 @@ def test_the_head_of_the_file_says_where_its_slots_are(shm_dir: Path) -> None:
     head = json.loads(arena.path.read_bytes()[:HEAD_BYTES].rstrip(b"\0"))
     slots_at = head.pop("slots_at")
 
-    expected = {"given": 0, "format": 2, "data_dir": "/data", "ephemeral": False, "slot_bytes": 4096, "slots": 600}
+    expected = {
+        "given": 0,
+        "format": 2,
+        "data_dir": "/data",
+        "lock": "",
+        "ephemeral": False,
+        "slot_bytes": 4096,
+        "slots": 600,
+    }
     assert head == expected
     assert slots_at % PAGE_BYTES == 0
     assert slots_at >= HEAD_BYTES + 64 * 600, "the rows must not reach into the first slot"

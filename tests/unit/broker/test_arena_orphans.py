@@ -69,6 +69,7 @@ def test_the_arena_of_a_living_broker_is_left_alone(shm_dir: Path, data_dir: Pat
 @pytest.mark.parametrize("content", [b"", bytes(4096), b"{ no json", b"[1, 2]", b"\xff\xfe"])
 def test_a_file_without_a_head_was_left_by_a_start_that_failed_and_is_removed(named: Path, content: bytes) -> None:
     named.write_bytes(content)
+    named.chmod(0o600)
 
     assert remove_orphans(named.parent, OURS) == [named]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kera.broker.__main__ import main, serve
-from kera.broker.log.arena_file import HEAD_BYTES
+from kera.broker.log.arena_head import HEAD_BYTES
 from kera.broker.registration import BrokerDirectory
 from kera.broker.settings import BrokerSettings
 from kera.core.daemon import ExitCode
@@ -169,7 +169,7 @@ async def test_a_broker_that_is_started_again_has_what_was_written(settings: Bro
 
 
 async def test_a_broker_removes_what_its_last_launch_left(settings: BrokerSettings) -> None:
-    (settings.shm_dir / f"kera-{os.getuid()}-00000000.arena").touch()
+    (settings.shm_dir / f"kera-{os.getuid()}-00000000.arena").touch(0o600)
     async with serve(settings) as ready:
         assert list(settings.shm_dir.iterdir()) == [Path(ready["arena_path"])]
 

@@ -60,3 +60,18 @@ def test_what_a_killed_supervisor_has_left_is_removed_and_what_is_in_use_is_kept
     assert somebody_elses.is_dir()
     used.release()
     assert list(tmp_path.iterdir()) == [somebody_elses]
+
+
+@pytest.mark.parametrize("planted", ["directory", "lock"])
+def test_what_a_link_leads_to_is_no_abandoned_directory(tmp_path: Path, planted: str) -> None:
+    own = tmp_path / "own"
+    own.mkdir(0o700)
+    (own / ".lock").touch(0o600)
+    if planted == "directory":
+        (tmp_path / "kera-local-planted").symlink_to(own)
+    else:
+        (tmp_path / "kera-local-planted").mkdir(0o700)
+        (tmp_path / "kera-local-planted" / ".lock").symlink_to(own / ".lock")
+
+    assert remove_abandoned(tmp_path) == []
+    assert (own / ".lock").exists()

@@ -66,6 +66,7 @@ class PushBroker:
             row_bytes=ROW_BYTES,
         )
         self.memory = bytearray(self.hello.arena_bytes)
+        self.arena_path.touch(0o600)
         self.arena_path.write_bytes(self.memory)
         self.fd = os.open(self.arena_path, os.O_RDWR)
         self.send_fd = True

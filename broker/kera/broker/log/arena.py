@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from kera.broker.event import Event
-from kera.broker.log.arena_file import HOLE, ArenaFile, Geometry, Owner
+from kera.broker.log.arena_file import HOLE, ArenaFile
+from kera.broker.log.arena_head import Geometry, Owner
 from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.errors import ArenaFull, PathNotWritable, SharedMemoryTooSmall, Unavailable, invariant
 from kera.core.push import DEFAULT_DOMAIN
@@ -268,7 +269,7 @@ class Arena:
         """Take over the arena that a killed launch with this data directory has left; None when there is none.
 
         Slots that hold segments are not free: the caller looks at their `content` and keeps or retires each. Raises
-        `PathNotWritable`.
+        `PathNotWritable` and `StartError`, see `ArenaFile.left_by`.
         """
         files = ArenaFile.left_by(shm_dir, data_dir)
         alike = [file for file in files if file.geometry == files[0].geometry]
@@ -289,6 +290,11 @@ class Arena:
             slot.retired = True
             if not slot.leases:
                 self._add_free(slot)
+
+    @property
+    def paths(self) -> list[Path]:
+        """Of its files."""
+        return [file.path for file in self._files]
 
     @property
     def slot_count(self) -> int:

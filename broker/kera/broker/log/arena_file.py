@@ -14,13 +14,15 @@
 * A file that is *renewed* gets no further slots: what is new of its domain lies in another one, which those who had
   mapped this one have not. One that was given to anybody who may lose the right to it says so, for the next launch,
   which does not know to whom.
-* The owner holds a lock on each. So files whose owner has died are recognised: they are taken over by the next launch
-  of the same broker; those of an ephemeral broker, which never comes back, are removed by the next start of any broker
-  of the same user.
+* A file outlives a broker that is killed, and the next launch with the same data directory takes it over. That it has
+  the lock on the data directory shows that the owner is gone. Files of an ephemeral broker, which never comes back, are
+  removed by the next start of any broker of the same user; a lock on the file itself shows whether its owner lives.
+* The directory is everybody's. A file counts only if this user made it and no other user can open it; anything else
+  that has the name of an arena is left alone, with one warning. Names cannot be guessed.
 
-Who maps a file can have the kernel put empty pages into its holes, by looking there: so much more memory is used, up to
-the size of the arena for each file, until slots get memory there, or want some elsewhere and there is none, or the file
-goes.
+A reader that maps a file can have the kernel put empty pages into its holes, by reading there. That takes up to the
+size of the arena for each file, until slots get memory there, or want some elsewhere and there is none, or the file is
+removed.
 """
 
 from __future__ import annotations
@@ -28,60 +30,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import mmap
 import os
 import secrets
-from collections.abc import Iterator
+import stat
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Self
 
+from kera.broker.log.arena_head import (
+    DOMAIN_FORMAT,
+    FORMAT,
+    HEAD_BYTES,
+    ROW_BYTES,
+    ArenaHead,
+    Geometry,
+    Owner,
+    new_head,
+)
 from kera.core.blocks import FILE_CALLS, FileCalls
-from kera.core.errors import PathNotWritable, SharedMemoryTooSmall, invariant
+from kera.core.errors import PathNotWritable, SharedMemoryTooSmall, StartError
+from kera.core.own_directory import lock_id
+from kera.core.own_file import open_own
 from kera.core.populating import populate
-from kera.core.push import DEFAULT_DOMAIN
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.arena")
 
-FORMAT = 2
-DOMAIN_FORMAT = 3
-"""Of files of other domains: who knows only one does not take them for its arena."""
 _GIVEN, _YES = b'"given": ', ord("1")
 """In the head, and what is behind it of a file that is."""
-HEAD_BYTES = 4096
-PAGE_BYTES = 4096
-ROW_BYTES = 64
 HOLE = 15
 """Place in a row, counted in u32, that is not 0 when the slot has no memory in this file."""
-
-
-class Geometry(NamedTuple):
-    """How the files of an arena are cut; all of them are alike."""
-
-    slot_bytes: int
-    slots: int
-
-    @property
-    def slots_at(self) -> int:
-        """Offset of the first slot."""
-        return -(-(HEAD_BYTES + ROW_BYTES * self.slots) // PAGE_BYTES) * PAGE_BYTES
-
-    @property
-    def file_bytes(self) -> int:
-        """Size of a file."""
-        return self.slots_at + self.slots * self.slot_bytes
-
-    def slot_at(self, index: int) -> int:
-        """Offset of a slot."""
-        return self.slots_at + index * self.slot_bytes
-
-
-class Owner(NamedTuple):
-    """Whose files they are."""
-
-    data_dir: Path
-    ephemeral: bool
+IGNORED_LOGGED_MAX = 10
+"""Files that one warning names."""
 
 
 class ArenaFile:
@@ -142,51 +123,62 @@ class ArenaFile:
             raise
         if reserved:
             populate(file._memory)
-        head = {
-            "given": 0,
-            "format": FORMAT,
-            "data_dir": str(owner.data_dir),
-            "ephemeral": owner.ephemeral,
-            "slot_bytes": geometry.slot_bytes,
-            "slots": geometry.slots,
-            "slots_at": geometry.slots_at,
-        }
         if not reserved:
-            head |= {"format": DOMAIN_FORMAT, "domain": domain, "number": number}
             for index in range(geometry.slots):
                 file.row(index).cast("I")[HOLE] = 1
-        text = json.dumps(head).encode()
-        invariant(len(text) < HEAD_BYTES, "the arena's head is larger than its page", data_dir=str(owner.data_dir))
+        text = new_head(owner, geometry, domain, number, reserved=reserved)
         file._memory[: len(text)] = text  # last: a file without a head was never used
         file._given_at = file._find_given()
         return file
 
     @classmethod
     def left_by(cls, shm_dir: Path, data_dir: Path, calls: FileCalls = FILE_CALLS) -> list[Self]:
-        """Take over the files that a killed launch with this data directory has left. Raises `PathNotWritable`."""
-        found = []
-        for path in _arenas_in(shm_dir):
-            try:
-                fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                head = _read_head(fd) or {}
-                if (
-                    head.get("data_dir") == str(data_dir)
-                    and not head.get("ephemeral")
-                    and head.get("format") in (FORMAT, DOMAIN_FORMAT)
-                ):
-                    geometry = Geometry(head["slot_bytes"], head["slots"])
-                    if geometry.slots_at == head["slots_at"] and os.fstat(fd).st_size == geometry.file_bytes:
-                        domain = head.get("domain", DEFAULT_DOMAIN)
-                        found.append(cls(path, fd, geometry, domain, head.get("number", 0), calls))
-                        continue
-            except (OSError, KeyError):
-                pass  # another broker's, or none that we know: `remove_orphans` deals with it
-            os.close(fd)
+        """Take over the files that a killed launch with this data directory, which is ours now, has left.
+
+        Raises `PathNotWritable`, and `StartError` for a file of ours that others may have changed, or that a newer
+        version has made: what was acknowledged is in there.
+        """
+        found: list[Self] = []
+        lock = lock_id(data_dir)
+        try:
+            for path in _arenas_in(shm_dir):
+                file = cls._take(path, data_dir, lock, calls)
+                if file is not None:
+                    found.append(file)
+        except StartError:
+            for file in found:
+                file.close(keep=True)
+            raise
         return found
+
+    @classmethod
+    def _take(cls, path: Path, data_dir: Path, lock: str, calls: FileCalls) -> Self | None:
+        """One of them; None if the file is no memory that was left to us. `lock`: of our data directory."""
+        try:
+            fd = open_own(path, os.O_RDWR)
+        except PermissionError as error:
+            _refuse_opened_to_others(path, data_dir, error)
+            return None
+        except OSError:
+            return None
+        file = None
+        try:
+            head = ArenaHead.read(fd)
+            if head is not None and _is_of(head, data_dir) and _owner_is_gone(fd, head, lock):
+                _refuse_newer(path, head)
+                geometry = head.geometry
+                if head.format < FORMAT:
+                    log.warning("ignored memory of a format that is not known any more", path=str(path))
+                elif geometry is not None and os.fstat(fd).st_size == geometry.file_bytes:
+                    file = cls(path, fd, geometry, head.domain, head.number, calls)
+                else:
+                    log.error("memory that was left is damaged: what was nowhere else is lost", path=str(path))
+        except OSError as error:
+            log.error("cannot read memory that was left", path=str(path), error=str(error))
+        finally:
+            if file is None:
+                os.close(fd)
+        return file
 
     @property
     def is_given(self) -> bool:
@@ -233,7 +225,8 @@ class ArenaFile:
 
     def open_for_readers(self) -> int:
         """A descriptor by which nobody can write. Raises `OSError`."""
-        return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        # Not by its name, which may be another file's by now where the directory is not sticky.
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self, *, keep: bool = False) -> None:
         """Remove the file, unless the next launch is to find it.
@@ -249,10 +242,10 @@ class ArenaFile:
 def _create_locked(shm_dir: Path, calls: FileCalls) -> tuple[Path, int]:
     """A new file and its descriptor, which holds the lock."""
     while True:
-        path = shm_dir / f"kera-{os.getuid()}-{secrets.token_hex(4)}.arena"
+        path = shm_dir / f"kera-{os.getuid()}-{secrets.token_hex(16)}.arena"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            calls.lock(fd, fcntl.LOCK_EX)  # who holds it is looking for orphans, which is soon done
+            calls.lock(fd, fcntl.LOCK_EX)  # a broker that looks for orphans may have it, but not for long
             if os.fstat(fd).st_nlink:
                 return path, fd
         except OSError:
@@ -260,14 +253,6 @@ def _create_locked(shm_dir: Path, calls: FileCalls) -> tuple[Path, int]:
             os.close(fd)
             raise
         os.close(fd)  # taken for an orphan between its creation and its lock
-
-
-def _arenas_in(shm_dir: Path) -> list[Path]:
-    """What is called as arenas of this user are; nothing in a directory that is not there."""
-    try:
-        return sorted(shm_dir.glob(f"kera-{os.getuid()}-*.arena"))
-    except OSError as error:  # a name that is too long; pathlib takes what is no directory, or not ours, for empty
-        raise _unusable(shm_dir, error) from error
 
 
 def _unusable(shm_dir: Path, error: OSError) -> PathNotWritable:
@@ -286,52 +271,96 @@ def _too_small(shm_dir: Path, needed: int, available: int) -> SharedMemoryTooSma
     )
 
 
-def remove_orphans(shm_dir: Path, data_dir: Path) -> list[Path]:
-    """Remove the arenas of dead brokers that are ours to remove; returns their paths.
+# --- files that were left ---------------------------------------------------------------------------------------------
 
-    Ours are those of an earlier launch with the same `data_dir`, and those of ephemeral brokers of the same user.
-    Raises `PathNotWritable`.
+
+def remove_orphans(shm_dir: Path, data_dir: Path, *, keep: Collection[Path] = ()) -> list[Path]:
+    """Remove the arenas of dead brokers that are ours to remove, except `keep`; returns their paths.
+
+    Ours are those of an earlier launch with the same `data_dir`, which is ours now, and those of ephemeral brokers of
+    the same user. A reader that still has one mapped can put off the latter by locking its descriptor, which costs no
+    more memory than the mapping does. Raises `PathNotWritable`.
     """
-    removed = []
+    removed, ignored = [], []
+    lock = lock_id(data_dir)
     for path in _arenas_in(shm_dir):
-        with _locked(path) as fd:
-            if fd is None:
-                continue  # its owner is alive
-            try:
-                head = _read_head(fd)
-                if head is not None and not head.get("ephemeral") and head.get("data_dir") != str(data_dir):
-                    continue  # a broker that may come back for it
+        if path in keep:
+            continue
+        try:
+            fd = open_own(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:  # the directory is everybody's
+            ignored.append(f"{path.name}: {error.strerror}")
+            continue
+        try:
+            head = ArenaHead.read(fd)
+            if head is not None and not head.ephemeral and not _is_of(head, data_dir):
+                continue  # a broker that may come back for it
+            if _owner_is_gone(fd, head, lock):
                 path.unlink(missing_ok=True)
-            except OSError as error:  # the directory is everybody's: what is called so need not be an arena, nor ours
-                log.warning("cannot remove what looks like an arena", path=str(path), error=str(error))
-                continue
-            removed.append(path)
-            log.info("removed the arena of a dead broker", path=str(path))
+                removed.append(path)
+                log.info("removed the arena of a dead broker", path=str(path))
+        except OSError as error:
+            log.warning("cannot remove the arena of a dead broker", path=str(path), error=str(error))
+        finally:
+            os.close(fd)
+    if ignored:
+        log.warning(
+            "ignored what has the name of an arena and is not this user's own file",
+            shm_dir=str(shm_dir),
+            count=len(ignored),
+            files=ignored[:IGNORED_LOGGED_MAX],
+        )
     return removed
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int | None]:
+def _arenas_in(shm_dir: Path) -> list[Path]:
+    """Whatever has a name as arenas of this user have; nothing in a directory that is not there."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe by that name must not hold us up
+        return sorted(shm_dir.glob(f"kera-{os.getuid()}-*.arena"))
+    except OSError as error:  # a name that is too long; pathlib takes what is no directory, or not ours, for empty
+        raise _unusable(shm_dir, error) from error
+
+
+def _is_of(head: ArenaHead | None, data_dir: Path) -> bool:
+    return head is not None and not head.ephemeral and head.data_dir == str(data_dir)
+
+
+def _owner_is_gone(fd: int, head: ArenaHead | None, lock: str) -> bool:
+    """Whether nobody writes to a file any more; takes its lock, if that can be had. `lock`: of our own data directory.
+
+    A broker that has noted our own lock is gone: we hold that lock now. A lock on the file itself says less, as any
+    reader can take one by the descriptor that it was given, and keep it for as long as it likes.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        yield None
-        return
-    try:
+        return head is not None and bool(lock) and head.lock == lock
+    return True
+
+
+def _refuse_opened_to_others(path: Path, data_dir: Path, error: PermissionError) -> None:
+    """Raise `StartError` for memory of ours that other users have got access to. Anything else is not ours."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield None
-        else:
-            yield fd
-    finally:
-        os.close(fd)
+            status = os.fstat(fd)
+            is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+            if is_ours and _is_of(ArenaHead.read(fd), data_dir):
+                raise StartError(
+                    f"cannot trust {path}, the memory of this broker: {error.strerror}. Run chmod 600 on it if nobody"
+                    " has changed it; if you remove it, what was nowhere else is reported as lost",
+                    path=str(path),
+                )
+        finally:
+            os.close(fd)
 
 
-def _read_head(fd: int) -> dict[str, Any] | None:
-    """The head of an arena file; None when its maker died before it wrote one."""
-    try:
-        head = json.loads(os.pread(fd, HEAD_BYTES, 0).rstrip(b"\0"))
-    except ValueError:
-        return None
-    return head if isinstance(head, dict) else None
+def _refuse_newer(path: Path, head: ArenaHead) -> None:
+    if head.format > DOMAIN_FORMAT:
+        raise StartError(
+            f"{path} has memory of format {head.format}, this version knows {DOMAIN_FORMAT}; use a newer version, or"
+            " remove the file: what was nowhere else is then reported as lost",
+            path=str(path),
+        )

@@ -25,7 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kera.broker.log.arena import Arena
-from kera.broker.log.arena_file import HEAD_BYTES, ROW_BYTES, ArenaFile
+from kera.broker.log.arena_file import ArenaFile
+from kera.broker.log.arena_head import HEAD_BYTES, ROW_BYTES
 from kera.broker.serving.mappings import Mappings
 from kera.broker.serving.push import Push, PushConnection
 from kera.core.access.guard import Door, Guard

@@ -6,13 +6,16 @@ import asyncio
 import mmap
 import os
 import socket
+from pathlib import Path
 
 from kera.client.cluster.push import PushChannel
 from kera.client.cluster.push_returns import RETURN_DELAY_S
 from kera.core.errors import InvalidArgument, ProtocolError, Unavailable
+from kera.core.own_file import open_own
 from kera.core.push import DEFAULT_DOMAIN, VERSION, Decoder, Kind, encode
 from kera.core.rpc.address import reason_of
 from kera.core.rpc.method import Introduction, introduce
+from kera.core.rpc.unix_socket import peer_user
 from kera.core.rpc.wire import error_from_message, parse
 from kera.v1 import access_pb2, common_pb2, push_pb2
 
@@ -45,7 +48,7 @@ async def connect(
     except OSError as error:
         raise Unavailable(f"cannot connect to {path}: {reason_of(error)}", address=path) from error
     try:
-        memory = _map(hello, fd)
+        memory = _map(hello, fd, peer_user(sock))
         _, channel = await asyncio.get_running_loop().create_unix_connection(
             lambda: PushChannel(hello, memory, decoder, path, return_delay_s), sock=sock
         )
@@ -150,18 +153,21 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _map(hello: push_pb2.PushHello, fd: int | None) -> memoryview:
-    """The broker's memory. Takes the descriptor; without one, opens the file. Raises `InvalidArgument`."""
+def _map(hello: push_pb2.PushHello, fd: int | None, broker_user: int) -> memoryview:
+    """The broker's memory. Takes the descriptor; without one, opens the file, which must be the broker's user's own.
+
+    Raises `InvalidArgument`.
+    """
     path = hello.arena_path
     try:
         if fd is None:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_own(Path(path), user=broker_user)
         try:
             memory = memoryview(mmap.mmap(fd, hello.arena_bytes, prot=mmap.PROT_READ))
         finally:
             os.close(fd)
     except (OSError, ValueError, OverflowError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise InvalidArgument(f"cannot map the broker's memory {path}: {reason}; {_WAY_OUT}", path=path) from error
     rows_end = hello.rows_at + hello.slots * hello.row_bytes
     slots_end = hello.slots_at + hello.slots * hello.slot_bytes

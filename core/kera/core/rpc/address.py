@@ -5,13 +5,10 @@ And why one cannot be used.
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import os
 import re
 import ssl
-import tempfile
-from pathlib import Path
 
 from kera.core.errors import InvalidArgument
 
@@ -48,7 +45,6 @@ _TLS_REASONS = {
 _REFUSALS = frozenset(name for name, text in _TLS_REASONS.items() if "ALERT" in name and "certificate" in text)
 UNIX_PATH_BYTES_MAX = 100
 """The kernel takes 107; a data directory deeper than that gets its socket in the directory for temporary files."""
-_SHORT_DIRECTORY = Path("/tmp")  # noqa: S108 - where that one is deep as well
 
 
 def join_address(host: str, port: int) -> str:
@@ -137,16 +133,6 @@ def _way_out(address: str) -> str:  # noqa: PLR0911 - one for each mistake
     if not host:
         return "; it has no host"
     return f"; a port is a number from 0 to {PORT_MAX}" if port else "; it has no port"
-
-
-def unix_socket_path(data_dir: Path, name: str) -> Path:
-    """Where the daemon `name` with this data directory has its unix socket."""
-    path = data_dir / f"{name}.sock"
-    if len(bytes(path)) <= UNIX_PATH_BYTES_MAX:
-        return path
-    digest = hashlib.sha256(bytes(path)).hexdigest()[:16]
-    other = Path(tempfile.gettempdir()) / f"kera-{digest}.sock"
-    return other if len(bytes(other)) <= UNIX_PATH_BYTES_MAX else _SHORT_DIRECTORY / other.name
 
 
 def refuses_certificate(error: ssl.SSLError) -> bool:

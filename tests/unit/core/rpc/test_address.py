@@ -1,20 +1,16 @@
 """host:port, both ways."""
 
 import re
-import tempfile
-from pathlib import Path
 
 import pytest
 
 from kera.core.errors import InvalidArgument
 from kera.core.rpc.address import (
-    UNIX_PATH_BYTES_MAX,
     advertised_address,
     host_of,
     is_everywhere,
     join_address,
     split_address,
-    unix_socket_path,
 )
 
 
@@ -60,25 +56,6 @@ def test_what_is_no_address_is_refused_and_named(address: str) -> None:
 def test_what_is_no_address_comes_with_the_way_out(address: str, way_out: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(way_out)):
         split_address(address)
-
-
-def test_a_socket_lies_in_the_data_directory_or_where_its_path_is_short_enough(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * UNIX_PATH_BYTES_MAX)
-    found = {unix_socket_path(path, name) for path in (deep, tmp_path / ("e" * 100)) for name in ("broker", "backup")}
-
-    assert unix_socket_path(Path("/data"), "broker") == Path("/data/broker.sock")
-    assert len(found) == 4
-    assert all(path.parent == Path(tempfile.gettempdir()) for path in found)
-    assert all(len(bytes(path)) <= UNIX_PATH_BYTES_MAX for path in found)
-    assert unix_socket_path(deep, "broker") in found
-
-
-def test_a_socket_lies_in_tmp_where_the_directory_for_temporary_files_is_deep_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deep = tmp_path / ("d" * UNIX_PATH_BYTES_MAX)
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    assert unix_socket_path(deep, "broker").parent == Path("/tmp")
 
 
 @pytest.mark.parametrize(

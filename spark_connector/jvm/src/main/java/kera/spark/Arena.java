@@ -9,10 +9,13 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.channels.FileChannel;
 import java.nio.file.Files;
+import java.nio.file.LinkOption;
+import java.nio.file.OpenOption;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.Set;
 
 /**
  * A broker's memory, mapped for reading only.
@@ -25,12 +28,16 @@ import java.util.Map;
 final class Arena {
 
     private static final long EXTENT_BYTES_MAX = 1L << 30;
+    private static final Set<OpenOption> OPTIONS = Set.of(StandardOpenOption.READ, LinkOption.NOFOLLOW_LINKS);
+    private static final int FILE_TYPE = 0170000;
+    private static final int REGULAR_FILE = 0100000;
     private static final VarHandle GENERATION =
             MethodHandles.byteBufferViewVarHandle(long[].class, ByteOrder.LITTLE_ENDIAN);
 
     /**
-     * By the broker's push socket: the one that it has now. Weak, as what is mapped stays in memory even when its
-     * broker is gone and its file removed; connections and chunks refer to it for as long as they need it.
+     * By the broker's push socket and the memory domain: the one that it has now. Weak, as what is mapped stays in
+     * memory even when its broker is gone and its file removed; connections and chunks refer to it for as long as they
+     * need it.
      */
     private static final Map<String, WeakReference<Arena>> MAPPED = new HashMap<>();
 
@@ -55,7 +62,7 @@ final class Arena {
         slotsAt = hello.slotsAt();
         rowBytes = (int) hello.rowBytes();
         slotsPerExtent = (int) Math.max(1, EXTENT_BYTES_MAX / slotBytes);
-        try (FileChannel file = FileChannel.open(Path.of(hello.arenaPath()), StandardOpenOption.READ)) {
+        try (FileChannel file = FileChannel.open(Path.of(hello.arenaPath()), OPTIONS)) {
             if (file.size() < hello.arenaBytes()) {
                 throw new IOException("it has " + file.size() + " of " + hello.arenaBytes() + " bytes");
             }
@@ -71,23 +78,32 @@ final class Arena {
     }
 
     /**
-     * The memory of the broker that pushes at {@code socket}. Throws {@link ProtocolException}: it cannot be as the
-     * broker says; another {@link IOException}: it cannot be mapped.
+     * The memory of a domain of the broker that pushes at the path {@code socket}. Throws {@link ProtocolException}: it
+     * cannot be as the broker says; another {@link IOException}: it cannot be mapped.
      */
-    static Arena of(String socket, Wire.Hello hello) throws IOException {
+    static Arena of(String socket, String domain, Wire.Hello hello) throws IOException {
         requirePossible(hello);
-        Map<String, Object> file = Files.readAttributes(Path.of(hello.arenaPath()), "unix:dev,ino");
+        Map<String, Object> file = attributes(hello.arenaPath());
+        if (((int) file.get("mode") & FILE_TYPE) != REGULAR_FILE
+                || !file.get("uid").equals(attributes(socket).get("uid"))) {
+            throw new IOException("it is no regular file of the broker's user");
+        }
         Identity identity = new Identity(file.get("dev"), file.get("ino"), hello.arenaBytes(), hello.slots(),
                 hello.slotBytes(), hello.slotsAt(), hello.rowsAt(), hello.rowBytes());
         synchronized (MAPPED) {
-            WeakReference<Arena> mapped = MAPPED.get(socket);
+            WeakReference<Arena> mapped = MAPPED.get(socket + " " + domain);
             Arena known = mapped == null ? null : mapped.get(); // while it is mapped its inode is no other file's
             if (known == null || !known.identity.equals(identity)) {
                 known = new Arena(identity, hello);
-                MAPPED.put(socket, new WeakReference<>(known));
+                MAPPED.put(socket + " " + domain, new WeakReference<>(known));
             }
             return known;
         }
+    }
+
+    /** Of the file itself, not of what a link leads to: others may write to the directory that it is in. */
+    private static Map<String, Object> attributes(String path) throws IOException {
+        return Files.readAttributes(Path.of(path), "unix:dev,ino,uid,mode", LinkOption.NOFOLLOW_LINKS);
     }
 
     private static void requirePossible(Wire.Hello hello) throws ProtocolException {

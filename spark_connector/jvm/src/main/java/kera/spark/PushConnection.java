@@ -72,7 +72,7 @@ final class PushConnection implements Pool.Idle {
             hello = greeting(timeoutMs);
         }
         try {
-            arena = Arena.of(link.address() + " " + domain, hello);
+            arena = Arena.of(link.address(), domain, hello);
         } catch (ProtocolException | ClosedByInterruptException error) {
             throw error;
         } catch (IOException | IllegalArgumentException error) {
