@@ -98,7 +98,9 @@ async def serve(
         # What ties it to the coordinator ends last: as long as it writes to its disk, it says that it is there.
         ties = await stack.enter_async_context(AsyncExitStack())
         monitor.health.starting("it reads what is on its disk and in its memory")
-        engine = await LogEngine.start(settings, data_dir, runtime, open_index=open_index)
+        engine = await LogEngine.start(
+            settings, data_dir, runtime, directory_id=directory.load_directory_id(), open_index=open_index
+        )
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
         guard = stack.enter_context(
@@ -227,6 +229,7 @@ async def serve(
             registration.recovered_before_epoch,
             elsewhere=registration.elsewhere_stream_ids,
             has_holes=registration.has_holes,
+            directory_id=registration.directory_id,
         )
         broker.registered(registration.broker_id, owned, registration.broker_epoch)
         await push.start(registration.broker_id, registration.broker_epoch)

@@ -130,17 +130,22 @@ class LogEngine:
         data_dir: Path,
         runtime: Runtime = MACHINE,
         *,
+        directory_id: str = "",
         rebuild_limits: RebuildLimits | None = None,
         tick_s: float = TICK_S,
         open_index: OpenIndex = SegmentIndex.open_checked,
     ) -> LogEngine:
-        """Open the log in `data_dir`, which belongs to this process. Raises `StartError` and what it has below it."""
+        """Open the log in `data_dir`, which belongs to this process. Raises `StartError` and what it has below it.
+
+        `directory_id`: of the directory, as its identity says; empty if it has none yet.
+        """
         clock = runtime.clock
         begun_s = clock.monotonic_s()
         root = data_dir / "log"
         # Memory that names a new directory is of one that was at its place before: what is in it is nobody's any more.
         new = not root.exists() and not any((data_dir / name).exists() for name in BrokerIdentity.names())
         index, whole = await asyncio.to_thread(_open_index, root, open_index)
+        _check_directory(root, index, directory_id)
         store = SegmentStore(root, LocalDisk(root, runtime.files), index, calls=runtime.files)
         arena = None if new else Arena.attach(settings.shm_dir, data_dir)
         remove_orphans(settings.shm_dir, data_dir, keep=arena.paths if arena is not None else ())
@@ -194,6 +199,7 @@ class LogEngine:
         elsewhere: Iterable[int] = (),
         *,
         has_holes: bool = False,
+        directory_id: str = "",
     ) -> None:
         """Drop what is here of streamlets that others have now; the service opens those that `owned` gives us.
 
@@ -201,7 +207,8 @@ class LogEngine:
         know: it is kept, for the metadata may be older than it is, until an order comes to drop it or to open it.
         `recovered_before_epoch`: what launches before that had is recovered, or was, from their replicas (0: nothing).
         None: nobody says; then replicas of streams that are not ours any more are spared. `has_holes`: what an earlier
-        launch had in memory was lost, and is still being recovered.
+        launch had in memory was lost, and is still being recovered. `directory_id`: of the data directory; the log
+        remembers it, so that it is not taken for another broker's (empty: it stays as it is).
         """
         if has_holes:
             self.streams.withhold()
@@ -220,7 +227,12 @@ class LogEngine:
             recover_before = broker_epoch
         elif recovered_before_epoch is None and any(each.stream_id not in keep for each in found):
             spare_before = broker_epoch
-        ids.remember(recover_before_epoch=recover_before, spare_before_epoch=spare_before, lost_memory=False)
+        ids.remember(
+            recover_before_epoch=recover_before,
+            spare_before_epoch=spare_before,
+            lost_memory=False,
+            directory_id=directory_id or meta.get("directory_id", ""),
+        )
         await asyncio.to_thread(self._index.commit, [], ids.meta)
         self.replication.begin(
             broker_epoch,
@@ -414,6 +426,19 @@ def _open_index(root: Path, opening: OpenIndex) -> tuple[SegmentIndex, bool]:
         ) from error
 
 
+def _check_directory(root: Path, index: SegmentIndex, directory_id: str) -> None:
+    """Raise `StartError` for the log of another broker: most of it would be dropped as others have its streams."""
+    found = index.meta().get("directory_id", "")
+    if found and directory_id and found != directory_id:
+        index.close(clean=index.was_closed)
+        raise StartError(
+            f"{root} is not the log of the broker that {root.parent / BrokerIdentity.names()[0]} names: files of two"
+            f" data directories were mixed up; put each back in its place (the log is of directory {found}, the broker"
+            f" of {directory_id})",
+            path=str(root),
+        )
+
+
 async def _memory(
     arena: Arena, index: SegmentIndex, slot_bytes: int, clock: Clock, flush_delay_ms: int = 0
 ) -> PersistenceManager:
@@ -427,6 +452,7 @@ async def _memory(
         "recover_before_epoch": found.get("recover_before_epoch", 0),
         "spare_before_epoch": found.get("spare_before_epoch", 0),
         "lost_memory": found.get("lost_memory", False),
+        "directory_id": found.get("directory_id", ""),
     }
     await asyncio.to_thread(index.commit, [], meta)
     return PersistenceManager(

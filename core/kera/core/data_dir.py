@@ -156,6 +156,11 @@ class DataDirectory:
             self.store(found.member_id, found.cluster_id)
         return found.member_id, found.cluster_id
 
+    def load_directory_id(self) -> str:
+        """See `Identity.directory_id`; empty for a daemon that was never registered. Raises as `load`."""
+        member_id, _ = self.load()
+        return self.directory_id if member_id else ""
+
     def store(self, member_id: int, cluster_id: str, coordinator_epoch: int = 0) -> None:
         """Remember who this daemon is, and which coordinator it has heard of; durable when it returns.
 

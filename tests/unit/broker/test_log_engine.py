@@ -141,6 +141,23 @@ async def test_what_was_written_is_there_after_a_kill(settings: BrokerSettings) 
         assert await read_all(engine) == list(range(9))
 
 
+async def test_the_log_of_another_directory_is_refused_and_stays_as_it_is(settings: BrokerSettings) -> None:
+    engine = await LogEngine.start(settings, settings.data_dir)
+    await engine.own([], BROKER_ID, 7, directory_id="mine")
+    engine.streams.open(stream_info(), BROKER_ID)
+    append(engine, *range(SEGMENT))
+    await engine.close()
+
+    for _ in range(2):
+        with pytest.raises(StartError, match=r"is not the log of the broker that .*broker\.json names.*mixed up"):
+            await LogEngine.start(settings, settings.data_dir, directory_id="another")
+    engine = await LogEngine.start(settings, settings.data_dir, directory_id="mine")
+    assert not engine.restart.found.repaired
+    engine.streams.open(stream_info(), BROKER_ID)
+    assert await read_all(engine) == list(range(SEGMENT))
+    await engine.close()
+
+
 @pytest.mark.parametrize("killed", [True, False])
 async def test_memory_that_was_lost_is_lost_until_the_coordinator_knows(
     settings: BrokerSettings, *, killed: bool
