@@ -20,7 +20,7 @@ from kera.cli._durations import parse_duration_ms
 from kera.cli._run import UsageError, run_async
 from kera.cli._streams import silence_stdout
 from kera.cli._times import parse_time_us
-from kera.core.errors import CorruptChunk, InvalidArgument
+from kera.core.errors import CorruptChunk, DataLost, InvalidArgument
 
 if TYPE_CHECKING:
     import asyncio
@@ -101,6 +101,9 @@ def consume(
         "--corrupt-chunks",
         help="How to treat a chunk that cannot be read: fail, or skip it with a warning.",
     ),
+    skip_lost: bool = typer.Option(
+        False, "--skip-lost", help="Continue behind records that are gone, with a warning, instead of failing."
+    ),
     ordered: bool = typer.Option(
         False,
         "--ordered",
@@ -126,14 +129,15 @@ def consume(
     since_us = None if since is None else parse_time_us(since, time.time_ns() // 1000, name="--since")
     begin = _Begin("latest" if start is StartPosition.LATEST else "earliest", since_us, offset, last, streamlet or None)
     shape = _Shape(as_json, template, raw)
-    _check_order(streams, group, epoch, ordered=ordered)
+    _check_order(streams, group, epoch, ordered=ordered, skip_lost=skip_lost)
     if ordered:
         if begin.is_by_place:
             raise UsageError("--offset, --last and --streamlet do not go with --ordered, which reads all by time")
         length_ms = None if epoch is None else parse_duration_ms(epoch, name="--epoch")
         run_async(_consume_ordered(bootstrap, streams, length_ms, begin, count, until_end, shape, corrupt_chunks.value))
     else:
-        run_async(_consume(bootstrap, streams[0], group, begin, count, until_end, shape, corrupt_chunks.value))
+        settings = {"corrupt_chunks": corrupt_chunks.value, "on_data_lost": "skip" if skip_lost else "raise"}
+        run_async(_consume(bootstrap, streams[0], group, begin, count, until_end, shape, settings))
 
 
 class _Begin(NamedTuple):
@@ -198,7 +202,9 @@ def _check_begin(begins: Mapping[str, object], streamlets: Sequence[int] | None,
         )
 
 
-def _check_order(streams: Sequence[str], group: str | None, epoch: str | None, *, ordered: bool) -> None:
+def _check_order(
+    streams: Sequence[str], group: str | None, epoch: str | None, *, ordered: bool, skip_lost: bool
+) -> None:
     """Raises `UsageError`."""
     if ordered and group is not None:
         raise UsageError(
@@ -206,6 +212,8 @@ def _check_order(streams: Sequence[str], group: str | None, epoch: str | None, *
         )
     if not ordered and len(streams) > 1:
         raise UsageError("several streams are read in one order only: add --ordered")
+    if ordered and skip_lost:
+        raise UsageError("--skip-lost does not go with --ordered: readers would no longer get the same epochs")
     if not ordered and epoch is not None:
         raise UsageError("--epoch goes with --ordered")
 
@@ -230,9 +238,8 @@ async def _consume(
     count: int | None,
     until_end: bool,
     shape: _Shape,
-    corrupt_chunks: str,
+    settings: dict[str, Any],
 ) -> None:
-    settings: dict[str, Any] = {"corrupt_chunks": corrupt_chunks}
     if count is not None:
         settings["joined_bytes_max"] = 0  # what is printed of a batch in part is not committed
     async with connected(bootstrap) as client:
@@ -286,6 +293,8 @@ async def _until_reader_closes(work: Coroutine[Any, Any, None]) -> None:
         except CorruptChunk as error:
             text = error.message.replace('corrupt_chunks="skip"', "--corrupt-chunks skip")
             raise CorruptChunk(text, **error.attributes) from error
+        except DataLost as error:
+            raise DataLost(f"{error.message}, with --skip-lost", **error.attributes) from error
         except BrokenPipeError:
             reader_gone.set()
         except asyncio.CancelledError:

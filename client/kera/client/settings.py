@@ -141,6 +141,12 @@ class ConsumerSettings(KeraSettings):
         description="How to treat a chunk whose records cannot be read, though its header can. skip: it counts as"
         " one without records, and a warning names it.",
     )
+    on_data_lost: Literal["raise", "skip"] = Field(
+        "raise",
+        description="When records are gone that should come next (retention, truncation, lost hosts): raise DataLost,"
+        " after which a consumer of a consumer group goes on behind the gap if asked for more; or skip it with a"
+        " warning.",
+    )
     undecodable_records: Literal["fail", "skip"] = Field(
         "fail",
         description="How to treat a record that the consumer's deserializer cannot read. fail: CannotDecode is raised,"

@@ -362,6 +362,11 @@ class EntryBounds:
     """Of a stream with epochs: up to there it is settled, by its records, or as its broker would promise; None: by
     nothing."""
 
+    @property
+    def starts_behind_loss(self) -> bool:
+        """Whether a loss ends where the entry starts: to begin with the earliest record is to miss what was there."""
+        return self.lost is not None and self.lost[0] < self.start <= self.lost[1]
+
     @classmethod
     def from_message(cls, info: broker_pb2.EntryInfo) -> EntryBounds:
         """From its wire form."""

@@ -40,11 +40,22 @@ def test_an_entry_without_chunks_has_nothing_and_stays_at_the_earliest_position(
 
 
 def test_the_earliest_position_is_the_first_chunk_that_is_there(engine: Engine) -> None:
-    log = Log(engine, first_group_id=50)
+    log = Log(engine)
     log.append_many(2)
 
-    assert log.read(EARLIEST) == ([0, 1], Position(50, 1, 2048))
-    assert log.streamlet.entries[0].start == Position(50, 1, 0)
+    assert log.read(EARLIEST) == ([0, 1], Position(1, 1, 2048))
+    assert log.streamlet.entries[0].start == Position(1, 1, 0)
+
+
+def test_the_earliest_position_of_an_entry_that_begins_with_a_loss_tells_what_is_lost(engine: Engine) -> None:
+    log = Log(engine, first_group_id=50)
+    log.append_many(2)
+    with pytest.raises(DataLost) as raised:
+        log.read(EARLIEST)
+
+    assert raised.value.attributes["lost_from"] == [0, 0, 0]
+    assert raised.value.attributes["available_from"] == [50, 1, 0]
+    assert log.read(Position(50, 1, 0)) == ([0, 1], Position(50, 1, 2048))
 
 
 def test_a_read_goes_through_segments_and_groups_up_to_the_durable_head(full: Log) -> None:
@@ -281,7 +292,7 @@ def test_a_position_of_an_earlier_launch_tells_exactly_what_is_lost(engine: Engi
         "entry": 0,
         "lost_from": [9, 2, 2048],
         "available_from": [10, 1, 0],
-        "reason": "it was removed by retention or truncation",
+        "reason": "it was lost with the memory of the broker's host",
         "available_record": 0,
     }
     assert not raised.value.retriable

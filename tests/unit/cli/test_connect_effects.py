@@ -53,7 +53,7 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any], Has]] = {
     "file_format": ("jsonl", {}, lambda source, target: bool({source, target} & {"file", "directory"})),
     "file_bytes": (1 << 20, {}, lambda _, target: target == "directory"),
     "kafka_config": ("kafka.properties", {}, lambda source, target: "topic" in {source, target}),
-    "skip_lost": (True, {}, lambda source, _: source == "topic"),
+    "skip_lost": (True, {}, lambda source, _: source in STREAMS | {"topic"}),
     "bootstrap_given": (True, {}, lambda source, target: "stream" in {source, target}),
 }
 """By field of `CopyOptions`: a value, the options without which it has no effect, and on which copies it has one."""

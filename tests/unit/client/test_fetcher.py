@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -17,6 +17,7 @@ from kera.client.settings import ConsumerSettings
 from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.errors import (
     ClosedError,
+    DataLost,
     InvalidArgument,
     InvalidCursor,
     NotOwner,
@@ -415,3 +416,23 @@ async def test_whoever_gives_up_closing_a_fetcher_is_told_so_and_those_who_take_
             await closing
         with pytest.raises(ClosedError):
             await waiting
+
+
+@pytest.mark.parametrize("on_data_lost", ["raise", "skip"])
+async def test_a_consumer_fails_for_what_is_gone_or_goes_on_behind_it(
+    make_fleet: MakeFleet, on_data_lost: Literal["raise", "skip"]
+) -> None:
+    fleet = await make_fleet(brokers=1)
+    put(fleet, b"a", b"b", b"c")
+    streamlet = fleet.s.streamlets[0]
+    first, gone, left = (chunk.start for chunk in streamlet.log)
+    streamlet.truncate(left)
+    settings = ConsumerSettings(on_data_lost=on_data_lost)
+    consumer = Consumer(fleet.cluster, ("s",), settings, start={0: [gone]}, end="latest")
+    async with asyncio.timeout(WAIT_S), consumer:
+        if on_data_lost == "raise":
+            with pytest.raises(DataLost):
+                await anext(consumer.batches())
+        else:
+            assert [chunk.batch["value"].to_pylist() async for chunk in consumer.batches()] == [[b"c"]]
+            assert consumer.positions()[0][0] > left > first

@@ -113,6 +113,17 @@ def test_an_entry_whose_broker_lost_its_memory_has_lost_records_also_where_the_o
     assert again.start == advance.start, "that is told once"
 
 
+def test_a_new_entry_that_begins_with_a_loss_has_lost_records() -> None:
+    bounds = replace(entry(10, group=2), lost=(EARLIEST, Position(2, 1, 0)))
+    now = now_of(stream_now({0: [bounds]}))
+
+    with pytest.raises(DataLost, match="an unknown number of records of stream 'flights'"):
+        next_ends(Offsets({}), now, fail_on_data_loss=True)
+    advance = next_ends(Offsets({}), now, fail_on_data_loss=False)
+    assert advance.start == offsets((at(0, group=2),))
+    assert len(advance.warnings) == 1
+
+
 # --- what is gone -------------------------------------------------------------------------------------------
 
 HERE = stream_now({0: [entry(8)], 1: [entry(8)]})

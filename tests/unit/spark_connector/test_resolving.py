@@ -1,9 +1,11 @@
 """What users say about places means what they expect in the streams as they are."""
 
+from dataclasses import replace
+
 import pytest
 
 from kera.core.errors import DataLost, InvalidArgument
-from kera.core.ids import Position
+from kera.core.ids import EARLIEST, Position
 from kera.spark_connector.planning import Now, Question, heads, questions, resolve
 from kera.spark_connector.planning.offsets import EntryOffset, Offsets, StreamOffsets, StreamRecreated
 from kera.spark_connector.planning.places import Place, Time, Where
@@ -28,6 +30,20 @@ def resolved(
 def test_earliest_and_latest_are_the_bounds() -> None:
     assert resolved(Where("startingOffsets", "earliest")) == offsets((at(0), at(0)), (at(3), at(0)))
     assert resolved(Where("startingOffsets", "latest")) == heads(NOW) == offsets((at(10), at(0)), (at(8), at(7)))
+
+
+@pytest.mark.parametrize("place", ["earliest", Position(0, 0, 0)])
+def test_the_earliest_record_of_an_entry_that_begins_with_a_loss_is_lost_or_what_is_there(place: Place) -> None:
+    bounds = replace(entry(10, group=2), lost=(EARLIEST, Position(2, 1, 0)))
+    now = now_of(stream_now({0: [bounds]}))
+    where = where_of({0: [place]})
+
+    with pytest.raises(DataLost, match=r"option startingOffsets: .*lost with the memory.*failOnDataLoss") as caught:
+        resolved(where, now)
+    assert caught.value.attributes["lost_from"] == (0, 0, 0)
+    assert caught.value.attributes["available_from"] == (2, 1, 0)
+    assert resolved(where, now, loss=True) == offsets((at(0, group=2),))
+    assert resolved(where_of({0: "latest"}), now) == offsets((at(10, group=2),))
 
 
 def test_a_place_for_a_streamlet_is_for_all_its_entries_and_a_list_is_one_for_each() -> None:

@@ -206,6 +206,10 @@ class Entry(EntryProgress):
         """The gap that `position` is in."""
         return next((gap for gap in self.gaps if gap.has(position)), None)
 
+    def loss_before_start(self) -> Gap | None:
+        """A loss that ends where the entry starts: a reader from the earliest position has missed what was there."""
+        return next((gap for gap in self.gaps if gap.start < self.start <= gap.end and not gap.unseen), None)
+
     def distance(self, key: Key) -> tuple[int, int] | None:
         """How far the nearest reader has to go to this segment, in groups and segments; None when none will come."""
         behind = [reader for reader in self.readers.values() if reader <= key]

@@ -15,7 +15,7 @@ from kera.broker.log.entry import Entry, length_of
 from kera.broker.log.intervals import Interval, interval_of
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
-from kera.broker.records import Hole, Key, SegmentRecord
+from kera.broker.records import Gap, Hole, Key, SegmentRecord
 from kera.core.errors import DataLost, InvalidCursor, NotOwner, UnknownGroup
 from kera.core.ids import EARLIEST, Position
 
@@ -78,6 +78,9 @@ def _plan(
 ) -> ReadPlan:
     interval = interval_at(streamlet, start.group_id)
     if start.group_id == 0:
+        gap = entry.loss_before_start()
+        if gap is not None:
+            raise _lost_in(gap, streamlet, entry, interval, EARLIEST)
         start = entry.start
         if interval.closed and (start == EARLIEST or start.group_id >= interval.end_group_id):
             return ReadPlan([], interval.following, moved=True)
@@ -200,15 +203,12 @@ def _resolve(streamlet: Streamlet, entry: Entry, interval: Interval, position: P
         if entry.start.group_id >= interval.end_group_id:
             return position[:2], 0  # the entry has nothing in it
         position = entry.start  # the entry's first group in it is a later one
+    gap = entry.gap_at(position)
+    if gap is not None and gap.end >= entry.start:
+        raise _lost_in(gap, streamlet, entry, interval, position)
     if position < entry.start:
         available = min(entry.start, interval.following) if interval.closed else entry.start
         raise _lost(streamlet, entry, position, available, "it was removed by retention or truncation")
-    gap = entry.gap_at(position)
-    if gap is not None:
-        following = entry.following((gap.end.group_id, gap.end.segment_id - 1))
-        after = Position(*following[0], 0) if following is not None else gap.end
-        after = min(after, interval.following) if interval.closed else after
-        raise _lost(streamlet, entry, position, after, "it was lost with the memory of the broker's host")
     key, offset = (position.group_id, position.segment_id), position.offset
     found = entry.find(key)
     if found is not None:
@@ -335,6 +335,14 @@ def _lost(streamlet: Streamlet, entry: Entry, position: Position, available: Pos
         reason=why,
         available_record=_record_from(streamlet, entry, position, available),
     )
+
+
+def _lost_in(gap: Gap, streamlet: Streamlet, entry: Entry, interval: Interval, position: Position) -> DataLost:
+    """The error for a reader at `position`, in a gap or before all that is there; it may go on behind the gap."""
+    following = entry.following((gap.end.group_id, gap.end.segment_id - 1)) if position >= entry.start else None
+    after = Position(*following[0], 0) if following is not None else gap.end
+    after = min(after, interval.following) if interval.closed else after
+    return _lost(streamlet, entry, position, after, "it was lost with the memory of the broker's host")
 
 
 def _record_from(streamlet: Streamlet, entry: Entry, position: Position, available: Position) -> int:

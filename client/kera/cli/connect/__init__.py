@@ -72,7 +72,7 @@ def copy(
         None, "--kafka-config", metavar="FILE", help="File with settings of librdkafka, name=value: login, TLS."
     ),
     skip_lost: bool = typer.Option(
-        False, "--skip-lost", help="Continue behind records that the topic removed before they were copied."
+        False, "--skip-lost", help="Continue behind records that the source removed or lost before they were copied."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print what happens as JSON lines to standard output."),
     bootstrap: str = BOOTSTRAP_OPTION,

@@ -153,7 +153,13 @@ async def _plain_source(end: End, target: End, name: str, options: CopyOptions, 
             from kera.connect.streams.source import StreamSource
 
             client = clients[_cluster(end, options)]
-            return StreamSource(client, end.stream, follow=options.follow, from_latest=options.from_latest)
+            return StreamSource(
+                client,
+                end.stream,
+                follow=options.follow,
+                from_latest=options.from_latest,
+                skip_lost=options.skip_lost,
+            )
         case TopicEnd():
             with extra("kafka"):
                 import confluent_kafka  # noqa: F401 - see whether it is there

@@ -98,10 +98,8 @@ def _kafka_config(_options: CopyOptions, source: End, target: End) -> Reason:
 
 
 def _skip_lost(_options: CopyOptions, source: End, _target: End) -> Reason:
-    if isinstance(source, TopicEnd):
+    if isinstance(source, TopicEnd | StreamEnd):
         return None
-    if isinstance(source, StreamEnd):
-        return "only a topic as the source takes it; for a stream, begin a new copy with another --name"
     return f"{'a table removes' if isinstance(source, TableEnd) else 'files remove'} nothing before it is copied"
 
 

@@ -1,16 +1,15 @@
 """Fetching ahead: ranges in, what they have to give out, from whatever brokers have it.
 
-A range is a piece of an entry that somebody reads, or a group of segments that a consumer group has given to this
-consumer: such ranges come and go all the time, and when something of one is gone, that is told and passed over.
+A range is a piece of an entry, or a group of segments that a consumer group has given to this consumer. Such ranges
+come and go all the time. When something of a group is gone, the range tells that and goes on behind it.
 
 A range is with one reader at any time: that of the broker that has its next position. A broker whose memory can be read
 in place pushes what comes of its ranges (`_PushReader`); from the others one task per stream and broker pulls, the
 ranges in turn (`_PullReader`). All that comes goes into one queue, and is bounded: what was pulled by its sum, what is
 pushed by the window of each broker.
 
-A range goes to another reader when its next position is in groups that are elsewhere; when its broker does not have it
-any more, or cannot be reached, once the coordinator has been asked where it is; and when its broker wants it to be
-pulled, for a while. The other ranges go on meanwhile. Readers come and go with their ranges.
+A range goes to another reader when its next position is at another broker, when its broker does not have it or cannot
+be reached (then the coordinator is asked), and when its broker wants it pulled for a while. Others go on meanwhile.
 
 Promise: what a range gives comes out in order, nothing twice and nothing left out, wherever the range has been and
 however it came. What a reader has got is in the queue before its range leaves it, and a range moves with its position.
@@ -247,12 +246,11 @@ class Fetcher:
 
         Raises the first error after which that is of no use.
         """
-        name = self.stream(home).name
-        now_s = asyncio.get_running_loop().time()
+        name, now_s = self.stream(home).name, asyncio.get_running_loop().time()
         later: dict[float, list[Range]] = {}
         refused: list[tuple[Range, KeraError]] = []
         for item, failure in failures:
-            if item.closed or (item.is_group and isinstance(failure, DataLost) and self._passed(item, failure)):
+            if item.closed or (isinstance(failure, DataLost) and self._passed(item, failure)):
                 continue
             error = broker_failed(self.cluster, name, failure)
             if isinstance(error, InvalidCursor):
@@ -285,12 +283,15 @@ class Fetcher:
                 self.assign(item)
 
     def _passed(self, item: Range, gap: DataLost) -> bool:
-        """Go on behind what is gone of a group; False: it is not known where that is."""
+        """Go on behind what is gone, of a group or where it is to be skipped; False: it is not to, or nowhere."""
         available = Position(*gap.attributes.get("available_from", item.wanted.start))
-        if available <= item.wanted.start:
+        if available <= item.wanted.start or not (item.is_group or self.settings.on_data_lost == "skip"):
             return False
-        self.arrivals.put(Arrived(item, gap=gap))
-        if self._goes_on(item, available):
+        if item.is_group:
+            self.arrivals.put(Arrived(item, gap=gap))
+        else:
+            log.warning("records are gone; skipped", error=gap.message)
+        if self.came(item, Fetched(item.wanted.entry, item.wanted.start, available, [], 0, None)):
             self.assign(item)
         return True
 

@@ -52,11 +52,6 @@ class GroupConsumerSettings(ConsumerSettings):
         " order. It holds for all consumers of the consumer group as soon as one of them asks for it. Then no more"
         " consumers work at once than the streams have entries.",
     )
-    on_data_lost: Literal["raise", "skip"] = Field(
-        "raise",
-        description="When records are gone that should come next (retention, truncation, lost hosts): raise DataLost"
-        " once, and go on behind the gap if asked for more; or skip it with a warning.",
-    )
 
     @model_validator(mode="after")
     def _heartbeats_come_in_time(self) -> Self:

@@ -6,10 +6,11 @@ A place is a position and the ordinal of the record there: ``[group, segment, of
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Literal
 
 import pyarrow as pa
 
-from kera.client import ChunkBatch, Client, ConsumerSettings, Position, StreamDescription
+from kera.client import ChunkBatch, Client, ConsumerSettings, EntryBounds, Position, StreamDescription
 from kera.connect.errors import RecordsGone, SourceChanged
 from kera.connect.pieces import Piece, Place, Span
 from kera.core.arrow_types import empty_batch
@@ -21,8 +22,13 @@ class StreamSource:
 
     may_shrink = False
 
-    def __init__(self, client: Client, stream: str, *, follow: bool, from_latest: bool = False) -> None:
-        """`follow`: go on for ever. `from_latest`: begin with what comes, not with what there is."""
+    def __init__(
+        self, client: Client, stream: str, *, follow: bool, from_latest: bool = False, skip_lost: bool = False
+    ) -> None:
+        """`follow`: go on for ever. `from_latest`: begin with what comes, not with what there is.
+
+        `skip_lost`: go on behind what was removed or lost before it was copied.
+        """
         self.shown = self.identity = f"stream {stream}"
         self.notes: list[str] = []
         self.schema = pa.schema([])
@@ -31,9 +37,11 @@ class StreamSource:
         self._name = stream
         self._follow = follow
         self._from_latest = from_latest
+        self._skips = skip_lost
         self._stream: StreamDescription | None = None
         # Pieces are kept for longer than a broker should have to keep its memory for them.
-        self._settings = ConsumerSettings.load(shared_memory="never")
+        on_data_lost: Literal["raise", "skip"] = "skip" if skip_lost else "raise"
+        self._settings = ConsumerSettings.load(shared_memory="never", on_data_lost=on_data_lost)
 
     async def open(self) -> None:
         """See `Source`. Raises `UnknownStream`."""
@@ -61,7 +69,7 @@ class StreamSource:
         return left
 
     async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
-        """See `Source`. Raises `RecordsGone` when retention was faster."""
+        """See `Source`. Raises `RecordsGone` for what was removed or lost before it was copied."""
         del piece_bytes  # a chunk is a piece
         reached = dict(places)
         start: dict[int, list[Position]] = {}
@@ -71,6 +79,8 @@ class StreamSource:
                 part = part_of(streamlet, entry)
                 if self._from_latest and part not in reached:  # the target keeps it, whenever the first record comes
                     yield Piece(part, first, first, empty_batch(self.schema), streamlet)
+                elif part not in reached and bounds.starts_behind_loss:
+                    self._refuse_loss(bounds)
                 place = reached.setdefault(part, first)
                 start.setdefault(streamlet, []).append(Position(*place[:3]))
         consumer = self._client.consumer(
@@ -81,12 +91,24 @@ class StreamSource:
                 async for chunk in consumer.batches():
                     part = part_of(chunk.entry.streamlet_id, chunk.entry.entry)
                     end = _behind(chunk)
+                    if self._skips and reached[part][:3] < [*chunk.start]:  # what is gone is in no piece
+                        reached[part] = [*chunk.start, chunk.header.first_record]
                     yield Piece(part, reached[part], end, chunk.batch, chunk.entry.streamlet_id)
                     reached[part] = end
             except DataLost as error:
                 raise RecordsGone(
-                    f"stream {self._name!r} has no longer what comes next: {error.message}", **error.attributes
+                    f"stream {self._name!r} has no longer what comes next: {error.message}, with --skip-lost",
+                    **error.attributes,
                 ) from error
+
+    def _refuse_loss(self, bounds: EntryBounds) -> None:
+        if bounds.lost is not None and not self._skips:
+            raise RecordsGone(
+                f"stream {self._name!r} has lost what was from {tuple(bounds.lost[0])} up to {tuple(bounds.start)}"
+                " before it was copied, with the memory of a broker's host; --skip-lost goes on behind it",
+                lost_from=list(bounds.lost[0]),
+                available_from=list(bounds.start),
+            )
 
     async def kept(self, places: Mapping[str, Place]) -> None:
         """See `Source`: the stream decides what it keeps."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
+from kera.core.ids import EARLIEST
 from kera.spark_connector.planning.admission import Waiting
 from kera.spark_connector.planning.cutting import ranges
 from kera.spark_connector.planning.now import Now, bounds_of, find_bounds, first_of, heads, may_be_lost
@@ -58,7 +59,10 @@ def next_ends(start: Offsets, now: Now, *, fail_on_data_loss: bool) -> Advance:
     begin = _still_there(start, now, losses)
     ends: dict[EntryName, EntryOffset] = {}
     for entry, head in heads(now).entries():
-        begin.setdefault(entry, first_of(bounds_of(now, entry)))
+        if entry not in begin:
+            begin[entry] = first_of(bounds_of(now, entry))
+            if bounds_of(now, entry).starts_behind_loss:
+                losses.add(_lost(entry, EntryOffset(EARLIEST, 0), bounds_of(now, entry)))
         ends[entry] = _later(begin[entry], head)
     ids = {name: stream.stream_id for name, stream in now.items()}
     return Advance(Offsets.of(begin, ids), Offsets.of(ends, ids), tuple(losses.warnings))

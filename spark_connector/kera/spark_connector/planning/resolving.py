@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from kera.core.errors import DataLost, InvalidArgument
-from kera.core.ids import Position
+from kera.core.ids import EARLIEST, Position
 from kera.spark_connector.planning.now import Now, StreamNow, bounds_of, first_of, last_of, may_be_lost
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets, StreamRecreated
 from kera.spark_connector.planning.places import Place, Time, Where
@@ -47,7 +47,8 @@ def resolve(
 ) -> Offsets:
     """The places that `where` means; `answers` has one for each of `questions` (with the same arguments).
 
-    A position before all that is there: `DataLost`, or what is there when a loss may be. One beyond the head:
+    A position before all that is there, or `earliest` where a loss ends at what is there: `DataLost`, or what is there
+    when a loss may be. One beyond the head:
     `InvalidArgument` that names the option, or the head. A time that no record of a streamlet is at or after:
     `InvalidArgument`, or the end of the streamlet, as `where` says.
     """
@@ -60,6 +61,8 @@ def resolve(
         if question is not None:
             places[entry] = answers[question]
         elif isinstance(place, str):
+            if place == "earliest" and there.starts_behind_loss and fail_on_data_loss:
+                raise _lost_before(where, entry, there)
             places[entry] = first_of(there) if place == "earliest" else last_of(there)
         elif isinstance(place, Time):  # nothing is there
             places[entry] = last_of(there)
@@ -116,6 +119,8 @@ def _at_the_bounds(
         and not may_be_lost(there, position)  # or the ordinals are of another history
     )
     oldest = position.group_id == 0
+    if oldest and there.starts_behind_loss and fail_on_data_loss:
+        raise _lost_before(where, entry, there)
     if position < there.start and fail_on_data_loss and not read_all and not oldest:
         raise DataLost(
             f"option {where.option}: {tuple(position)} of {entry} is not there any more: it starts at"
@@ -126,6 +131,18 @@ def _at_the_bounds(
             **entry._asdict(),
         )
     return first_of(there)
+
+
+def _lost_before(where: Where, entry: EntryName, there: EntryBounds) -> DataLost:
+    lost_from = there.lost[0] if there.lost is not None else EARLIEST
+    return DataLost(
+        f"option {where.option}: what {entry} had from {tuple(lost_from)} up to {tuple(there.start)} was lost with the"
+        " memory of its broker's host. Set failOnDataLoss to false to begin with what is there",
+        option=where.option,
+        lost_from=tuple(lost_from),
+        available_from=tuple(there.start),
+        **entry._asdict(),
+    )
 
 
 def _spelled(where: Where, now: Now) -> dict[EntryName, Place]:
