@@ -257,6 +257,7 @@ async def test_a_killed_broker_takes_its_own_memory_and_not_a_file_that_another_
         assert await one_case(cluster, client, "killed", "gone", "wrong owner") == "told"
 
 
+@pytest.mark.slow
 async def test_own_memory_that_others_have_access_to_stops_the_start_with_the_way_out(cluster: RunningCluster) -> None:
     async with connected(cluster) as client:
         values = await filled(client, "s")

@@ -52,7 +52,8 @@ top | --interval 3 | --filter x | --view groups | --internal
 produce s | --key-separator : | --header a=b | --durability persisted | --latency-target 5ms
   | --partitioner murmur2_random
 consume s | --from latest | --since 2h | --offset 7 | --last 7 | --streamlet 1 | --group g | --count 3 | --until-end
-  | --format %k | --raw | --corrupt-chunks skip | --ordered | --epoch 1s + --ordered
+  | --format %k | --raw | --corrupt-chunks skip | --skip-lost | --ordered
+  | --epoch 1s + --ordered
 console | --listen 127.0.0.1:1 | --admin | --host n | --tls-cert cert + --tls-key key | --tls-key key + --tls-cert cert
   | --insecure
 check --seed 1 | --minutes 2 | --seconds 9 | --kill true | --kill-every 5 + --kill true | --stream s | --streamlets 7
@@ -162,6 +163,7 @@ schema check x s.avsc --proto-path .: --proto-path is for Protobuf
 schema check x s.binpb --proto-path .: --proto-path is for a .proto file
 consume s --json --format %s: mutually exclusive
 consume s --epoch 1s: --epoch goes with --ordered
+consume s --skip-lost --ordered: --skip-lost does not go with --ordered
 consume s --offset 9223372036854775808: --offset
 consume s --count 0: --count
 consume s --until-end --group g: mutually exclusive

@@ -60,6 +60,8 @@ class Brokers:
         self.failures: dict[int, Exception] = {}
         self.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=20)
         self.forgotten = 0
+        self.lost_to = cursor(0, 0, 0)
+        """Up to where each entry has lost something."""
         self.end_group_id = 0
         """From which on brokers say that groups are at another one."""
 
@@ -78,7 +80,12 @@ class Brokers:
         answer = broker_pb2.DescribeStreamletsResponse()
         streamlet = answer.streamlets.add()
         for entry, end in enumerate((cursor(5, 1, 64), cursor(9, 2, 0))):
-            streamlet.entries.add(start=cursor(3, 1, 0), end=end, first_record=300 + entry, next_record=700 + entry)
+            row = streamlet.entries.add(
+                start=cursor(3, 1, 0), end=end, first_record=300 + entry, next_record=700 + entry
+            )
+            if self.lost_to.group_id:
+                row.lost_from.CopyFrom(cursor(0, 0, 0))
+                row.lost_to.CopyFrom(self.lost_to)
         return answer
 
     async def channel(self, _: StreamDescription, broker_id: int) -> Any:
@@ -191,6 +198,18 @@ async def test_where_a_consumer_group_begins() -> None:
     assert [(cursor.entry, cursor.group_id, cursor.position) for cursor in start.cursors] == [(0, 5, 64), (1, 9, 0)]
     assert [each.record for each in start.records] == [700, 701]
     assert (seen.after_group_id, ids(seen)) == (4, [5, 6, 7])
+
+
+@pytest.mark.parametrize(("lost_to", "more"), [(3, 1), (2, 0)])
+async def test_a_consumer_group_that_begins_with_a_loss_is_told_of_it(lost_to: int, more: int) -> None:
+    """To the coordinator, ordinals that go back mean records that are gone: nobody knows how many."""
+    brokers = Brokers((1, 3))
+    brokers.groups[3] = list(map(group, range(3, 8)))
+    brokers.lost_to = cursor(lost_to, 1, 0)
+
+    (start,) = (await look(brokers, begin=True)).starts
+
+    assert [each.record for each in start.records] == [300 + more, 301 + more]
 
 
 async def test_a_consumer_group_does_not_begin_while_nobody_knows_where() -> None:

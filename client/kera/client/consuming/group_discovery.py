@@ -173,9 +173,10 @@ async def _look(
     first: dict[int, int] = {}
     for group in seen.groups:
         first.setdefault(group.start.entry, group.first_record)
-    if len(first) < len(entries):  # what comes to entries that are empty now is not to go unnoticed
-        for number, known in enumerate(await _bounds(cluster, stream, look.streamlet_id)):
-            first.setdefault(number, known.first_record)
+    for number, known in enumerate(await _bounds(cluster, stream, look.streamlet_id)):
+        first.setdefault(number, known.first_record)  # what comes to entries that are empty now is not to go unnoticed
+        if known.starts_behind_loss:
+            first[number] += 1  # ordinals that go back tell of records that are gone, and nobody knows how many
     for entry in entries:
         fill_cursor(begun.cursors.add(), entry, EARLIEST)
         begun.records.add(record=first[entry.entry])
