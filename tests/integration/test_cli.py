@@ -365,11 +365,15 @@ def test_json_of_one_stream_can_be_put_into_another(kera: Kera, stream: str) -> 
 
 
 def test_rows_of_a_typed_stream_go_in_and_come_out(kera: Kera) -> None:
-    columns = ("id:int64", "at:timestamp[us, UTC]", "fare:float64")
+    columns = ("id:int64", "at:timestamp[us, UTC]", "fare:float64", "raw:binary", "took:duration[us]")
     flags = [word for column in columns for word in ("--column", column)]
     keyed = ("--key-column", "id", "--timestamp-column", "at")
     kera("stream", "create", kera.stream, "--streamlets", "4", *flags, *keyed)
-    rows = [{"id": n, "at": f"2026-01-02T03:04:0{n}.000000Z", "fare": n / 2} for n in range(10)]
+    rows: list[dict[str, object]] = [
+        {"id": n, "at": f"2026-01-02T03:04:0{n}.000000Z", "fare": n / 2, "raw": {"base64": "/w=="}, "took": -n}
+        for n in range(10)
+    ]
+    rows[9] |= {"fare": "NaN", "raw": "text"}
 
     kera("produce", kera.stream, "--json", stdin="\n".join(map(json.dumps, rows)).encode())
 
@@ -389,7 +393,7 @@ def test_lines_that_do_not_fit_are_named(kera: Kera, stream: str) -> None:
 
     assert "give its rows as JSON objects, with --json" in kera.fails(2, "produce", typed, stdin=b"1\n")
     for arguments, stdin, says in (
-        ((typed, "--json"), b'{"n": "x"}\n', "lines 1 to 1 are no rows of the stream (columns: n)"),
+        ((typed, "--json"), b'{"n": "x"}\n', "line 1: column 'n' is the text \"x\", not an integer"),
         ((stream, "--json"), b'{"value": 1}\nx\n', "line 2: "),
     ):
         ended = kera.run("produce", *arguments, stdin=stdin)
