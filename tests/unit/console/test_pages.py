@@ -87,6 +87,19 @@ async def test_a_stream_of_html_is_harmless(console: MakeBrowser, cluster: FakeC
         assert "<b>" not in text.replace("<b>&#34;", "").replace("<b>&gt;", "")
 
 
+async def test_a_record_shows_headers_that_repeat_and_says_how_many_it_leaves_out(
+    console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kera.console.limits.ROWS_MAX", 3)
+    cluster.create_stream("s")
+    await send(cluster, "s", b"v", headers=[("hop", b"first"), ("hop", b"second"), ("none", None), ("hop", b"third")])
+    text = (await (await console()).get("/streams/s/record?streamlet=0&entry=0&offset=0")).text
+    assert text.count(">hop</th>") == 2
+    assert text.index("first") < text.index("second")
+    assert "1 more not shown" in text
+    assert "third" not in text
+
+
 async def test_a_value_is_downloaded_as_a_file_and_never_shown_as_a_page(
     console: MakeBrowser, cluster: FakeCluster
 ) -> None:

@@ -129,6 +129,7 @@ async def show_record(visit: Visit) -> Response:
             "formats": FORMATS,
             "schema": registered.schema_of(row.value) if by_schema else None,
             "headers": [(name, shown(each, limits.VALUE_SHOWN_MAX)) for name, each in row.headers[: limits.ROWS_MAX]],
+            "headers_left_out": max(0, len(row.headers) - limits.ROWS_MAX),
             "keys": [
                 registered.shown(each, limits.VALUE_SHOWN_MAX) or shown(each, limits.VALUE_SHOWN_MAX)
                 for each in row.keys[: limits.ROWS_MAX]
