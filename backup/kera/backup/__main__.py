@@ -80,6 +80,7 @@ async def serve(
             service,
             bulk_bytes_max=settings.message_bytes_max,
             connections_max=room["frames"],
+            arriving_bytes_max=settings.arriving_bytes_max,
             takers=takers,
             tls=runtime.tls,
             doorkeeper=guard.doorkeeper,

@@ -10,6 +10,7 @@ from pydantic import ByteSize, Field, model_validator
 from kera.core.access.settings import DaemonAccessSettings
 from kera.core.blocks import BLOCK_BYTES
 from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
+from kera.core.rpc.arriving import ARRIVING_BYTES_MAX
 from kera.core.settings import KIB, MIB
 
 SEGMENTS_MIN = 2
@@ -105,6 +106,11 @@ class BackupSettings(DaemonAccessSettings):
     )
     message_bytes_max: ByteSize = Field(
         ByteSize(32 * MIB), description="Largest request or response: bounds the memory of one connection."
+    )
+    arriving_bytes_max: ByteSize = Field(
+        ByteSize(ARRIVING_BYTES_MAX),
+        ge=1 * MIB,
+        description="Memory of large requests that are arriving over frames, of all connections together; others wait.",
     )
     connections_max: int | None = Field(
         None,

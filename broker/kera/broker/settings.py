@@ -14,6 +14,7 @@ from kera.core.chunk import HEADER_BYTES
 from kera.core.cpus import format_cpus, parse_cpus
 from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.errors import InvalidArgument
+from kera.core.rpc.arriving import ARRIVING_BYTES_MAX
 from kera.core.rpc.unix_socket import ANY_USER, OWN_USER
 from kera.core.settings import KIB, MIB
 from kera.core.tracing import TracesSettings
@@ -150,6 +151,11 @@ class BrokerSettings(DaemonAccessSettings, TracesSettings):
     )
     message_bytes_max: ByteSize = Field(
         ByteSize(32 * MIB), description="Largest request or response: bounds the memory of one connection."
+    )
+    arriving_bytes_max: ByteSize = Field(
+        ByteSize(ARRIVING_BYTES_MAX),
+        ge=1 * MIB,
+        description="Memory of large requests that are arriving over frames, of all connections together; others wait.",
     )
     connections_max: int | None = Field(
         None,

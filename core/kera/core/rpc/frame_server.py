@@ -6,6 +6,10 @@ or while a handler wants it (`Peer.hold`); so what a connection holds is bounded
 has taken before. A peer that has to take replies and takes no byte of them for `Timing.stalled_s` is disconnected: what
 they hold is needed by others.
 
+Large requests of all connections together have bounded memory (``arriving``): those that find no room stay on the
+network until it is their turn. A connection that has room, and sends nothing of its request from one sweep to the next
+while others wait, is closed.
+
 With a `Doorkeeper`, a connection of which nobody knows whose it is may authenticate, and nothing else: see
 ``strangers``.
 
@@ -19,16 +23,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kera.core.errors import KeraError, PathNotWritable, PortTaken, ProtocolError, Unavailable
+from kera.core.errors import KeraError, PathNotWritable, PortTaken, ProtocolError
 from kera.core.rpc.address import join_address, reason_of
 from kera.core.rpc.answer import Answer
-from kera.core.rpc.connections import BACKLOG, CONNECTIONS_MAX_DEFAULT, idlest
+from kera.core.rpc.arriving import ARRIVING_BYTES_MAX, Arriving
+from kera.core.rpc.connections import BACKLOG, CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.frame_answers import encode_answer, encode_refusal
+from kera.core.rpc.frame_sharing import Shared
 from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_error, lazy_memory, method_at
 from kera.core.rpc.handling import deferred_reply, run_handler
 from kera.core.rpc.holds import Holds
@@ -39,7 +45,7 @@ from kera.core.rpc.limits import (
     TAKEN_REQUESTS_MAX,
     check_request,
 )
-from kera.core.rpc.method import Call, Doorkeeper, Handler, Method, Peer, Reply, Service
+from kera.core.rpc.method import Call, Doorkeeper, Method, Peer, Reply, Service
 from kera.core.rpc.outbox import Outbox
 from kera.core.rpc.sockets import SERVER, tune
 from kera.core.rpc.strangers import Bounds, Strangers, check_requests
@@ -48,15 +54,13 @@ from kera.core.rpc.unix_socket import OWN_USER, bind_unix
 from kera.core.rpc.wire import error_to_message, parse
 from kera.core.security import Tls
 from kera.core.security.accepting import TlsListener, listening
-from kera.core.security.refusals import Refusals
 from kera.core.telemetry import get_logger
-from kera.core.turns import SLICE_S, Share, Turns
+from kera.core.turns import SLICE_S, Share
 
 log = get_logger("kera.frames")
 
 _REQUEST = Kind.REQUEST
 """Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
-REFUSALS_LOGGED_S = 10.0
 _ACCEPTED_TURNS = 3
 """Of the loop, after which a connection that the kernel has accepted before the end is known."""
 _REFUSED_S = 1.0
@@ -83,51 +87,6 @@ class Timing:
     """The clock of slices; by default the loop's."""
 
 
-@dataclass(slots=True)
-class _Shared:
-    """What the connections of a server have in common."""
-
-    methods: dict[int, tuple[Method[Any, Any], Handler]]
-    takers: dict[int, Taker]
-    bulk_bytes_max: int
-    connections_max: int
-    timing: Timing
-    strangers: Strangers
-    connections: dict[ServerConnection, None] = field(default_factory=dict)
-    """In the order in which they came: of several that were quiet for as long, the older one makes room."""
-    evicted: int = 0
-    """Connections that were closed to make room."""
-    refused: int = 0
-    refusals: Refusals = field(default_factory=partial(Refusals, "frames"))
-    logged_s: float = -REFUSALS_LOGGED_S
-    """When it was last said that there are too many."""
-    turns: Turns = field(default_factory=Turns)
-    """For connections whose requests take long."""
-    closing: bool = False
-    """A connection that was being accepted when the server closed must not outlive it."""
-
-    def admit(self, new: ServerConnection, now_s: float) -> None:
-        """Make room for a connection, if need be by closing another one. Raises `Unavailable` if there is none."""
-        if len(self.connections) < self.connections_max:
-            self.connections[new] = None
-            return
-        idle = idlest(self.connections)
-        if now_s >= self.logged_s + REFUSALS_LOGGED_S:
-            self.logged_s = now_s
-            log.warning("too many connections", limit=self.connections_max, evicted=self.evicted, refused=self.refused)
-        if idle is None:
-            self.refused += 1
-            raise Unavailable(
-                f"the daemon has as many connections as it may, {self.connections_max}, and all are in use; raise"
-                " connections_max",
-                connections_max=self.connections_max,
-            )
-        self.evicted += 1
-        self.connections.pop(idle, None)  # now: it is gone only in the loop's next round
-        idle.abort()
-        self.connections[new] = None
-
-
 class FrameServer:
     """Listens on any number of addresses for one service."""
 
@@ -137,6 +96,7 @@ class FrameServer:
         *,
         bulk_bytes_max: int = BULK_BYTES_MAX,
         connections_max: int = CONNECTIONS_MAX_DEFAULT,
+        arriving_bytes_max: int = ARRIVING_BYTES_MAX,
         timing: Timing = Timing(),
         takers: Mapping[Method[Any, Any], Taker] | None = None,
         tls: Tls | None = None,
@@ -146,7 +106,8 @@ class FrameServer:
         methods = {method.number: (method, handler) for method, handler in service.items()}
         by_number = {method.number: taker for method, taker in (takers or {}).items()}
         strangers = Strangers(doorkeeper, bulk_bytes_max)
-        self._shared = _Shared(methods, by_number, bulk_bytes_max, connections_max, timing, strangers)
+        arriving = Arriving(arriving_bytes_max)
+        self._shared = Shared(methods, by_number, bulk_bytes_max, connections_max, timing, strangers, arriving)
         self._sweeping: asyncio.TimerHandle | None = None
         self._servers: list[asyncio.Server | TlsListener] = []
         self._tls = tls
@@ -199,6 +160,11 @@ class FrameServer:
         return sum(connection.requests_in_flight for connection in self._shared.connections)
 
     @property
+    def arriving_bytes(self) -> int:
+        """Reserved for large requests."""
+        return self._shared.arriving.bytes
+
+    @property
     def unsent_bytes(self) -> int:
         """Of replies that peers have not taken yet."""
         return sum(connection.outbox.unsent_bytes for connection in self._shared.connections)
@@ -241,7 +207,7 @@ class FrameServer:
 class ServerConnection(FrameProtocol):
     """One client. Handlers run inline, in the order of their requests; replies may be deferred."""
 
-    def __init__(self, shared: _Shared, transport: str) -> None:
+    def __init__(self, shared: Shared, transport: str) -> None:
         super().__init__(shared.bulk_bytes_max)
         self._shared = shared
         self._holds = Holds(self.hold_frames, self._go_on)
@@ -253,6 +219,8 @@ class ServerConnection(FrameProtocol):
         self._takers = shared.takers
         self._held_requests = 0
         """Whose answers a taker holds."""
+        self._waits_for_room = False
+        """For a large request, see ``arriving``."""
         self._receive = memoryview(b"")  # reused for every large bulk; its bytes are consumed inside the handler
         self.outbox = Outbox(
             self._loop, shared.timing.stalled_s, self._peer_stalled, pause=self.hold_frames, resume=self._go_on
@@ -309,8 +277,12 @@ class ServerConnection(FrameProtocol):
         if self.arrivals != self._arrivals_swept:
             self._arrivals_swept, self.active_s = self.arrivals, now_s
         elif not self.unfinished:
-            self._receive = memoryview(b"")
-            self.shrink()
+            self.give_back()
+        elif self.large_unfinished and not self.held and self._shared.arriving.has_waiting:
+            limit_s = self._shared.timing.sweep_s
+            self.protocol_failed(ProtocolError(f"nothing of a request came for {limit_s:g} s while others waited"))
+            self.abort()
+            return
         if self.held or not self.unfinished or self._frames != self._frames_swept:
             self._frames_swept, self._unfinished_s = self._frames, None
         if self.held or not self.unfinished:
@@ -351,6 +323,7 @@ class ServerConnection(FrameProtocol):
         """See `asyncio.Protocol`."""
         self._let_go_of_memory()  # who holds an answer to it may hold the connection for a while
         self._receive = memoryview(b"")
+        self._shared.arriving.release(self)
         self._shared.connections.pop(self, None)
         self._shared.strangers.goes(self)
         self.outbox.end()
@@ -372,7 +345,7 @@ class ServerConnection(FrameProtocol):
         self.abort()
 
     def _go_on(self) -> None:
-        held = self._holds or self._share.resting or self.outbox.paused
+        held = self._holds or self._share.resting or self.outbox.paused or self._waits_for_room
         if not (held or self.requests_in_flight >= REQUESTS_IN_FLIGHT_MAX):
             self.release_frames()
 
@@ -381,6 +354,24 @@ class ServerConnection(FrameProtocol):
         if len(self._receive) < bulk_bytes:
             self._receive = lazy_memory(bulk_bytes)
         return self._receive[:bulk_bytes]
+
+    def large_begins(self, length_bytes: int) -> None:
+        """See `FrameProtocol`."""
+        if not self._shared.arriving.reserve(self, length_bytes):
+            self._waits_for_room = True
+            self.hold_frames()
+
+    def room_given(self) -> None:
+        """See `Receiver`."""
+        self._waits_for_room = False
+        self._go_on()
+
+    def give_back(self) -> None:
+        """See `Receiver`."""
+        if not self.large_unfinished:
+            self._receive = memoryview(b"")
+            self.shrink()
+            self._shared.arriving.release(self)
 
     def protocol_failed(self, error: ProtocolError) -> None:
         """See `FrameProtocol`."""
@@ -391,6 +382,8 @@ class ServerConnection(FrameProtocol):
     def frames_taken(self) -> None:
         """See `FrameProtocol`."""
         self.outbox.flush()
+        if self._shared.arriving.has_waiting:
+            self.give_back()
 
     def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
         """See `FrameProtocol`."""

@@ -175,6 +175,9 @@ class FrameProtocol(asyncio.BufferedProtocol):
         """Writable memory for a bulk that arrives in several pieces."""
         raise NotImplementedError  # abstract: both ends have their own memory
 
+    def large_begins(self, length_bytes: int) -> None:
+        """Memory of so many bytes is about to be filled by a large message. Nothing is read while frames are held."""
+
     def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
         """A whole frame. With `staged`, `head` and `bulk` are valid only during this call.
 
@@ -199,6 +202,11 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def unfinished(self) -> bool:
         """Whether a frame has begun to arrive, and not all of it is here."""
         return self._header is not None or self._filled > 0
+
+    @property
+    def large_unfinished(self) -> bool:
+        """Whether a message that does not fit into the staging buffer has begun to arrive."""
+        return self._header is not None or (self._filled > 0 and len(self._staging) > STAGING_BYTES)
 
     @property
     def held(self) -> bool:
@@ -314,6 +322,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
             grown = lazy_memory(needed)
             grown[:rest] = staging[at:filled]
             self._staging = grown
+            self.large_begins(needed)
         elif at and rest:
             staging[:rest] = staging[at:filled]
         self._filled = rest
@@ -324,3 +333,4 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._bulk_filled = len(arrived)
         self._head = head
         self._header = header
+        self.large_begins(header.bulk_bytes)

@@ -1,0 +1,75 @@
+"""Memory of requests that are arriving, of all connections of a server together. Pure.
+
+A connection reserves the size of a large request before it reads it. If there is no room, its bytes stay on the network
+until it gets its turn: in the order of asking, so that nobody is passed over. A connection keeps what it has reserved
+for its next request, until others wait for it. One request is always let in, however large it is.
+
+The server sees to it that nobody keeps a reservation by sending slowly, see ``frame_server``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+ARRIVING_BYTES_MAX = 512 << 20
+
+
+class Receiver(Protocol):
+    """A connection that receives large requests."""
+
+    def room_given(self) -> None:
+        """What it waits for is reserved."""
+
+    def give_back(self) -> None:
+        """Others wait: call `Arriving.release`, unless a request is arriving."""
+
+
+class Arriving:
+    """See the head of this module."""
+
+    def __init__(self, bytes_max: int = ARRIVING_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        """Reserved by all."""
+        self._reserved: dict[Receiver, int] = {}
+        self._waiting: dict[Receiver, int] = {}
+        """In the order of asking."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether somebody waits for room."""
+        return bool(self._waiting)
+
+    def reserve(self, receiver: Receiver, length_bytes: int) -> bool:
+        """Reserve so much for a request. False: there is no room, and `Receiver.room_given` is called when there is."""
+        if length_bytes <= self._reserved.get(receiver, 0):
+            return True
+        if not self._waiting and self._fits(receiver, length_bytes):
+            self._give(receiver, length_bytes)
+            return True
+        for other in [other for other in self._reserved if other is not receiver]:
+            other.give_back()
+            if not self._waiting and self._fits(receiver, length_bytes):
+                self._give(receiver, length_bytes)
+                return True
+        self._waiting[receiver] = length_bytes
+        return False
+
+    def release(self, receiver: Receiver) -> None:
+        """It needs nothing more, and waits for nothing."""
+        self._waiting.pop(receiver, None)
+        self.bytes -= self._reserved.pop(receiver, 0)
+        for other, length_bytes in list(self._waiting.items()):
+            if not self._fits(other, length_bytes):
+                return
+            del self._waiting[other]
+            self._give(other, length_bytes)
+            other.room_given()
+
+    def _fits(self, receiver: Receiver, length_bytes: int) -> bool:
+        others = self.bytes - self._reserved.get(receiver, 0)
+        return not others or others + length_bytes <= self.bytes_max
+
+    def _give(self, receiver: Receiver, length_bytes: int) -> None:
+        self.bytes += length_bytes - self._reserved.get(receiver, 0)
+        self._reserved[receiver] = length_bytes

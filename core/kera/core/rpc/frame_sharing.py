@@ -1,0 +1,70 @@
+"""What the connections of a frame server have in common: methods, bounds, and who is there. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kera.core.errors import Unavailable
+from kera.core.rpc.arriving import Arriving
+from kera.core.rpc.connections import idlest
+from kera.core.rpc.method import Handler, Method
+from kera.core.rpc.strangers import Strangers
+from kera.core.rpc.taking import Taker
+from kera.core.security.refusals import Refusals
+from kera.core.telemetry import get_logger
+from kera.core.turns import Turns
+
+if TYPE_CHECKING:
+    from kera.core.rpc.frame_server import ServerConnection, Timing
+
+log = get_logger("kera.frames")
+
+REFUSALS_LOGGED_S = 10.0
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the connections of a server have in common."""
+
+    methods: dict[int, tuple[Method[Any, Any], Handler]]
+    takers: dict[int, Taker]
+    bulk_bytes_max: int
+    connections_max: int
+    timing: Timing
+    strangers: Strangers
+    arriving: Arriving
+    connections: dict[ServerConnection, None] = field(default_factory=dict)
+    """In the order in which they came: of several that were quiet for as long, the older one makes room."""
+    evicted: int = 0
+    """Connections that were closed to make room."""
+    refused: int = 0
+    refusals: Refusals = field(default_factory=partial(Refusals, "frames"))
+    logged_s: float = -REFUSALS_LOGGED_S
+    """When it was last said that there are too many."""
+    turns: Turns = field(default_factory=Turns)
+    """For connections whose requests take long."""
+    closing: bool = False
+    """A connection that was being accepted when the server closed must not outlive it."""
+
+    def admit(self, new: ServerConnection, now_s: float) -> None:
+        """Make room for a connection, if need be by closing another one. Raises `Unavailable` if there is none."""
+        if len(self.connections) < self.connections_max:
+            self.connections[new] = None
+            return
+        idle = idlest(self.connections)
+        if now_s >= self.logged_s + REFUSALS_LOGGED_S:
+            self.logged_s = now_s
+            log.warning("too many connections", limit=self.connections_max, evicted=self.evicted, refused=self.refused)
+        if idle is None:
+            self.refused += 1
+            raise Unavailable(
+                f"the daemon has as many connections as it may, {self.connections_max}, and all are in use; raise"
+                " connections_max",
+                connections_max=self.connections_max,
+            )
+        self.evicted += 1
+        self.connections.pop(idle, None)  # now: it is gone only in the loop's next round
+        idle.abort()
+        self.connections[new] = None
