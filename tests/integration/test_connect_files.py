@@ -221,7 +221,7 @@ def test_columns_that_do_not_fit_are_named_before_anything_is_copied(tmp_path: P
     pq.write_table(rides(10).select(["id"]), tmp_path / "x.parquet")
     code, said = copy(f"{tmp_path}/x.parquet", "kera:narrow")
     assert code == 1
-    assert "column 'id' is int32, the batch has int64" in said
+    assert "x.parquet: column 'id' is int32 in the stream, and int64 in the file" in said
     code, said = copy(f"{tmp_path}/x.parquet", "kera:columnless")
     assert code == 1
     assert "has a column 'id'" in said

@@ -176,6 +176,22 @@ async def test_columns_are_made_out_of_a_file(tmp_path: Path) -> None:
     assert schema.types == [pa.string(), pa.string()]
 
 
+async def test_files_of_parquet_with_other_types_are_converted_without_loss_or_refused_by_name(tmp_path: Path) -> None:
+    none = pa.table({"n": pa.array([], pa.int64()), "t": pa.array([], pa.string())})
+    pq.write_table(none, tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"n": pa.array([1], pa.int32()), "t": pa.array(["x"]).dictionary_encode()}), tmp_path / "b.parquet"
+    )
+    pq.write_table(pa.table({"t": pa.nulls(1), "n": pa.array([2], pa.uint32())}), tmp_path / "c.parquet")
+    _, pieces = await read(f"{tmp_path}/*.parquet", None, kind="parquet")
+    rows = [row for piece in pieces for row in piece.rows.to_pylist()]
+    assert rows == [{"n": 1, "t": "x"}, {"n": 2, "t": None}]
+
+    pq.write_table(pa.table({"n": [1.5], "t": ["x"]}), tmp_path / "d.parquet")
+    with pytest.raises(SchemaMismatch, match=r"d\.parquet: column 'n' is int64 in the stream, and double in the file"):
+        await read(f"{tmp_path}/*.parquet", None, kind="parquet")
+
+
 @pytest.mark.parametrize(
     ("unit", "value", "column", "said"),
     [

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from kera.client.arrow_input import NotTheSame, as_type
 from kera.client.json_form import records_of_lines, rows_of_lines
 from kera.connect.errors import Refused
 from kera.connect.files.inference import columns_of_csv, columns_of_lines, first_changed
@@ -194,10 +195,26 @@ def _known(names: list[str], schema: pa.Schema) -> list[str]:
     return names
 
 
+def _of_stream(column: pa.Array, field: pa.Field) -> pa.Array:
+    """A column with the type that it has in the stream. Raises `SchemaMismatch` if that would lose something."""
+    if column.type == field.type:
+        return column
+    try:
+        return as_type(column, field.type)
+    except NotTheSame as error:
+        why = f": {error}" if str(error) else ""
+        raise SchemaMismatch(
+            f"column {field.name!r} is {field.type} in the stream, and {column.type} in the file{why}",
+            column=field.name,
+        ) from error
+
+
 def _records(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """For a stream without columns of its own: text as the bytes that it is, and ``key`` as the only one of `keys`."""
     if schema is not DEFAULT_SCHEMA:
-        return batch
+        fields = [schema.field(name) for name in batch.schema.names]
+        converted = [_of_stream(column, field) for column, field in zip(batch.columns, fields, strict=True)]
+        return pa.RecordBatch.from_arrays(converted, names=batch.schema.names)
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         kind = column.type
