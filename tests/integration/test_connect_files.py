@@ -265,12 +265,13 @@ def test_a_stream_that_others_write_to_meanwhile_is_no_trouble(tmp_path: Path, c
 
 
 APPENDER = """
-import pathlib, random, sys, time
+import os, pathlib, random, sys, time
+parent = os.getppid()
 path, kind, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 chance, count = random.Random(seed), 0
 with open(path, "ab", buffering=0) as file:
     text = b"id,place\\n" if kind == "csv" else b""
-    while not pathlib.Path(path + ".stop").exists():
+    while not pathlib.Path(path + ".stop").exists() and os.getppid() == parent:
         for count in range(count + 1, count + 201):
             place = f"\u00e9 {count}"
             row = f'{count},"place\\n{place}"\\n' if kind == "csv" else f'{{"id": {count}, "place": "{place}"}}\\n'
@@ -282,7 +283,7 @@ with open(path, "ab", buffering=0) as file:
     file.write(text)
 print(count)
 """
-"""Appends rows, cut anywhere, until it finds a file that stops it; prints how many."""
+"""Appends rows, cut anywhere, until it finds a file that stops it, or its parent is gone; prints how many."""
 
 
 @pytest.mark.slow
