@@ -16,6 +16,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -33,15 +34,20 @@ from tests.integration.support import BROKER, arena_of, keeping_cluster, lose_ho
 NOBODY = 65_534
 RECORDS = 100
 HEAD_BYTES = 4096
-SHM = Path("/dev/shm")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program of another user")
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
-    """A cluster of a test's own: its broker is killed. Nothing that is on disk goes there by itself."""
-    with keeping_cluster(tmp_path, arena_bytes=8 * MIB, segment_bytes=256 * KIB, flush_delay_ms=3_600_000) as running:
-        yield running
+    """A cluster of a test's own: its broker is killed. Nothing that is on disk goes there by itself.
+
+    Its memory is in a directory to which everybody may write, as to ``/dev/shm``, and which other tests do not see.
+    """
+    with tempfile.TemporaryDirectory(prefix="kera-test-", dir="/dev/shm") as name:
+        Path(name).chmod(0o1777)
+        settings: dict[str, object] = {"shm_dir": name, "flush_delay_ms": 3_600_000}
+        with keeping_cluster(tmp_path, arena_bytes=8 * MIB, segment_bytes=256 * KIB, **settings) as running:
+            yield running
 
 
 # --- what is planted ---------------------------------------------------------------------------------------
@@ -195,7 +201,7 @@ async def one_case(cluster: RunningCluster, client: Client, how: str, own: str, 
     arena = arena_of(cluster)
     forged = arena.read_bytes().replace(values[0], b"X" * len(values[0]))
     await end(cluster, how, own)
-    names = [SHM / f"kera-{os.getuid()}-{name}.arena" for name in ("00000000", "z" * 32)]
+    names = [arena.parent / f"kera-{os.getuid()}-{name}.arena" for name in ("00000000", "z" * 32)]
     planted = [*names, *([] if arena.exists() else [arena])]
     try:
         for path in planted:
