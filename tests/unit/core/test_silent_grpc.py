@@ -51,7 +51,7 @@ def test_grpc_says_nothing_in_a_program_that_uses_kera(first: str) -> None:
 
 
 def test_a_program_that_asks_grpc_for_more_gets_it() -> None:
-    assert "fork" in said("kera.client", GRPC_VERBOSITY="INFO")
+    assert "fork" in said("kera.client", GRPC_VERBOSITY="INFO", GRPC_ENABLE_FORK_SUPPORT="1")
 
 
 def test_a_program_that_imports_grpc_by_itself_keeps_what_it_says() -> None:
