@@ -24,6 +24,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount file
 
 @contextlib.contextmanager
 def running(data_dir: Path, *, brokers: int = 1, **broker_settings: object) -> Iterator[RunningCluster]:
+    """A cluster that keeps its data; nothing is left in shared memory, of brokers that were killed either."""
+    arenas: list[Path] = []
     with LocalCluster.running(
         data_dir=data_dir,
         brokers=brokers,
@@ -31,7 +33,12 @@ def running(data_dir: Path, *, brokers: int = 1, **broker_settings: object) -> I
         segment_bytes=64 * KIB,
         broker_settings=broker_settings,
     ) as cluster:
-        yield cluster
+        try:
+            yield cluster
+        finally:
+            arenas += [Path(ready["arena_path"]) for ready in cluster.ready.values() if "arena_path" in ready]
+    for arena in arenas:
+        arena.unlink(missing_ok=True)
 
 
 async def fill(client: Client, count: int = 200) -> None:
