@@ -6,9 +6,10 @@ Libraries only call `get_logger`; how they log is for the consumer group to conf
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -31,6 +32,21 @@ def get_logger(name: str) -> Any:
     return structlog.get_logger(name)
 
 
+def _write_traceback(output: TextIO, exc_info: Any) -> None:
+    """A traceback as it is shown on a terminal.
+
+    structlog's own formatter shows the local variables of each frame, and with them passwords and tokens. The message
+    of an error may repeat what a peer has sent, so characters that would control the terminal are escaped.
+    """
+    traced = io.StringIO()
+    structlog.dev.plain_traceback(traced, exc_info)
+    output.write(_printable(traced.getvalue()))
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
+
+
 def configure_logging(level: str = "info", **context: Any) -> None:
     """Log to standard error from `level` up: readable lines on a terminal, JSON lines elsewhere.
 
@@ -40,7 +56,11 @@ def configure_logging(level: str = "info", **context: Any) -> None:
     if threshold is None:
         raise StartError(f"log level {level!r} is none of debug, info, warning, error, critical", level=level)
     on_terminal = sys.stderr.isatty()
-    renderer: Any = structlog.dev.ConsoleRenderer() if on_terminal else structlog.processors.JSONRenderer()
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(exception_formatter=_write_traceback)
+        if on_terminal
+        else structlog.processors.JSONRenderer()
+    )
 
     def with_context(_logger: Any, _method: str, line: Any) -> Any:
         return {**context, **line}

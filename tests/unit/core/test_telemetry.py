@@ -61,6 +61,25 @@ def test_an_exception_is_one_line_with_its_trace() -> None:
     assert "ValueError: no such luck" in json.loads(line)["exception"]
 
 
+def test_a_traceback_on_a_terminal_shows_no_local_variables_and_no_control_characters() -> None:
+    script = (
+        "import sys\n"
+        "from kera.core.telemetry import configure_logging, get_logger\n"
+        "sys.stderr.isatty = lambda: True\n"
+        "configure_logging()\n"
+        "def log_in(password):\n"
+        "    raise ValueError('peer says ' + chr(27) + ']0;title' + chr(7))\n"
+        "try:\n"
+        "    log_in('correct' + '-horse')\n"
+        "except ValueError:\n"
+        "    get_logger('kera.test').exception('failed')\n"
+    )
+    told = "\n".join(lines(script))
+
+    assert r"ValueError: peer says \x1b]0;title\x07" in told
+    assert "correct-horse" not in told
+
+
 @pytest.mark.parametrize("level", ["debug", "INFO", "warning", "error"])
 def test_a_level_can_be_chosen(level: str) -> None:
     told = lines(
