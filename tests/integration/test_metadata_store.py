@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -14,6 +15,7 @@ from kazoo.protocol import serialization
 from kera.coordinator.store import zookeeper_election, zookeeper_session
 from kera.coordinator.store.metadata import (
     Check,
+    MetadataDamaged,
     MetadataStore,
     MetadataStoreFailed,
     MetadataStoreFull,
@@ -415,6 +417,42 @@ async def test_several_may_carry_out_what_is_pending_at_the_same_time(zookeeper:
         assert all(found == expected for found in lists)
         await asyncio.gather(one.write(Write("a", b"", 0)), other.write(Write("b", b"", 0)))
         assert await left_over(session) == 0
+
+
+@pytest.mark.parametrize(
+    ("pending", "part"), [(b"\xff", None), (b"gone", None), (b"there", b"\x00\x05garbage")], ids=["id", "gone", "part"]
+)
+async def test_a_decided_write_that_cannot_be_read_is_an_error_that_names_it(
+    zookeeper: ZooKeeper, pending: bytes, part: bytes | None
+) -> None:
+    root = new_root()
+    async with opened(zookeeper, root, transaction_bytes_max=SMALL) as (session, store):
+        await store.write(Write("a", b"1", 0))
+        if part is not None:
+            directory = f"{staged_path(session.root)}/{pending.decode()}"
+            await session.make(directory)
+            await session.make(f"{directory}/00000000", part)
+        await session.make(pending_path(session.root), pending)
+
+        for failing in (store.get("a"), store.list(""), store.write(*LARGE)):
+            with pytest.raises(MetadataDamaged, match=f"delete {pending_path(session.root)}"):
+                await failing
+        with pytest.raises(MetadataDamaged):
+            async with opened(zookeeper, root):
+                pass
+
+        await session.delete(pending_path(session.root))
+        assert await store.list("") == {"a": StoredRecord(b"1", 1)}
+
+
+async def test_a_node_that_is_no_record_is_named(zookeeper: ZooKeeper) -> None:
+    async with opened(zookeeper, new_root()) as (session, store):
+        await store.write(Write("a", b"1", 0))
+        stray = f"{records_path(session.root)}/++/%61%FF"
+        await session.make(stray, b"not ours")
+
+        with pytest.raises(MetadataDamaged, match=re.escape(stray)):
+            await store.list("")
 
 
 async def test_a_large_write_that_was_not_decided_leaves_nothing(zookeeper: ZooKeeper) -> None:

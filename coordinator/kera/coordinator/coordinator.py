@@ -69,6 +69,7 @@ from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.ledger import Ledger
 from kera.coordinator.store.metadata import MetadataStore
 from kera.coordinator.store.metadata_copy import CLUSTER_ID, packing
+from kera.coordinator.stored_records import check_records
 from kera.core.access.guard import Guard
 from kera.core.clock import Clock
 from kera.core.errors import InvalidArgument
@@ -193,9 +194,11 @@ class Coordinator:
 
         It answers from now on; what it does by itself begins with `start`. `coordinator_epoch` is of the time for which
         it leads, and grows with each coordinator that begins to. Raises `UnknownFormat` if this version is too old for
-        the cluster.
+        the cluster, and `MetadataDamaged` if a record cannot be read.
         """
-        state = State(await Ledger.load(store), brokers, backups, clock, settings, coordinator_epoch)
+        ledger = await Ledger.load(store)
+        check_records(ledger.snapshot())
+        state = State(ledger, brokers, backups, clock, settings, coordinator_epoch)
         if state.ledger.get(CLUSTER_ID) is None:
             await state.write({CLUSTER_ID: new_id().encode()})
         state.load()

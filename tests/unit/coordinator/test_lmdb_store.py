@@ -11,8 +11,9 @@ import lmdb
 import pytest
 
 from kera.coordinator.store.data_dir import DataDir, DataDirInUse
-from kera.coordinator.store.lmdb_store import LOCK_BYTES, LmdbStore, MetadataDamaged, RestoreInterrupted
+from kera.coordinator.store.lmdb_store import LOCK_BYTES, LmdbStore, RestoreInterrupted
 from kera.coordinator.store.metadata import (
+    MetadataDamaged,
     MetadataStoreFailed,
     MetadataStoreFull,
     StoredRecord,

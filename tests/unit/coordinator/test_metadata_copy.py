@@ -41,15 +41,15 @@ async def test_a_copy_is_put_back_into_an_empty_store() -> None:
 
 
 async def test_metadata_that_are_there_are_replaced_only_with_force() -> None:
-    store = MemoryStore()
-    await store.write(Write("cluster_id", b"d", 0), Write("streams/02", b"x", 0), Write(LEADER, b"me", 0))
+    store, leader = MemoryStore(), b'{"address": "me:1", "epoch": 3}'
+    await store.write(Write("cluster_id", b"d", 0), Write("streams/02", b"x", 0), Write(LEADER, leader, 0))
     with pytest.raises(InvalidArgument, match="--force"):
         await put_back(store, pack(RECORDS, 17))
     assert (await store.list("streams/")).keys() == {"streams/02"}
 
     await put_back(store, pack(RECORDS, 17), force=True)
 
-    assert {key: record.value for key, record in (await store.list("")).items()} == {**AFTER, LEADER: b"me"}
+    assert {key: record.value for key, record in (await store.list("")).items()} == {**AFTER, LEADER: leader}
     with pytest.raises(VersionConflict):  # a coordinator that leads makes each of its writes depend on that
         await store.write(Check(LEADER, 1), Write("streams/03", b"y", 0))
 

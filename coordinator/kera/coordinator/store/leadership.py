@@ -33,6 +33,7 @@ from typing import Any, NoReturn, Protocol
 
 from kera.coordinator.store.metadata import (
     Check,
+    MetadataDamaged,
     MetadataStore,
     MetadataStoreFailed,
     StoredRecord,
@@ -61,6 +62,18 @@ Office = Callable[[MetadataStore, int], AbstractAsyncContextManager[Service]]
 """Loads what leads from the store, in this epoch; gives what it serves, and closes it at the end."""
 Observe = Callable[[str, str], None]
 """Called for each request that nobody leading has seen: the method's name, and the code of the error."""
+
+
+def epoch_of(leader: bytes) -> int:
+    """Of the record of who led last. Raises `MetadataDamaged`."""
+    try:
+        return int(json.loads(leader)["epoch"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise MetadataDamaged(
+            f"the metadata are damaged: record {LEADER} cannot be read ({error}); put a copy back with kera cluster"
+            " restore FILE --force",
+            key=LEADER,
+        ) from error
 
 
 class Election(Protocol):
@@ -296,7 +309,7 @@ class Leadership:
 
     async def _begin(self, store: MetadataStore) -> _Term:
         last = await store.get(LEADER)
-        previous_epoch = int(json.loads(last.value)["epoch"]) if last else 0
+        previous_epoch = epoch_of(last.value) if last else 0
         epoch = next_epoch(previous_epoch, self._wall_us())
         version = last.version if last else 0
         record = json.dumps({"address": self._address, "epoch": epoch, "previous_epoch": previous_epoch}).encode()

@@ -36,6 +36,7 @@ from kera.coordinator.store import lmdb_file
 from kera.coordinator.store.data_dir import DataDir
 from kera.coordinator.store.metadata import (
     Check,
+    MetadataDamaged,
     MetadataStoreFailed,
     MetadataStoreFull,
     StoredRecord,
@@ -61,12 +62,6 @@ OpenEnvironment = Callable[..., lmdb.Environment]
 
 
 _DAMAGE = (lmdb_file.DamagedFile, lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError)
-
-
-class MetadataDamaged(StartError):
-    """The file of the metadata is cut off, or has other contents."""
-
-    code = "metadata_damaged"
 
 
 class RestoreInterrupted(StartError):

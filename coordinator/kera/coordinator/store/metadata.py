@@ -84,6 +84,12 @@ class UnknownFormat(StartError):
     code = "unknown_format"
 
 
+class MetadataDamaged(StartError):
+    """The metadata, or a record of them, are cut off or have other contents."""
+
+    code = "metadata_damaged"
+
+
 class VersionConflict(NotAccepted):
     """Someone else has written the record since it was read: there is another coordinator."""
 

@@ -17,8 +17,8 @@ import zlib
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
-from kera.coordinator.store.leadership import LEADER
-from kera.coordinator.store.metadata import MetadataStore, Write
+from kera.coordinator.store.leadership import LEADER, epoch_of
+from kera.coordinator.store.metadata import MetadataDamaged, MetadataStore, Write
 from kera.core.errors import InvalidArgument
 from kera.core.turns import at_once
 
@@ -97,6 +97,15 @@ def unpack(data: bytes) -> MetadataCopy:
     return MetadataCopy(head["cluster_id"], head["created_us"], records)
 
 
+def _leader(value: bytes) -> bytes | None:
+    """The record of who leads, to be written anew; None, which deletes it, if it cannot be read."""
+    try:
+        epoch_of(value)
+    except MetadataDamaged:
+        return None
+    return value
+
+
 async def put_back(store: MetadataStore, data: bytes, *, force: bool = False) -> MetadataCopy:
     """Have a store contain what a file has, and nothing else; all or nothing.
 
@@ -111,7 +120,7 @@ async def put_back(store: MetadataStore, data: bytes, *, force: bool = False) ->
         )
     values: dict[str, bytes | None] = {**dict.fromkeys(there), **copy.records, RESTORED: b"{}"}
     if LEADER in there:
-        values[LEADER] = there[LEADER].value
+        values[LEADER] = _leader(there[LEADER].value)
     await store.write(
         *(Write(key, value, there[key].version if key in there else 0) for key, value in sorted(values.items()))
     )

@@ -9,14 +9,24 @@ as that, too, depends on ``revision``, they are still the same then.
 from __future__ import annotations
 
 import asyncio
+import re
+import struct
 from collections.abc import Iterator
 
-from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull, VersionConflict, Write, conflict
+from kera.coordinator.store.metadata import (
+    MetadataDamaged,
+    MetadataStoreFailed,
+    MetadataStoreFull,
+    VersionConflict,
+    Write,
+    conflict,
+)
 from kera.coordinator.store.zookeeper_layout import packed, pending_path, staged_path, unpacked
 from kera.coordinator.store.zookeeper_session import NodeMissing, ZooKeeperSession, check, make, remove
 from kera.coordinator.store.zookeeper_transactions import Overtaken, Writes, ZooKeeperTransactions
 
 READS_IN_FLIGHT = 256
+_ID = re.compile(rb"[A-Za-z0-9_-]+")
 
 
 class StagedWrites:
@@ -84,18 +94,23 @@ class StagedWrites:
         yield part
 
     async def carry_out(self) -> None:
-        """Carry out what is pending, if anything; others may do so at the same time."""
+        """Carry out what is pending, if anything; others may do so at the same time.
+
+        Raises `MetadataDamaged` if it cannot be read: it was decided, so it must not be passed over.
+        """
         name = await self._pending_id()
         if not name:
             return
         directory = f"{self._staged}/{name}"
         parts = sorted(await self._transactions.children(directory))
+        if not parts and await self._pending_id() == name:  # the last part would have taken `pending` along
+            raise self._damaged(f"{directory}, which has it, is gone")
         for part in parts:
             path = f"{directory}/{part}"
             removed = [path, self._pending] if part == parts[-1] else [path]
             try:
-                data = (await self._session.get(path)).value
-                await self._transactions.commit(unpacked(data), list(map(remove, removed)))
+                writes = self._unpacked(path, (await self._session.get(path)).value)
+                await self._transactions.commit(writes, list(map(remove, removed)))
             except (NodeMissing, Overtaken):
                 continue  # another one has done it
         await self._remove(directory)
@@ -106,9 +121,26 @@ class StagedWrites:
 
     async def _pending_id(self) -> str:
         try:
-            return (await self._session.get(self._pending)).value.decode()
+            name = (await self._session.get(self._pending)).value
         except NodeMissing:
             return ""
+        if not _ID.fullmatch(name):
+            raise self._damaged(f"{self._pending} has no id")
+        return name.decode()
+
+    def _unpacked(self, path: str, data: bytes) -> list[Write]:
+        try:
+            return unpacked(data)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise self._damaged(f"{path} cannot be read ({error})") from error
+
+    def _damaged(self, problem: str) -> MetadataDamaged:
+        return MetadataDamaged(
+            f"ZooKeeper at {self._session.hosts}: a write that was decided cannot be carried out: {problem}; delete"
+            f" {self._pending} to give it up, then put a copy of the metadata back with kera cluster restore"
+            " FILE --force",
+            path=self._pending,
+        )
 
     async def _remove(self, directory: str) -> None:
         """Remove a staged write, as far as others have not."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from kera.coordinator.store.metadata import (
     Check,
+    MetadataDamaged,
     MetadataStoreFailed,
     StoredRecord,
     UnknownFormat,
@@ -167,18 +168,29 @@ class ZooKeeperStore:
 
     async def _read_all(self, prefix: str) -> dict[str, StoredRecord] | None:
         """All records whose key starts with `prefix`; None when one went away meanwhile."""
-        keys = []
+        paths: dict[str, str] = {}
         for directory in await self._session.children(self._records):
             if may_have(directory, prefix):
                 names = await self._transactions.children(f"{self._records}/{directory}")
-                keys += [key for name in names if (key := key_of(directory, name)).startswith(prefix)]
-        keys.sort(key=str.encode)
+                for name in names:
+                    key = key_of(directory, name)
+                    if key.startswith(prefix):
+                        paths[key] = f"{self._records}/{directory}/{name}"
+        keys = sorted(paths, key=str.encode)
         found: dict[str, StoredRecord] = {}
         for start in range(0, len(keys), READS_IN_FLIGHT):
             some = keys[start : start + READS_IN_FLIGHT]
             read = (self._transactions.read(self._transactions.path(key)) for key in some)
             for key, record in zip(some, await asyncio.gather(*read), strict=True):
                 if record is None:
+                    self._check_written_here(key, paths[key])
                     return None
                 found[key] = record
         return found
+
+    def _check_written_here(self, key: str, found: str) -> None:
+        """Whether the node that was found for `key` is where KerA puts its record. Raises `MetadataDamaged`."""
+        if found != self._transactions.path(key):
+            raise MetadataDamaged(
+                f"ZooKeeper at {self._session.hosts}: {found} is no record of KerA; delete it", path=found
+            )
