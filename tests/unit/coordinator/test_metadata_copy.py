@@ -2,11 +2,15 @@
 
 import pytest
 
+from kera.coordinator.coordinator import COPY_BYTES_MAX
 from kera.coordinator.store.leadership import LEADER
 from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import Check, VersionConflict, Write
 from kera.coordinator.store.metadata_copy import RESTORED, pack, put_back, unpack
 from kera.core.errors import InvalidArgument
+from kera.core.rpc import api
+from kera.core.rpc.limits import BULK_BYTES_MAX, check_size
+from kera.v1 import coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 
 RECORDS = {"cluster_id": b"c", "streams/01": b"\x00\xff" * 10, "empty": b""}
@@ -68,3 +72,9 @@ async def test_a_cluster_goes_on_from_a_copy(cluster: Cluster) -> None:
     assert cluster.coordinator.state.cluster_id == cluster_id
     assert [one.name for one in cluster.coordinator.state.catalog.streams()] == ["orders"]
     assert cluster.coordinator.state.catalog.named("orders") == stream
+
+
+def test_the_largest_copy_fits_into_an_answer() -> None:
+    answer = coordinator_pb2.ReadMetadataResponse(copy=bytes(COPY_BYTES_MAX))
+
+    check_size(api.READ_METADATA, answer.ByteSize(), 0, BULK_BYTES_MAX)

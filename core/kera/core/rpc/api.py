@@ -165,7 +165,7 @@ FORGET_MEMBER = Method(
 )
 ADOPT_STREAM = Method(COORDINATOR, "AdoptStream", 120, coordinator.AdoptStreamRequest, coordinator.AdoptStreamResponse)
 READ_METADATA = Method(
-    COORDINATOR, "ReadMetadata", 121, coordinator.ReadMetadataRequest, coordinator.ReadMetadataResponse
+    COORDINATOR, "ReadMetadata", 121, coordinator.ReadMetadataRequest, coordinator.ReadMetadataResponse, large=True
 )
 FIND_PRODUCERS = Method(
     COORDINATOR,
