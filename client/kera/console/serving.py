@@ -20,6 +20,8 @@ from kera.console.application import application
 from kera.console.house import Cluster, House
 from kera.console.settings import ConsoleSettings, url_of
 from kera.core.errors import PortTaken
+from kera.core.rpc.address import join_address
+from kera.core.rpc.crowd import host_of, most_crowded
 
 BACKLOG = 128
 
@@ -112,16 +114,43 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """A connection that has to send a request in time, and of which there are so many at most."""
+    """A connection that has to send a request in time, and of which there are so many at most.
+
+    If there are too many, one that waits for the rest of a request makes room, so slow clients keep nobody out.
+    """
 
     _arriving: asyncio.TimerHandle | None = None
+    made_s = 0.0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > limits.CONNECTIONS_MAX:
+        self.made_s = self.loop.time()
+        if len(self.connections) > limits.CONNECTIONS_MAX and not self._make_room():
             transport.abort()
             return
         self._expect()
+
+    def _make_room(self) -> bool:
+        """Close another connection: first those without a request before, the oldest of the host that has most."""
+        others = [one for one in self.connections if isinstance(one, _Connection) and one is not self]
+        waiting = sorted((one for one in others if one.is_waiting), key=lambda one: one.made_s)
+        if not waiting:
+            return False
+        victim = most_crowded([one for one in waiting if one.cycle is None] or waiting, lambda one: one.host)
+        self.connections.discard(victim)  # now: the loop tells of its end only in its next round
+        victim.transport.abort()
+        return True
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no whole request is there that has to be answered."""
+        request = self._request
+        return request is None or request.response_complete or request.more_body
+
+    @property
+    def host(self) -> str:
+        """Where it comes from."""
+        return host_of(join_address(*self.client)) if self.client else ""
 
     def data_received(self, data: bytes) -> None:
         before = self._request

@@ -11,9 +11,8 @@ import pytest
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from kera.client.testing import FakeCluster
-from kera.console import limits
+from kera.console import limits, serving
 from kera.console.house import Cluster
-from kera.console.serving import serve
 from kera.console.settings import ConsoleSettings
 from tests.unit.console.conftest import all_is_well
 
@@ -29,8 +28,8 @@ async def port(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     monkeypatch.setattr(limits, "DOWNLOADS_MAX", 2)
     told: asyncio.Queue[str] = asyncio.Queue()
     settings = ConsoleSettings(port=0, admin=True)
-    serving = asyncio.ensure_future(
-        serve(settings, Cluster(cluster.bootstrap, cluster.settings(), all_is_well), ready=told.put_nowait)
+    running = asyncio.ensure_future(
+        serving.serve(settings, Cluster(cluster.bootstrap, cluster.settings(), all_is_well), ready=told.put_nowait)
     )
     try:
         async with asyncio.timeout(LONG_S):
@@ -38,9 +37,9 @@ async def port(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         assert found is not None
         yield found
     finally:
-        serving.cancel()
+        running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await serving
+            await running
 
 
 async def exchange(port: int, *parts: bytes) -> bytes:
@@ -83,6 +82,32 @@ async def test_who_sends_a_form_slowly_is_told_and_left(port: int) -> None:
     form = request("POST", "/streams/create", "Content-Type: application/x-www-form-urlencoded", "Content-Length: 100")
     assert b" 408 " in (await exchange(port, form, b"name=a"))[:20]
     await is_well(port)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET / HTTP/1.1\r\n", request("POST", "/streams/create", "Content-Length: 100")],
+    ids=["nothing", "half a head", "a head"],
+)
+async def test_slow_clients_keep_nobody_out(port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", LONG_S)
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 4)
+    kept_reader, kept = await asyncio.open_connection("127.0.0.1", port)
+    kept.write(request("GET", "/static/icon.svg"))
+    async with asyncio.timeout(LONG_S):
+        await kept_reader.readuntil(b"</svg>")
+    slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+    for _, writer in slow:
+        writer.write(sent)
+
+    await is_well(port)
+
+    if b"POST" not in sent:  # what has sent a whole head was asked, too
+        kept.write(request("GET", "/static/icon.svg", "Connection: close"))
+        async with asyncio.timeout(LONG_S):
+            assert b"200 OK" in await kept_reader.read(), "a client with an earlier request keeps its place"
+    for _, writer in [*slow, (kept_reader, kept)]:
+        writer.close()
 
 
 STRANGE = {
@@ -170,10 +195,36 @@ async def test_downloads_that_nobody_takes_are_bounded_and_cost_no_copies(
             await asyncio.sleep(0.01)
 
 
-async def test_connections_are_bounded_and_places_come_back(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_too_many_connections_the_oldest_that_waits_is_closed(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 3)
     monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", LONG_S)
     await is_well(port)
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    for _, writer in held:
+        writer.write(b"GET")
+        await writer.drain()
+
+    await is_well(port)
+
+    async with asyncio.timeout(LONG_S):
+        with contextlib.suppress(ConnectionError):
+            assert await held[0][0].read() == b""
+    held[0][1].close()
+    for reader, writer in held[1:]:
+        writer.write(b" /static/icon.svg HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        async with asyncio.timeout(LONG_S):
+            assert b"200 OK" in await reader.read()
+        writer.close()
+
+
+async def test_a_connection_is_refused_when_all_others_are_being_answered(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", LONG_S)
+    monkeypatch.setattr(serving._Connection, "is_waiting", False)
     held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
     for _, writer in held:
         writer.write(b"GET")
