@@ -220,7 +220,8 @@ def entry_record(value: bytes) -> EntryRecord:
 
 def digests_record(value: bytes) -> Digests:
     """What `put_digests` has written."""
-    return Digests(*PRODUCER.unpack_from(value), value[PRODUCER.size :])
+    producer_epoch, next_sequence = PRODUCER.unpack_from(value)
+    return Digests(producer_epoch, next_sequence, value[PRODUCER.size :])
 
 
 def origin_record(value: bytes) -> OriginRecord:
