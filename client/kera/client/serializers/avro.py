@@ -12,10 +12,11 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from kera.client.serializers.avro_defaults import Defaults, a_copy, set_aside
+from kera.client.serializers.avro_exact import ValueChanged, check_reads_same, may_change_values
 from kera.client.serializers.avro_limits import Limits
 from kera.client.serializers.avro_logical import Adoption
 from kera.client.serializers.framed import WithFrame
@@ -41,7 +42,11 @@ class AvroSerializer:
         self._schema, named = _parsed(document, "AvroSerializer")
         _defaults_of(self._schema, named).for_writing()
         self._limits = _limits_of(self._schema)
-        self._write = library("fastavro", "AvroSerializer").schemaless_writer
+        fastavro = library("fastavro", "AvroSerializer")
+        self._write = fastavro.schemaless_writer
+        self._read_again: Callable[[io.BytesIO], Any] | None = None
+        if may_change_values(self._schema):
+            self._read_again = lambda data: fastavro.schemaless_reader(data, self._schema, None)
         self._validate = library("fastavro.validation", "AvroSerializer").validate
         self.framed = framed
 
@@ -52,7 +57,7 @@ class AvroSerializer:
         return WithFrame(self.payload, await schemas.id_of(context, SchemaType.AVRO, self._text))
 
     def payload(self, value: Any, context: Context, /) -> bytes:
-        """`value` without a frame. Raises `CannotEncode`."""
+        """`value` without a frame. Raises `CannotEncode`, also when the value would be read as another one."""
         written = io.BytesIO()
         try:
             self._limits.check_value(value)
@@ -61,6 +66,10 @@ class AvroSerializer:
             if not self._validate(value, self._schema, raise_errors=False, **_VALIDATION):
                 self._validate(value, self._schema, **_VALIDATION)
             self._write(written, self._schema, value, strict_allow_default=True, disable_tuple_notation=True)
+            if self._read_again is not None:
+                check_reads_same(value, written, self._read_again)
+        except ValueChanged as error:
+            raise cannot_encode(context, error, error.field) from error
         except Exception as error:  # it raises whatever Python does with a value of another type
             field, reason = _blamed(error)
             raise cannot_encode(context, reason, field) from error

@@ -1,5 +1,6 @@
 """Avro, whose reader is kept from what its bytes could do to it."""
 
+import datetime
 import io
 import json
 from decimal import Decimal
@@ -74,6 +75,52 @@ def test_what_the_schema_does_not_allow_is_refused_and_named(value: Any, field: 
         serializer(value, CONTEXT)
     assert caught.value.attributes["field"] == field
     assert "__" not in caught.value.message
+
+
+def logical(kind: str, name: str) -> dict[str, str]:
+    return {"type": kind, "logicalType": name}
+
+
+NOON = datetime.datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        (logical("long", "timestamp-millis"), NOON, r"would be read as 2026-01-02 12:00:00\.123000"),
+        (logical("long", "timestamp-micros"), NOON.replace(tzinfo=None), "no time zone, and its type needs one"),
+        (logical("long", "local-timestamp-micros"), NOON, "its type has no time zone"),
+        (logical("int", "time-millis"), datetime.time(12, 0, 0, 1), "would be read as 12:00:00"),
+        (logical("long", "time-micros"), datetime.time(12, tzinfo=datetime.UTC), "its type has no time zone"),
+        (logical("int", "date"), NOON.replace(tzinfo=None), "would be read as 2026-01-02"),
+        (logical("string", "uuid"), "no UUID", "no UUID"),
+        ("double", 2**53 + 1, "cannot hold exactly"),
+        (["null", "float"], 2**24 + 1, "cannot hold exactly"),
+        ("float", 1e300, "out of the range"),
+        ("float", 1e-300, "out of the range"),
+        ({"type": "map", "values": ["string", "double"]}, {"a": 2**53 + 1}, "cannot hold exactly"),
+    ],
+)
+def test_a_value_that_would_be_read_as_another_one_is_refused(kind: Any, value: Any, words: str) -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "f", "type": {"type": "array", "items": kind}}]}
+    with pytest.raises(CannotEncode, match=words) as caught:
+        unframed(schema)[0]({"f": [value]}, CONTEXT)
+    assert str(caught.value.attributes["field"]).startswith("f[0]") or words == "no UUID"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (logical("long", "timestamp-millis"), NOON.replace(microsecond=123000)),
+        (logical("long", "local-timestamp-micros"), NOON.replace(tzinfo=None)),
+        (logical("int", "date"), NOON.date()),
+        ("double", 2**53),
+        ("float", float("inf")),
+    ],
+)
+def test_a_value_that_its_type_holds_exactly_comes_back(kind: Any, value: Any) -> None:
+    write, read = unframed(kind)
+    assert read(write(value, CONTEXT), CONTEXT) == value
 
 
 def test_bytes_that_are_no_value_are_refused() -> None:
