@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 TOKENS = "skhtpeoT"
 
 _PIECE = re.compile(r"%(.)|\\(x[0-9a-fA-F]{2}|.)|([^%\\]+)", re.DOTALL)
+_ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)|([^\\]+)", re.DOTALL)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """What a terminal obeys, or what changes the order of what is read; not line ends and tabs."""
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
@@ -107,12 +108,8 @@ def _parse(template: str) -> Iterator[bytes | _Token]:
                 known = " ".join("%" + letter for letter in TOKENS)
                 raise UsageError(f"--format: there is no %{sign}; there are {known} and %%")
             yield _Token(sign)
-        elif escape.startswith("x") and len(escape) == 3:
-            yield bytes.fromhex(escape[1:])
-        elif escape in _ESCAPES:
-            yield _ESCAPES[escape]
         else:
-            raise UsageError(rf"--format: there is no \{escape}; there are \n \t \r \0 \\ \xHH")
+            yield _meant(escape, "--format")
     if position != len(template):
         rest = template[position:]
         raise UsageError(rf"--format: {rest!r} is cut short; write %% or \\ for the sign itself")
@@ -221,3 +218,21 @@ def _headers(headers: pa.MapArray) -> pa.Array:
         headers.keys.cast(pa.binary()), headers.items, b"=", null_handling="replace", null_replacement=b""
     )
     return pc.binary_join(pa.ListArray.from_arrays(headers.offsets, pairs), b",")
+
+
+def unescaped(text: str, option: str) -> bytes:
+    r"""The bytes that the text of an option stands for, in which escapes are those of --format, such as \t.
+
+    Raises `UsageError` for other escapes.
+    """
+    return b"".join(
+        literal.encode() if literal else _meant(escape, option) for escape, literal in _ESCAPED.findall(text)
+    )
+
+
+def _meant(escape: str, option: str) -> bytes:
+    if escape.startswith("x") and len(escape) == 3:
+        return bytes.fromhex(escape[1:])
+    if escape not in _ESCAPES:
+        raise UsageError(rf"{option}: there is no \{escape}; there are \n \t \r \0 \\ \xHH")
+    return _ESCAPES[escape]

@@ -33,7 +33,7 @@ def produce(
         "--key-separator",
         "-K",
         metavar="TEXT",
-        help="Split each line at TEXT into key and value; a line without TEXT is a value.",
+        help=r"Split each line at TEXT into key and value; a line without TEXT is a value. \t is a tab.",
     ),
     as_json: bool = typer.Option(
         False, "--json", help="Each line is a JSON object with key, value, headers, timestamp; typed streams: a row."
@@ -63,10 +63,17 @@ def produce(
     headers = [_header(text) for text in header or ()]
     if key_separator == "":
         raise UsageError("--key-separator must not be empty")
+    separator = None if key_separator is None else _unescaped(key_separator)
     options: dict[str, Any] = {"durability": durability, "partitioner": partitioner}
     if latency_target is not None:
         options["latency_target_ms"] = parse_duration_ms(latency_target, name="--latency-target")
-    run_async(_produce(bootstrap, stream, key_separator, headers, as_json, options))
+    run_async(_produce(bootstrap, stream, separator, headers, as_json, options))
+
+
+def _unescaped(key_separator: str) -> bytes:
+    from kera.cli._format import unescaped
+
+    return unescaped(key_separator, "--key-separator")
 
 
 def _header(text: str) -> tuple[str, bytes]:
@@ -79,7 +86,7 @@ def _header(text: str) -> tuple[str, bytes]:
 async def _produce(
     bootstrap: str,
     name: str,
-    key_separator: str | None,
+    key_separator: bytes | None,
     headers: Sequence[tuple[str, bytes]],
     as_json: bool,
     options: Mapping[str, Any],
@@ -103,7 +110,7 @@ async def _produce(
 
 
 def _converter(
-    stream: StreamDescription, key_separator: str | None, headers: Sequence[tuple[str, bytes]], as_json: bool
+    stream: StreamDescription, key_separator: bytes | None, headers: Sequence[tuple[str, bytes]], as_json: bool
 ) -> ToBatch:
     from kera.client.json_form import records_of_lines, rows_of_lines
     from kera.connect.files.lines import lines_to_batch
@@ -114,8 +121,7 @@ def _converter(
         return lambda block, first_line: rows_of_lines(block, stream.schema, first_line)
     if as_json:
         return records_of_lines
-    separator = None if key_separator is None else key_separator.encode()
-    return lambda block, _: lines_to_batch(block, separator, headers)
+    return lambda block, _: lines_to_batch(block, key_separator, headers)
 
 
 async def _send_all(sender: _Sender, to_batch: ToBatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.cli._format import RecordOrigin, for_terminal, json_formatter, text_formatter
+from kera.cli._format import RecordOrigin, for_terminal, json_formatter, text_formatter, unescaped
 from kera.cli._run import UsageError
 from kera.client import StreamConfig, StreamDescription
 from kera.client.json_form import records_of_lines, rows_of_lines
@@ -216,3 +216,16 @@ def test_a_time_that_python_does_not_have_is_printed_as_a_number() -> None:
     typed = pa.schema([("at", pa.timestamp("s"))])
     far = pa.RecordBatch.from_pydict({"at": pa.array([1 << 61], pa.timestamp("s"))})
     assert json.loads(bytes(json_formatter(stream(typed))(far, PLACE))) == {"at": 1 << 61}
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [(r"\t", b"\t"), (r"a\x1fb", b"a\x1fb"), (r"\\t", rb"\t"), ("%s", b"%s"), ("—", "—".encode())]
+)
+def test_an_option_has_the_escapes_of_a_format(text: str, meant: bytes) -> None:
+    assert unescaped(text, "--key-separator") == meant
+
+
+@pytest.mark.parametrize("text", ["\\", r"\q", r"\x1"])
+def test_an_option_with_an_unknown_escape_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--key-separator: there is no"):
+        unescaped(text, "--key-separator")
