@@ -100,7 +100,7 @@ def _parse(template: str) -> Iterator[bytes | _Token]:
         position = match.end()
         sign, escape, literal = match.groups()
         if literal is not None:
-            yield literal.encode()
+            yield literal.encode(errors="surrogateescape")  # what the locale does not have is kept as its bytes
         elif sign == "%":
             yield b"%"
         elif sign is not None:
@@ -226,7 +226,8 @@ def unescaped(text: str, option: str) -> bytes:
     Raises `UsageError` for other escapes.
     """
     return b"".join(
-        literal.encode() if literal else _meant(escape, option) for escape, literal in _ESCAPED.findall(text)
+        literal.encode(errors="surrogateescape") if literal else _meant(escape, option)
+        for escape, literal in _ESCAPED.findall(text)
     )
 
 

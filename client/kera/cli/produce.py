@@ -80,7 +80,7 @@ def _header(text: str) -> tuple[str, bytes]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"--header: {text!r} is not of the form name=value")
-    return name, value.encode()
+    return name, value.encode(errors="surrogateescape")
 
 
 async def _produce(

@@ -219,7 +219,8 @@ def test_a_time_that_python_does_not_have_is_printed_as_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"), [(r"\t", b"\t"), (r"a\x1fb", b"a\x1fb"), (r"\\t", rb"\t"), ("%s", b"%s"), ("—", "—".encode())]
+    ("text", "meant"),
+    [(r"\t", b"\t"), (r"a\x1fb", b"a\x1fb"), (r"\\t", rb"\t"), ("%s", b"%s"), ("—", "—".encode()), ("\udcff", b"\xff")],
 )
 def test_an_option_has_the_escapes_of_a_format(text: str, meant: bytes) -> None:
     assert unescaped(text, "--key-separator") == meant
@@ -229,3 +230,8 @@ def test_an_option_has_the_escapes_of_a_format(text: str, meant: bytes) -> None:
 def test_an_option_with_an_unknown_escape_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--key-separator: there is no"):
         unescaped(text, "--key-separator")
+
+
+def test_text_that_the_locale_does_not_have_is_printed_as_its_bytes() -> None:
+    batch = records_of_lines(b'{"value": "v"}', 1)
+    assert b"".join(bytes(part) for part in [text_formatter("%s\udcc3\udcbc", stream())(batch, PLACE)]) == b"v\xc3\xbc"
