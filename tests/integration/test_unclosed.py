@@ -3,19 +3,15 @@
 Each program is a process of its own, as it is about what comes at its end.
 """
 
-import asyncio
-import os
 import re
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from kera.client import Client
 from kera.local.cluster import RunningCluster
+from tests.integration.ending_support import run_program, stored
 
-TIMEOUT_S = 60.0
 RECORDS = 300
 
 BEGINNING = f"""
@@ -110,34 +106,9 @@ gc.collect()
 
 async def run(program: str, cluster: RunningCluster, stream: str) -> str:
     """What it writes to standard error."""
-    async with await Client.connect(cluster.bootstrap) as client:
-        await client.admin.create_stream(stream)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-W",
-        "default::ResourceWarning",
-        "-c",
-        BEGINNING + textwrap.dedent(program),
-        cluster.bootstrap,
-        stream,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"NO_COLOR": "1"},
-        cwd=Path(__file__).parents[2],
-    )
-    async with asyncio.timeout(TIMEOUT_S):
-        _, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()
-    return re.sub(r"\x1b\[[0-9;]*m", "", errors.decode())
-
-
-async def stored(cluster: RunningCluster, stream: str) -> list[bytes | None]:
-    async with (
-        asyncio.timeout(TIMEOUT_S),
-        await Client.connect(cluster.bootstrap) as client,
-        client.consumer(stream, start="earliest", end="latest") as consumer,
-    ):
-        return [record.value async for record in consumer]
+    ended = await run_program(BEGINNING + textwrap.dedent(program), cluster, stream)
+    assert ended.code == 0, ended.errors
+    return ended.errors
 
 
 @pytest.mark.parametrize(
@@ -198,30 +169,6 @@ async def test_a_consumer_of_a_group_that_nobody_closes_leaves_it_at_the_end_of_
     async with await Client.connect(cluster.bootstrap) as client:
         consumer_group = await client.admin.describe_consumer_group("app")
         assert consumer_group.members == ()
-
-
-async def test_a_forked_child_gets_an_error_at_once_if_its_parent_has_a_client_open(cluster: RunningCluster) -> None:
-    program = """
-    import os
-    from kera.client.sync import Client
-    from kera.core.errors import ClosedError
-    with Client(bootstrap) as client, client.producer() as producer:
-        producer.send(stream, b"parent").result()
-        child = os.fork()
-        if child == 0:
-            for use in (lambda: producer.send(stream, b"child"), lambda: Client(bootstrap).describe(stream)):
-                try:
-                    use()
-                except ClosedError as error:
-                    assert "forked" in str(error)
-                else:
-                    os._exit(1)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        producer.send(stream, b"parent again").result()
-    """
-    await run(program, cluster, "forked")
-    assert await stored(cluster, "forked") == [b"parent", b"parent again"]
 
 
 async def test_no_proxy_of_the_environment_is_used_for_the_cluster(

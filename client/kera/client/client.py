@@ -425,6 +425,8 @@ class Client:
         Batches that lie in a broker's memory are held by the connection: after this, they stay as they are only until
         the broker uses the memory again. Who needs them for longer copies them, or reads with `shared_memory` never.
         """
+        if self._cluster.is_inherited:
+            return
         try:
             found = await asyncio.gather(
                 *(consumer.close() for consumer in list(self._consumers)),

@@ -27,6 +27,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple, Protocol
 
+from kera.core.forks import Origin, leave_loop_to_parent
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.client")
@@ -79,8 +80,9 @@ class Guard:
         """
         self._owner: Callable[[], Unclosed | None] = weakref.ref(owner)
         self.loop = asyncio.get_running_loop()
+        leave_loop_to_parent(self.loop)
         self.feeds = feeds
-        self._pid = os.getpid()
+        self._origin = Origin()
         self._armed = True
         self._ending: AsyncGenerator[None, None] = _at_end_of_loop(weakref.ref(self))
         with contextlib.suppress(StopIteration):
@@ -91,7 +93,7 @@ class Guard:
     @property
     def owner(self) -> Unclosed | None:
         """What is to be closed; None: nothing, or nothing in this process."""
-        return self._owner() if self._armed and os.getpid() == self._pid else None
+        return self._owner() if self._armed and self._origin.is_here else None
 
     async def disarm(self) -> None:
         """The owner is closed."""
@@ -101,7 +103,7 @@ class Guard:
 
     def dropped(self, loss: Loss | None) -> None:
         """The owner goes, or its loop has gone, with this loss."""
-        if loss is None or not self._armed or os.getpid() != self._pid:
+        if loss is None or not self._armed or not self._origin.is_here:
             return
         self._armed = False
         log.error(loss.event, **loss.attributes)

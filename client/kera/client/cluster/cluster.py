@@ -38,6 +38,7 @@ from kera.core.access.settings import secure
 from kera.core.closing import close_all, is_being_cancelled
 from kera.core.coordinators import Coordinators
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, Unavailable, Uncertain, UnknownStream
+from kera.core.forks import Origin
 from kera.core.ids import EntryId, Position
 from kera.core.rpc import Channel, Method, api
 from kera.core.rpc.method import RequestT, ResponseT
@@ -127,10 +128,16 @@ class Cluster:
         self._forgotten: set[str] = set()
         """Those that were called stale since the question was last asked."""
         self._tasks = Tasks()
+        self._origin = Origin()
         self.session_ids = count(1)
         """For reading sessions: they share connections."""
         self.at_work = AtWork(runtime.clock)
         """What consumers have taken, and producers make of it."""
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a child process, and all connections are its parent's."""
+        return not self._origin.is_here
 
     @property
     def request_timeout_s(self) -> float:
@@ -144,6 +151,7 @@ class Cluster:
 
     async def ask(self, method: Method[RequestT, ResponseT], message: RequestT, *, conversation: str = "") -> ResponseT:
         """Call the coordinator that leads, with retries. `conversation`: see `Coordinators.ask`."""
+        self._origin.check()
 
         async def attempt() -> ResponseT:
             timeout_s = self.request_timeout_s

@@ -15,6 +15,7 @@ from kera.client.settings import ClientSettings, Transport
 from kera.client.types import BrokerDescription, StreamDescription
 from kera.core.closing import close_all
 from kera.core.errors import AuthenticationFailed, ClosedError, KeraError, Unavailable, Uncertain
+from kera.core.forks import Origin
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.method import Introduction, call
@@ -57,10 +58,12 @@ class Connections:
         """By broker: the epoch that was reported last, and when."""
         self._connections: dict[int, _Connection] = {}
         self._connecting: dict[int, asyncio.Lock] = {}
+        self._origin = Origin()
         self._closed = False
 
     async def channel(self, stream: StreamDescription, broker_id: int) -> Channel:
         """A live connection to a broker that `stream` names. Raises `Unavailable`, and `ClosedError` after `close`."""
+        self._origin.check()
         broker = stream.brokers.get(broker_id)
         broker_epoch = 0 if broker is None else broker.broker_epoch
         known = self._live(broker_id, broker_epoch)

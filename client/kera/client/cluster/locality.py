@@ -19,6 +19,7 @@ from kera.client.settings import ClientSettings, SharedMemory
 from kera.client.types import BrokerDescription
 from kera.core.closing import close_all
 from kera.core.errors import ClosedError, InvalidArgument, KeraError, NotAllowed, Unavailable
+from kera.core.forks import Origin
 from kera.core.rpc.method import Introduction
 from kera.core.telemetry import get_logger
 
@@ -42,6 +43,7 @@ class Locality:
         self._connecting: dict[Place, asyncio.Lock] = {}
         self._refused: dict[Place, tuple[int, float]] = {}
         """The epoch of the broker's launch that cannot push to us, and when to try again."""
+        self._origin = Origin()
         self._closed = False
 
     def reachable(self, broker: BrokerDescription | None, domain: str, wish: SharedMemory) -> bool:
@@ -140,5 +142,6 @@ class Locality:
         await close_all(each.close for each in connections)
 
     def _check_open(self) -> None:
+        self._origin.check()
         if self._closed:
             raise ClosedError("the client is closed")

@@ -37,6 +37,7 @@ from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.cluster.push_returns import RETURN_DELAY_S, Returns
 from kera.client.types import fill_cursor, position_of
 from kera.core.errors import KeraError, ProtocolError, Unavailable
+from kera.core.forks import cut_off, leave_to_parent
 from kera.core.ids import Position
 from kera.core.push import (
     SILENT_INTERVALS_MAX,
@@ -358,8 +359,15 @@ class PushChannel(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
         self._transport = transport  # type: ignore[assignment]
+        leave_to_parent(self)
         if self._alive_interval_s:
             self._watch()
+
+    def forked(self) -> None:
+        """See `kera.core.forks`: no slot of the parent's is given back from here."""
+        if self._transport is not None and not self._closed.done():
+            cut_off(self._transport.get_extra_info("socket"))
+            self._closed.set_result(None)
 
     def _watch(self) -> None:
         """Count the intervals without a word of the broker, and end the connection after too many.

@@ -330,6 +330,8 @@ class Consumer(DecodedRecords, ReadsTables):
 
     async def close(self) -> None:
         """Stop fetching. Whoever waits for more gets `ClosedError`; batches that were delivered stay as they are."""
+        if self._cluster.is_inherited:
+            return
         self._closed = True
         await self._fetcher.close()
         self._chunks.clear()

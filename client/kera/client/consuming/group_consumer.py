@@ -277,6 +277,8 @@ class GroupConsumer(DecodedRecords):
         The chunk that was delivered last is not processed, as nobody came for the next one; `commit` it if it is. Waits
         for a coordinator that cannot be reached no longer than some seconds.
         """
+        if self._cluster.is_inherited:
+            return
         if self._closing is None or self._closing.cancelled():  # as `asyncio.run` does with all tasks at its end
             self._closing = asyncio.ensure_future(self._end())
         await asyncio.shield(self._closing)  # whoever gives up waiting leaves nothing behind

@@ -137,6 +137,11 @@ class Buffer(Room):
         if error is not None:
             raise error
 
+    def leave(self, error: KeraError) -> None:
+        """In a child process: take nothing more, and leave what was accepted to the parent, without a word."""
+        self._unfinished, self._bundles, self._first_error = set(), set(), None
+        self.fail(error)
+
     def close(self) -> None:
         """Take nothing more, and give up what is not finished."""
         self.ended = True

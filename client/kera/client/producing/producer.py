@@ -53,6 +53,7 @@ from kera.client.types import StreamDescription
 from kera.client.unclosed import Guard, Loss, ends_in_order
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import BufferFull, ClosedError, KeraError, SchemaMismatch, Unavailable, UnknownStream
+from kera.core.forks import inherited, leave_to_parent
 from kera.core.freed_memory import keep_freed_memory
 from kera.core.native import native
 from kera.core.rpc import api
@@ -114,6 +115,7 @@ class Producer(SendsRows, Punctuates, Delays):
         """What the last `send` asked for that found the buffer full."""
         self._closed = False
         self._guard = Guard(self)
+        leave_to_parent(self)
         self._open_chunks: dict[str, tuple[int, dict[int, Accumulator]]] = {}
         """By stream: how many streamlets it has, and the open chunks of its writer."""
         if native is not None and clock is None:
@@ -383,6 +385,9 @@ class Producer(SendsRows, Punctuates, Delays):
         """
         if self._closed:
             return
+        if isinstance(self._buffer.failure, ClosedError):  # this is a child process, and nothing here is its own
+            self._closed = True
+            return
         try:
             if flush:
                 await self.flush()
@@ -396,6 +401,13 @@ class Producer(SendsRows, Punctuates, Delays):
             for writer in self._writers.values():
                 writer.abandon(ClosedError("the producer was closed before the record was sent"))
             await self._guard.disarm()
+
+    def forked(self) -> None:
+        """See `kera.core.forks`: the parent sends what was accepted, and `send` raises `ClosedError` here."""
+        self._filling.clear()
+        self._open_chunks.clear()
+        self._writers = {}
+        self._buffer.leave(inherited())
 
     def loss(self) -> Loss | None:
         """What was accepted and is not delivered, as those are told who drop a producer without `close`."""

@@ -7,7 +7,6 @@ as it should be: no connection, a request that has failed, a chunk that was refu
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ from kera.client.stream_config import durability_value
 from kera.core.alarm import Alarm
 from kera.core.chunk import padding_of
 from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain, invariant
+from kera.core.forks import Origin
 from kera.core.rpc import Channel, Reply, api
 from kera.core.rpc.wire import error_from_message
 from kera.core.telemetry import get_logger
@@ -69,7 +69,7 @@ class Sender:
         self._cluster = cluster
         self._buffer = buffer
         self._loop = loop
-        self._pid = os.getpid()
+        self._origin = Origin()
         self._traces = traces  # None: requests have no spans
         self._name = settings.name
         self._durability = durability_value(settings.durability)
@@ -153,7 +153,7 @@ class Sender:
             self._lone.look(self._channel)
 
     def _send_all(self) -> None:
-        if self._buffer.ended or os.getpid() != self._pid:  # the parent of a forked process sends what it has accepted
+        if self._buffer.ended or not self._origin.is_here:  # the parent of a forked process sends what it has accepted
             return
         if self._retry_at_s and self._loop.time() < self._retry_at_s:
             return  # the retry's timer pumps

@@ -264,7 +264,7 @@ class Client:
 
     def close(self, *, flush: bool = True) -> None:
         """Close what was made from this client and is still open, then all connections."""
-        self._thread.run(self._close(flush=flush))
+        self._thread.end(self._close(flush=flush))
 
     async def _close(self, *, flush: bool) -> None:
         handovers = [handover.close(flush=flush) for handover in list(self._handovers)]

@@ -190,7 +190,7 @@ class RecordsOf(Generic[ConsumerT]):
 
     def close(self) -> None:
         """Stop fetching; of a consumer group, leave it."""
-        self._thread.run(self._consumer.close())
+        self._thread.end(self._consumer.close())
 
 
 class Consumer(RecordsOf[AsyncConsumer]):

@@ -96,7 +96,7 @@ class Epochs(Iterator[Epoch]):
 
     def close(self) -> None:
         """Stop fetching. Epochs that were given out stay as they are."""
-        self._thread.run(self._epochs.close())
+        self._thread.end(self._epochs.close())
 
 
 class OrderedConsumer(RecordsOf[AsyncOrderedConsumer]):

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from kera.core.errors import ClosedError, InvalidArgument
+from kera.core.errors import InvalidArgument
+from kera.core.forks import Origin
 
 T = TypeVar("T")
 
@@ -22,9 +23,16 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._pid = os.getpid()
+        self._origin = Origin()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kera-client", daemon=True)
         self._thread.start()
+
+    def end(self, work: Coroutine[Any, Any, None]) -> None:
+        """`run` what closes something. In a child process there is nothing to be closed: that is the parent's."""
+        if self._origin.is_here:
+            self.run(work)
+        else:
+            work.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Have it done on the loop, and wait for it. Raises what it raises."""
@@ -58,11 +66,7 @@ class LoopThread:
 
     def check_process(self) -> None:
         """Whether this process made it, or has inherited it by a fork. Raises `ClosedError`."""
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                "this was made before the process was forked, and is its parent's: start processes with spawn, or make"
-                " clients only where they are used"
-            )
+        self._origin.check()
 
 
 _shared: LoopThread | None = None

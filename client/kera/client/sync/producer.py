@@ -156,7 +156,7 @@ class Producer:
 
     def close(self, *, flush: bool = True) -> None:
         """Deliver what was sent, and take no more; without `flush`, what was not sent fails with `ClosedError`."""
-        self._thread.run(self._handover.close(flush=flush))
+        self._thread.end(self._handover.close(flush=flush))
 
     @property
     def throttled_ms(self) -> int:

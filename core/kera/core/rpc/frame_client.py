@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from kera.core.errors import KeraError, ProtocolError, Unavailable, Uncertain
+from kera.core.forks import cut_off, inherited, leave_to_parent
 from kera.core.rpc import api
 from kera.core.rpc.address import CLOSED_AT_ONCE, reason_of, refuses_certificate, split_address
 from kera.core.rpc.answer import Answer
@@ -193,6 +194,14 @@ class FrameChannel(FrameProtocol):
         """See `asyncio.BaseProtocol`."""
         super().connection_made(transport)
         tune(transport.get_extra_info("socket"), CALLER)
+        leave_to_parent(self)
+
+    def forked(self) -> None:
+        """See `kera.core.forks`: nothing is sent or received here."""
+        if self._transport is not None and not self._closed.done():
+            self._refusal = inherited()
+            cut_off(self._transport.get_extra_info("socket"))
+            self._closed.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
