@@ -15,6 +15,7 @@ from kera.client.producing.deliveries import Stored, StoredBundle
 from kera.client.producing.lane import PendingChunk
 from kera.client.producing.send_path import Room
 from kera.core.errors import ClosedError, KeraError, Uncertain
+from kera.core.forks import inherited, leave_to_parent
 
 _CHUNK_COST_BYTES = 16 << 10
 """What a chunk costs besides its bytes, in bytes: so many small ones are not queued for long before any is sent."""
@@ -34,10 +35,13 @@ class Buffer(Room):
         """Why nothing more is taken, though nobody has closed the producer."""
         self.ended = False
         """Nothing more is taken: the producer is closed, or has failed."""
+        self.is_inherited = False
+        """This is a child process, and everything here is its parent's."""
         self._unfinished: set[PendingChunk] = set()
         self._bundles: set[Bundle] = set()
         self._room = asyncio.Event()
         self._first_error: KeraError | None = None
+        leave_to_parent(self)
 
     @property
     def idle(self) -> bool:
@@ -137,10 +141,11 @@ class Buffer(Room):
         if error is not None:
             raise error
 
-    def leave(self, error: KeraError) -> None:
-        """In a child process: take nothing more, and leave what was accepted to the parent, without a word."""
+    def forked(self) -> None:
+        """See `kera.core.forks`: the parent sends what was accepted, and nothing more is taken here."""
         self._unfinished, self._bundles, self._first_error = set(), set(), None
-        self.fail(error)
+        self.is_inherited = True
+        self.fail(inherited())
 
     def close(self) -> None:
         """Take nothing more, and give up what is not finished."""

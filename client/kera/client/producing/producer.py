@@ -53,7 +53,6 @@ from kera.client.types import StreamDescription
 from kera.client.unclosed import Guard, Loss, ends_in_order
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import BufferFull, ClosedError, KeraError, SchemaMismatch, Unavailable, UnknownStream
-from kera.core.forks import inherited, leave_to_parent
 from kera.core.freed_memory import keep_freed_memory
 from kera.core.native import native
 from kera.core.rpc import api
@@ -115,7 +114,6 @@ class Producer(SendsRows, Punctuates, Delays):
         """What the last `send` asked for that found the buffer full."""
         self._closed = False
         self._guard = Guard(self)
-        leave_to_parent(self)
         self._open_chunks: dict[str, tuple[int, dict[int, Accumulator]]] = {}
         """By stream: how many streamlets it has, and the open chunks of its writer."""
         if native is not None and clock is None:
@@ -383,10 +381,7 @@ class Producer(SendsRows, Punctuates, Delays):
         Without `flush`, records that were not sent fail with `ClosedError`, those that were sent and not acknowledged
         with `Uncertain`.
         """
-        if self._closed:
-            return
-        if isinstance(self._buffer.failure, ClosedError):  # this is a child process, and nothing here is its own
-            self._closed = True
+        if self._closed or self._buffer.is_inherited:
             return
         try:
             if flush:
@@ -401,13 +396,6 @@ class Producer(SendsRows, Punctuates, Delays):
             for writer in self._writers.values():
                 writer.abandon(ClosedError("the producer was closed before the record was sent"))
             await self._guard.disarm()
-
-    def forked(self) -> None:
-        """See `kera.core.forks`: the parent sends what was accepted, and `send` raises `ClosedError` here."""
-        self._filling.clear()
-        self._open_chunks.clear()
-        self._writers = {}
-        self._buffer.leave(inherited())
 
     def loss(self) -> Loss | None:
         """What was accepted and is not delivered, as those are told who drop a producer without `close`."""
@@ -436,7 +424,7 @@ class Producer(SendsRows, Punctuates, Delays):
     async def _writer(self, name: str) -> StreamWriter:
         arguments.text("stream", name, "the name of a stream")
         writer = self._writers.get(name)
-        if writer is not None and writer.deleted is None:
+        if writer is not None and writer.deleted is None and not self._buffer.is_inherited:
             return writer
         if self._buffer.failure is not None:
             raise self._buffer.failure

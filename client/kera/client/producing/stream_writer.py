@@ -33,6 +33,7 @@ from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription, streamlet_number
 from kera.core.chunk import HEADER_BYTES, padded
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, StreamletOutOfRange, UnknownStream
+from kera.core.forks import leave_to_parent
 from kera.core.lean import is_lean
 
 GATHERED_ROW_BYTES = 16
@@ -77,6 +78,7 @@ class StreamWriter:
         self._buffer = buffer
         self._routes = routes
         self._filling = filling
+        leave_to_parent(self)
         self._at_work = routes.at_work
         self._at_work.add_writer(stream.stream_id, self)
 
@@ -396,6 +398,12 @@ class StreamWriter:
         """How many records are in open chunks, and gathered."""
         in_chunks = sum(len(accumulator.values) for accumulator in self.open_chunks.values())
         return in_chunks + sum(gathering.row_count for gathering in self._gatherings.values())
+
+    def forked(self) -> None:
+        """See `kera.core.forks`: the parent sends what is in open chunks."""
+        self._filling.pop(self.stream.name, None)
+        self.open_chunks.clear()
+        self._gatherings.clear()
 
     def abandon(self, error: KeraError) -> None:
         """Send nothing more; what has gathered fails with `error`."""
