@@ -9,7 +9,7 @@ import pytest
 
 from kera.client import Client
 from kera.local.cluster import RunningCluster
-from tests.integration.ending_support import TIMEOUT_S, Ended, run_program, stored
+from tests.integration.ending_support import Ended, run_program, stored
 
 RECORDS = 200
 
@@ -40,6 +40,7 @@ ACCEPTING = {
                 producer.send(stream, b"%d" % number)
             kept = client, producer
             end()
+            await asyncio.sleep(0)  # cancelled here by SIGINT
         def accept(first=0, count=RECORDS):
             asyncio.run(accepted(first, count, lambda: None))
         def within(end):
@@ -60,6 +61,7 @@ ACCEPTING = {
                 result = await appender.append(0, rows.slice(done, 10), sequence)
                 done, sequence = done + result.record_count, sequence + 1
             end()
+            await asyncio.sleep(0)
         def accept(first=0, count=RECORDS):
             asyncio.run(accepted(first, count, lambda: None))
         def within(end):
@@ -74,7 +76,7 @@ def fails():
     raise RuntimeError("of the program")
 def signalled(number):
     os.kill(os.getpid(), number)
-    time.sleep({TIMEOUT_S})
+    time.sleep(0)  # the handler of Python runs here
 """
 ENDS = {
     "returns": "accept()",

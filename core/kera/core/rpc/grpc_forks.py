@@ -6,6 +6,7 @@ it. A child whose parent has closed its channels, or has made none, uses gRPC as
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import Any
 from weakref import WeakSet
@@ -33,7 +34,16 @@ def remember(channel: Any) -> None:
 
 def _after_fork() -> None:
     global _is_broken  # noqa: PLW0603 - of the process
-    _is_broken = _is_broken or bool(len(_channels))
+    for channel in list(_channels):
+        _is_broken = True
+        _never_close(channel)
+
+
+def _never_close(channel: Any) -> None:
+    """Leave the parent's channel alone: what gRPC does when the garbage collector finds it crashes a child process."""
+    inner = channel.__dict__.pop("_channel", None)
+    if inner is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
 
 
 os.register_at_fork(after_in_child=_after_fork)
