@@ -125,6 +125,20 @@ def test_an_error_leaves_the_context_of_a_producer_that_nobody_has_asked(client:
         producer.send("sync-context", bytes(64 << 20))
 
 
+def test_records_go_to_a_stream_that_was_deleted_and_created_again(client: Client) -> None:
+    client.admin.create_stream("again")
+    with client.producer() as producer:
+        producer.send("again", b"before").result()
+        client.admin.delete_stream("again")
+        client.admin.create_stream("again")
+        with pytest.raises(UnknownStream):
+            producer.send("again", b"lost, and reported").result()
+        producer.send("again", b"after").result()
+        with pytest.raises(UnknownStream):
+            producer.flush()
+    assert read(client, "again") == [b"after"]
+
+
 def test_who_sends_more_than_is_taken_waits_and_loses_nothing(client: Client) -> None:
     client.admin.create_stream("sync-full")
     count, value = 3000, bytes(20_000)

@@ -5,7 +5,7 @@ each producer's last ones (``kera.broker.storage.index_format``), so a compariso
 
 A digest guards against accident: two processes that use one producer id, a copied machine, a program with a defect. It
 is made of checksums, which somebody who means harm can forge. Strangers are kept away from a producer's id by
-``kera.broker.serving.producer_access``, where security is on.
+``kera.broker.serving.write_access``, where security is on.
 """
 
 from __future__ import annotations

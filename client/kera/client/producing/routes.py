@@ -92,6 +92,8 @@ class Routes:
         """Of the lanes that a sender serves."""
         self.unsettled: set[Lane] = set()
         """Lanes whose broker was not the owner when it was last asked, and those that end when nothing is in flight."""
+        self.deleted: set[str] = set()
+        """Names of streams that turned out to be deleted. Their producer has not looked them up again."""
         self._senders: dict[int, Sender] = {}
         self._first_wait_s = (settings.linger_ms or 0.0) / 1000
         """As long as a lane has no sender."""
@@ -191,6 +193,7 @@ class Routes:
         except UnknownStream as error:
             if lanes.deleted is None:
                 lanes.delete(gone or error)
+                self.deleted.add(known.name)
                 self._cluster.forget(known.name)
                 self.abandon(lanes, gone or error)
             return

@@ -46,6 +46,7 @@ class Producer:
         self._serialization = handover.producer.serialization
         self._known: set[str] = set()
         """Streams that were prepared."""
+        self._deleted = handover.producer.routes.deleted
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +55,11 @@ class Producer:
         self.close(flush=ends_in_order(kind))
 
     def prepare(self, stream: str) -> StreamDescription:
-        """Look up a stream; `send` does so by itself, the first time. Raises `UnknownStream`."""
+        """Look up a stream. Raises `UnknownStream`.
+
+        `send` does it for the first record, and after records have failed because the stream was deleted: if there is
+        one of that name again, records go to that.
+        """
         found = self._thread.run(self._producer.prepare(stream))
         self._known.add(stream)
         return found
@@ -76,7 +81,7 @@ class Producer:
         that is not there, `ClosedError`, `InvalidArgument` for headers that are none, and `CannotEncode` for what a
         serializer does not take. All other errors are reported by what it returns, by `on_delivery`, and by `flush`.
         """
-        if stream not in self._known:
+        if stream not in self._known or stream in self._deleted:
             self.prepare(stream)
         if self._serialization is not None:
             value, keys = self._serialization.encoded(stream, value, keys)
