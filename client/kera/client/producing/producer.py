@@ -436,7 +436,6 @@ class Producer(SendsRows, Punctuates, Delays):
                     self._identity = await self._init()
                 if writer is not None:
                     writer.close_open_chunks()  # they fail like those before them
-                    self.routes.deleted.discard(name)
                 writer = self._writers[name] = StreamWriter(
                     stream, self._identity, self.settings, self._buffer, self.routes, self._filling
                 )

@@ -77,6 +77,7 @@ class StreamWriter:
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer
         self._routes = routes
+        routes.deleted.discard(stream.name)
         self._filling = filling
         leave_to_parent(self)
         self._at_work = routes.at_work
