@@ -27,7 +27,6 @@ LIMIT = 5
 HIGHER: dict[str, int] = {
     "bench": 6,
     "cli": 8,
-    "client": 6,
     "coming-from-kafka": 6,
     "consumer-groups": 8,
     "design-notes": 20,
