@@ -34,7 +34,6 @@ HIGHER: dict[str, int] = {
     "native": 8,
     "operations": 7,
     "patterns": 7,
-    "security": 12,
     "serializers": 7,
     "spark": 10,
     "writing-a-client": 9,
