@@ -28,7 +28,6 @@ HIGHER: dict[str, int] = {
     "bench": 6,
     "cli": 8,
     "coming-from-kafka": 6,
-    "design-notes": 20,
     "format": 9,
     "native": 8,
     "operations": 7,
