@@ -29,7 +29,6 @@ HIGHER: dict[str, int] = {
     "cli": 8,
     "coming-from-kafka": 6,
     "format": 9,
-    "native": 8,
     "operations": 7,
     "writing-a-client": 9,
 }
