@@ -26,7 +26,6 @@ LIMIT = 5
 """Riddles per 100 sentences that a page may have."""
 HIGHER: dict[str, int] = {
     "bench": 6,
-    "cli": 8,
     "coming-from-kafka": 6,
     "format": 9,
     "operations": 7,
