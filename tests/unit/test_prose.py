@@ -27,7 +27,6 @@ LIMIT = 5
 HIGHER: dict[str, int] = {
     "bench": 6,
     "coming-from-kafka": 6,
-    "format": 9,
     "operations": 7,
     "writing-a-client": 9,
 }
