@@ -471,7 +471,7 @@ def _check_end(streamlet: Streamlet, entry: Entry, end: Position) -> None:
     interval = interval_of(streamlet.intervals, end.group_id)
     if interval is not None and not interval.closed and end > end_of(streamlet, entry)[0]:
         raise InvalidCursor(
-            f"the end {tuple(end)} is behind the durable head {tuple(entry.end)} of streamlet {streamlet.streamlet_id}",
+            f"the end {tuple(end)} is beyond the durable head {tuple(entry.end)} of streamlet {streamlet.streamlet_id}",
             streamlet_id=streamlet.streamlet_id,
             entry=entry.index,
             position=list(end),
