@@ -281,6 +281,13 @@ CASES: dict[Method[Any, Any], Case] = {
         rights=("stream",),
     ),
     api.READ_METADATA: Case(lambda _: coordinator.ReadMetadataRequest()),
+    api.FIND_PRODUCERS: Case(
+        lambda t: coordinator.FindProducersRequest(
+            uses=[coordinator.ProducerUse(producer_id=1, stream_id=t.stream.stream_id, principal="user:alice")]
+        ),
+        rights=("uses",),
+        internal=True,
+    ),
     api.PREPARE_RESTART: Case(
         lambda _: coordinator.PrepareRestartRequest(broker_id=STRANGER_ID, epoch=1, wait_ms=WAIT_MS),
         rights=("broker_id", "backup_id"),

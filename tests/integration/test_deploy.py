@@ -100,7 +100,7 @@ def environment_of(unit: Path) -> dict[str, str]:
 def test_a_unit_is_right_and_lets_a_daemon_do_little(unit: Path, tmp_path: Path) -> None:
     analyze = needs("systemd-analyze")
     here = tmp_path / unit.name
-    here.write_text(unit.read_text().replace("/opt/kera/bin/kera", sys.executable))
+    here.write_text(unit.read_text().replace("/opt/kera/bin/kera", "/usr/bin/env"))
 
     assert run(analyze, "verify", "--man=no", here).strip() == ""
     run(analyze, "security", "--offline=yes", "--no-pager", f"--threshold={EXPOSURE_MAX}", unit)

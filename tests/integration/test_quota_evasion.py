@@ -22,7 +22,7 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import Channel
 from kera.core.schema import DEFAULT_SCHEMA
-from kera.v1 import broker_pb2
+from kera.v1 import broker_pb2, coordinator_pb2
 from tests.integration.secured_cluster import PASSWORD, Secured
 from tests.integration.support import until
 
@@ -36,7 +36,9 @@ CHUNK = 64 << 10
 VALUE = random.Random(7).randbytes(CHUNK)
 MEASURED_S = 3.0
 TIMEOUT_S = 30.0
-_producers = itertools.count(1 << 40)
+IDS = 960
+"""Of producers. A user gets them in blocks of 64, 128, 256 and 512; the last 512 are used."""
+_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +57,23 @@ class Attack:
     def __init__(self, secured: Secured, transport: str) -> None:
         self._secured = secured
         self._transport = transport
-        self._name = f"{STREAM}-{next(_producers)}"
+        self._name = f"{STREAM}-{next(_numbers)}"
         self._stream: StreamDescription
+        self._ids: Iterator[int] = iter(())
 
     async def begin(self) -> None:
         async with await self._secured.client("admin") as admin:
             await admin.access.set_quota("mallory", bytes_in_per_s=QUOTA)
             await admin.admin.create_stream(self._name, streamlets=1)
             self._stream = await admin.describe(self._name)
+        async with await self._secured.client("mallory") as client:
+            request = coordinator_pb2.InitProducerRequest()
+            answers = [await client._cluster.ask(api.INIT_PRODUCER, request) for _ in range(IDS)]
+        self._ids = iter([answer.producer_id for answer in answers[-512:]])
+        channel = await self.connect()
+        for _ in range(2):  # with the first one, the broker asks whose these ids are
+            await asyncio.wait([self.write(channel)])
+        await channel.close()
 
     async def connect(self) -> Channel:
         shown = Credentials(user="mallory", password=lambda: PASSWORD)
@@ -74,12 +85,12 @@ class Attack:
     def write(self, channel: Channel) -> asyncio.Future[object]:
         """A chunk of a producer that nobody has heard of before."""
         chunk = encode_chunk(
-            encode_payload(pa.RecordBatch.from_pylist([{"value": VALUE}], DEFAULT_SCHEMA)),
+            encode_payload(pa.RecordBatch.from_pylist([{"timestamp": 0, "value": VALUE}], DEFAULT_SCHEMA)),
             record_count=1,
             stream_id=self._stream.stream_id,
             streamlet_id=0,
             schema_id=self._stream.schema_id,
-            producer_id=next(_producers),
+            producer_id=next(self._ids),
             producer_epoch=1,
             sequence=0,
             created_us=0,

@@ -18,7 +18,7 @@ from kera.client.serializers import (
     ProtobufSerializer,
 )
 from kera.client.sync import Client as SyncClient
-from kera.core.errors import CannotDecode, IncompatibleSchema, UnknownSchema
+from kera.core.errors import CannotDecode, IncompatibleSchema, UnknownSchema, UnknownStream
 from kera.core.schemas.framing import frame
 from kera.local.cluster import RunningCluster
 from kera.v1 import common_pb2
@@ -35,6 +35,7 @@ async def test_the_examples_of_the_page_run(cluster: RunningCluster) -> None:
     assert len(pages) == 8
     names: dict[str, Any] = {}
     async with await Client.connect(cluster.bootstrap) as client:
+        await _delete_streams(client)  # of other modules that share the cluster
         try:
             for example in pages:
                 body = "\n".join(f"    {line}" for line in example.text.splitlines())
@@ -44,9 +45,13 @@ async def test_the_examples_of_the_page_run(cluster: RunningCluster) -> None:
                 async with asyncio.timeout(TIMEOUT_S):
                     names.update(await names["main"]())
         finally:
-            for stream in ("clicks", "orders", "sales", "visits"):
-                with contextlib.suppress(Exception):
-                    await client.admin.delete_stream(stream)
+            await _delete_streams(client)
+
+
+async def _delete_streams(client: Client) -> None:
+    for stream in ("clicks", "orders", "sales", "visits"):
+        with contextlib.suppress(UnknownStream):
+            await client.admin.delete_stream(stream)
 
 
 @pytest.mark.parametrize(

@@ -176,5 +176,5 @@ async def test_no_proxy_of_the_environment_is_used_for_the_cluster(
 ) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    await run(ENDS_WITH_ITS_LOOP, cluster, "proxied")
-    assert len(await stored(cluster, "proxied")) == RECORDS
+    await run(ENDS_WITH_ITS_LOOP, cluster, "beside-a-proxy")
+    assert len(await stored(cluster, "beside-a-proxy")) == RECORDS

@@ -155,7 +155,7 @@ def test_a_repeat_gives_the_position_of_the_first_time_and_stores_nothing(engine
     before = trace(log)
 
     for (producer, sequence), appended in first.items():
-        again = log.append(producer, sequence, publish=False)
+        again = log.append(producer, sequence, record_count=2, publish=False)
         assert place(again) == place(appended._replace(duplicate=True))
         assert (again.segment, again.end) == (appended.segment, appended.end), "whoever waits for it waits for the same"
     assert trace(log) == before
@@ -328,7 +328,7 @@ def test_a_repeat_is_not_taken_for_a_chunk_of_an_older_epoch_that_is_in_memory(l
     log.read(position(old[0]), Position(1, 1, SLOT_BYTES))
     assert [segment.key for segment in log.segments()] == [(1, 1), (2, 1)], "that of the older epoch was loaded"
 
-    assert place(log.append(sequence=0, producer_epoch=2)) == (0, 0, 0, 0, 0, True)
+    assert place(log.append(sequence=0, producer_epoch=2, size=SLOT_BYTES)) == (0, 0, 0, 0, 0, True)
 
 
 def test_a_newer_epoch_that_does_not_begin_with_0_is_refused_and_fences_nobody(log: Log) -> None:

@@ -230,7 +230,7 @@ def test_what_the_encoding_lacks_is_escaped(environment: dict[str, str]) -> None
         "import sys\nfrom kera.cli._streams import open_standard_streams, show\nopen_standard_streams()\n"
         "sys.exit(show('a \\u2192 b', 0))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ | environment, check=True
-    )
+    # Without site: it cannot read the paths of an editable install if they have letters that the locale lacks.
+    environment = os.environ | environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE, env=environment, check=True)
     assert ended.stdout in {"a \u2192 b".encode(), b"a \\u2192 b"}

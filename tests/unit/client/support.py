@@ -233,6 +233,7 @@ class FakeCluster:
         limits: ServingLimits | None = None,
     ) -> None:
         self.limits = limits
+        self.is_inherited = False
         self.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=10_000)
         self.request_timeout_s = 10.0
         self.timing = Timing()

@@ -91,6 +91,7 @@ def test_the_numbers_in_frames_never_change() -> None:
         "ForgetMember": 119,
         "AdoptStream": 120,
         "ReadMetadata": 121,
+        "FindProducers": 122,
         "Replicate": 201,
         "ReadReplica": 202,
         "ListReplicas": 203,
