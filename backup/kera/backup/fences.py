@@ -77,7 +77,7 @@ def store_fences(directory: Path, fences: Mapping[int, int], calls: FileCalls = 
 
 
 def _read(directory: Path) -> tuple[list[dict[int, int]], dict[Path, str], list[Path]]:
-    """What the files say, which are damaged and why, and which are not there."""
+    """The content of the files, the damaged ones with reasons, and the missing ones."""
     found: list[dict[int, int]] = []
     damaged: dict[Path, str] = {}
     missing: list[Path] = []

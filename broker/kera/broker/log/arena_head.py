@@ -50,14 +50,14 @@ class Geometry(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Whose files they are."""
+    """The broker that an arena's files belong to."""
 
     data_dir: Path
     ephemeral: bool
 
 
 class ArenaHead(NamedTuple):
-    """What a head says. The file need not be whole, nor of a format that this version knows."""
+    """The content of a head. The file itself may be incomplete, or of a format that this version does not know."""
 
     data_dir: str
     ephemeral: bool

@@ -40,7 +40,7 @@ def digest_of(header: ChunkHeader) -> bytes:
 
 
 def joined(one: Digests | None, other: Digests) -> Digests:
-    """What two of the same producer know together; where they have nothing in between, what the later one knows."""
+    """Merge two runs of digests of one producer. If there is a gap between them, the later run is kept."""
     if one is None:
         return other
     older, newer = sorted((one, other))

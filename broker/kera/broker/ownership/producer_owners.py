@@ -1,7 +1,7 @@
-"""Whose the ids of producers are, as the coordinator tells when it is asked: kept, as it does not change. Bounded.
+"""A bounded cache of the owners of producer ids. The coordinator decides them, and an owner never changes.
 
-What is not known is asked for in the background. Whoever needs it refuses the chunk for now, and the client sends it
-again: so nothing waits for the coordinator that does not have to, and while it is away known producers go on.
+An unknown id is looked up in the background. Meanwhile the broker refuses its chunk, and the client sends it again. So
+known producers never wait for the coordinator, and go on while it is away.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Use(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Who may write under an id; with none of these, nobody."""
+    """The users who may write under an id. If no field is set, no user may."""
 
     principal: str = ""
     name: str = ""
-    """Whoever may use the producer of this name."""
+    """Users with the right to use the producer of this name may write."""
     anybody: bool = False
 
 
@@ -67,11 +67,11 @@ class ProducerOwners:
         self._wakes = asyncio.Event()
 
     def note_coordinator(self, *, finds_producers: bool) -> None:
-        """What the coordinator that leads can be asked."""
+        """Record whether the coordinator that leads answers `FindProducers`."""
         self.asks = finds_producers
 
     def owner(self, producer_id: int, stream_id: int, principal: str) -> Owner | None:
-        """Whose an id is that `principal` wants to write under; None: that is not known yet, and asked for."""
+        """The owner of an id that `principal` wants to write under; None if it is still being looked up."""
         chosen = producer_id in PRODUCER_IDS
         known = self._claims.get((stream_id, producer_id)) if chosen else self._in_block(producer_id)
         if known is not None:

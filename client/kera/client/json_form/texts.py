@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn
 
+from kera.core.access.strict_json import unique_names
+
 INTEGER_DIGITS_MAX = 100
 """More digits than any type has; the time to read an integer grows with the square of their number."""
 BOM = b"\xef\xbb\xbf"
@@ -36,20 +38,11 @@ def _integer(text: str) -> int | Number:
     return int(text) if len(text) <= INTEGER_DIGITS_MAX else Number(text)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"the name {cut(twice)!r} comes twice in an object")
-    return found
-
-
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
-_exact = json.JSONDecoder(object_pairs_hook=_once, parse_float=Number, parse_int=_integer, parse_constant=Symbol)
+_exact = json.JSONDecoder(object_pairs_hook=unique_names, parse_float=Number, parse_int=_integer, parse_constant=Symbol)
 _raw = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=_no_number)
 _lenient = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=Symbol)
 _SPACE = re.compile(r"[ \t\r\n]*")

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeAlias
 from kera.client.serializers.framed import WithFrame
 from kera.client.serializers.protocols import Context, Schemas, Serializer
 from kera.client.serializers.refusing import cannot_encode, library, undecodable
+from kera.core.access.strict_json import unique_names
 from kera.core.errors import InvalidArgument
 from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import unframe
@@ -102,15 +103,6 @@ def parsed(data: bytes) -> Any:
         raise undecodable(error) from error
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"the name {twice[:100]!r} comes twice in an object")
-    return found
-
-
 def _finite(text: str) -> float:
     number = float(text)
     if math.isinf(number):
@@ -122,7 +114,7 @@ def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number of JSON")
 
 
-_decode = json.JSONDecoder(object_pairs_hook=_once, parse_float=_finite, parse_constant=_no_number).decode
+_decode = json.JSONDecoder(object_pairs_hook=unique_names, parse_float=_finite, parse_constant=_no_number).decode
 
 
 def _look_at(value: Any) -> None:

@@ -16,7 +16,7 @@ def parsed_object(data: bytes) -> dict[str, Any]:
     other, and what was checked would not be what is used.
     """
     try:
-        document = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_number)
+        document = json.loads(data.decode(), object_pairs_hook=unique_names, parse_constant=_no_number)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except json.JSONDecodeError as error:
@@ -34,12 +34,13 @@ def shown(value: object) -> str:
     return text if len(text) <= NAME_CHARS_SHOWN else f"{text[:NAME_CHARS_SHOWN]}…"
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with these members, for ``object_pairs_hook`` of `json`. Raises `ValueError` if a name repeats."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"{shown(twice)} is there twice")
+        raise ValueError(f"the name {shown(twice)} comes twice in one object")
     return found
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from kera.core.access.strict_json import shown
+from kera.core.access.strict_json import shown, unique_names
 from kera.core.errors import InvalidSchema
 
 DEPTH_MAX = 64
@@ -20,7 +19,7 @@ def parsed_json(text: str, what: str) -> Any:
     """What `text` says; `what` is it, for people. Raises `InvalidSchema`."""
     check_depth(text, what)
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite)
+        return json.loads(text, object_pairs_hook=unique_names, parse_constant=_no_number, parse_float=_finite)
     except RecursionError:
         raise InvalidSchema(f"{what} is nested too deep") from None
     except json.JSONDecodeError as error:
@@ -42,15 +41,6 @@ def check_depth(text: str, what: str) -> None:
                 depth -= 1
             case _:
                 pass
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"{shown(twice)} is there twice in one object")
-    return found
 
 
 def _no_number(text: str) -> NoReturn:

@@ -123,7 +123,7 @@ def test_what_is_no_schema_is_refused(schema: Any, said: str) -> None:
     [
         ("{", "Expecting property name"),
         ("int", "Expecting value in line 1, column 1"),
-        ('{"type":"int","type":"long"}', "'type' is there twice in one object"),
+        ('{"type":"int","type":"long"}', "'type' comes twice in one object"),
         ("[1e999]", "no number that can be kept"),
         ("[NaN]", "NaN is no number"),
         ("1" * 5000, "no JSON"),
