@@ -23,7 +23,7 @@ async def main():
         await channel.submit(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest(), timeout_s=10)
     except KeraError:
         pass
-    if os.fork() == 0:  # gRPC has a word about it
+    if os.fork() == 0:  # gRPC has a message about it
         os._exit(0)
     os.wait()
     await channel.close()
