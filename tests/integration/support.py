@@ -109,6 +109,11 @@ def log_events(cluster: RunningCluster, event: str) -> list[dict[str, Any]]:
     return [entry for line in lines if line.startswith("{") and (entry := json.loads(line)).get("event") == event]
 
 
+def troubles(told: dict[str, Any]) -> list[dict[str, str]]:
+    """The warnings and problems of `kera cluster health` or `kera top`, but for how full this machine's disk is."""
+    return [each for each in told["findings"] if each["severity"] != "ok" and not each["text"].endswith(" are free")]
+
+
 async def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
     """Wait for `condition`."""
     async with asyncio.timeout(timeout_s):

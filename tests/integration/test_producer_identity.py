@@ -128,6 +128,10 @@ import asyncio, os, sys
 import pyarrow as pa
 from kera.client import Client
 
+def tell(what, value):
+    # One call of the system, so that lines of the two processes do not mix.
+    os.write(1, f"{{what}} {{value.decode()}}\\n".encode())
+
 async def write(identity, who, count):
     async with await Client.connect(sys.argv[1]) as client:
         appender = await client.appender(sys.argv[2], producer_id={chosen}, producer_epoch=1, chunk_bytes_max=4096)
@@ -138,9 +142,9 @@ async def write(identity, who, count):
             try:
                 await appender.append(0, rows, number)
             except Exception as error:
-                print(type(error).__name__, value.decode(), flush=True)
+                tell(type(error).__name__, value)
                 return
-            print("stored", value.decode(), flush=True)
+            tell("stored", value)
 
 child = os.fork()
 asyncio.run(write(int(sys.argv[3]), "child" if child == 0 else "parent", 20))

@@ -8,8 +8,9 @@ import pytest
 
 from kera.core.silent_grpc import VERBOSITY
 
-FORKS = """
+PROGRAM = """
 import asyncio, os, {first}
+FORKS = 20
 environment = dict(os.environ)
 from kera.core.errors import KeraError
 from kera.core.rpc import api
@@ -23,9 +24,11 @@ async def main():
         await channel.submit(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest(), timeout_s=10)
     except KeraError:
         pass
-    if os.fork() == 0:  # gRPC has a message about it
-        os._exit(0)
-    os.wait()
+    for _ in range(FORKS):  # gRPC has a message about those that happen while its own thread is in its core
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+        await asyncio.sleep(0.01)
     await channel.close()
 
 asyncio.run(main())
@@ -36,7 +39,7 @@ def said(first: str, **environment: str) -> str:
     """What the program writes that imports `first` before the rest of KerA."""
     own = {name: value for name, value in os.environ.items() if name != VERBOSITY}
     ended = subprocess.run(
-        [sys.executable, "-c", FORKS.format(first=first)],
+        [sys.executable, "-c", PROGRAM.format(first=first)],
         env=own | environment,
         stderr=subprocess.PIPE,
         text=True,
