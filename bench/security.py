@@ -29,7 +29,7 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.producing.conforming import conform
 from kera.client.producing.encoding import payloads
 from kera.core.access.credentials import of_daemon
-from kera.core.access.settings import secure
+from kera.core.credential_settings import secure
 from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from kera.client import Client, ClientSettings, Position
 from kera.core.access.credentials import of_daemon
 from kera.core.access.passwords import verifier_for
-from kera.core.access.settings import secure
+from kera.core.credential_settings import secure
 from kera.core.errors import KeraError
 from kera.core.rpc import api
 from kera.core.rpc.grpc_client import GrpcChannel

@@ -15,7 +15,7 @@ import pytest
 from kera.client import Client
 from kera.client.admin.daemons import describe_daemon
 from kera.core.access.rights import Operation
-from kera.core.access.settings import secure
+from kera.core.credential_settings import secure
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, Unavailable, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel

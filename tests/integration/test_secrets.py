@@ -16,7 +16,7 @@ import pytest
 from kera.client import Client, ClientSettings
 from kera.client.cluster.cluster import Cluster
 from kera.core.access.credentials import of_daemon
-from kera.core.access.settings import secure
+from kera.core.credential_settings import secure
 from kera.core.errors import KeraError
 from kera.core.runtime import MACHINE, secured
 from kera.local.cluster import LocalCluster

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Self
 
 from kera.client import Client, ClientSettings, ProducerSettings
-from kera.core.access.audit import AuditEvent
+from kera.core.access.audit_events import AuditEvent
 from kera.core.errors import KeraError, StreamExists
 from kera.core.monitoring.health import Finding, State
 from kera.core.runtime import Runtime

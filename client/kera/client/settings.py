@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ByteSize, Field
 
-from kera.core.access.settings import CredentialSettings
+from kera.core.credential_settings import CredentialSettings
 from kera.core.native import native
 from kera.core.settings import KIB, MIB, KeraSettings
 from kera.core.tracing import TracesSettings

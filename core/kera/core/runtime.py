@@ -26,7 +26,7 @@ from kera.core.rpc.method import Channel, Doorkeeper, Introduction, Service
 from kera.core.security import Tls
 
 if TYPE_CHECKING:
-    from kera.core.access.audit import AuditStream
+    from kera.core.access.audit_events import AuditStream
 
 
 class OpenChannel(Protocol):

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from kera.cli._audit_stream import EVENTS_MAX, StreamOfEvents
-from kera.core.access.audit import AuditEvent
+from kera.core.access.audit_events import AuditEvent
 from kera.core.monitoring.health import State
 from kera.core.runtime import MACHINE
 

@@ -17,7 +17,8 @@ from kera.coordinator.schemas import service as service_module
 from kera.coordinator.schemas.service import SchemaService
 from kera.coordinator.store.metadata_copy import RESTORED
 from kera.core.access.accounts import Accounts
-from kera.core.access.audit import Audit, AuditEvent
+from kera.core.access.audit import Audit
+from kera.core.access.audit_events import AuditEvent
 from kera.core.access.authenticator import Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
 from kera.core.access.guard import CALLER, Guard

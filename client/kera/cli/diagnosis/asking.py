@@ -61,7 +61,7 @@ async def describe_all(
     """What each says, or why it does not. `settings`: of who asks; None: as the environment has them."""
     from kera.client import ClientSettings
     from kera.client.admin.daemons import describe_daemon
-    from kera.core.access.settings import secure
+    from kera.core.credential_settings import secure
     from kera.core.runtime import MACHINE
 
     room = asyncio.Semaphore(ASKED_AT_ONCE)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from kera.cli.diagnosis.findings import Finding, ok, problem, warning
 from kera.core.access.cluster_secret import ClusterSecret
-from kera.core.access.settings import DaemonAccessSettings, guard_of, secure, secure_daemon
+from kera.core.access.settings import DaemonAccessSettings, guard_of, secure_daemon
+from kera.core.credential_settings import secure
 from kera.core.errors import KeraError
 from kera.core.home import expanded
 from kera.core.runtime import MACHINE

@@ -34,9 +34,9 @@ from kera.client.types import (
     fill_cursor,
     position_of,
 )
-from kera.core.access.settings import secure
 from kera.core.closing import close_all, is_being_cancelled
 from kera.core.coordinators import Coordinators
+from kera.core.credential_settings import secure
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, Unavailable, Uncertain, UnknownStream
 from kera.core.forks import Origin
 from kera.core.ids import EntryId, Position

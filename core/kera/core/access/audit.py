@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
 
-from kera.core.monitoring.health import Finding
+from kera.core.access.audit_events import AuditEvent
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.audit")
 
-Kind = Literal["authentication_failed", "denied", "changed"]
 REPEATED_S = 10.0
 """The same of the same peer is told once in so many seconds."""
 TOLD_MAX = 100
@@ -26,42 +24,6 @@ TEXT_CHARS_MAX = 256
 """Of each text of an event that peers have a say in. Names that there are have fewer."""
 REMEMBERED_MAX = 1024
 """Of what was told: beyond that, the oldest is forgotten."""
-
-
-class AuditEvent(NamedTuple):
-    """One of them. What is not known of it is empty."""
-
-    kind: Kind
-    principal: str = ""
-    """Who it was; of a failed authentication, who it claimed to be, as ``user:NAME``."""
-    peer: str = ""
-    """Its address."""
-    transport: str = ""
-    operation: str = ""
-    """What it wanted to do, or has done."""
-    resource: str = ""
-    reason: str = ""
-    """Why it was refused; of a change, what it was changed to, as JSON."""
-
-
-class AuditStream(Protocol):
-    """Where events go besides the log. Runs in a ``with``."""
-
-    def put(self, event: AuditEvent) -> None:
-        """One more. Never waits."""
-        ...
-
-    def __enter__(self) -> object:
-        """Begin."""
-        ...
-
-    def __exit__(self, *_: object) -> None:
-        """End."""
-        ...
-
-    def look(self) -> Finding:
-        """How it goes."""
-        ...
 
 
 class _Few:

@@ -1,4 +1,4 @@
-"""The settings of who may do what, the same for all daemons; and of who we are, for whoever calls."""
+"""The settings of authentication and rights, the same for all daemons, and the guard that they make."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
 from kera.core.access.audit import Audit
 from kera.core.access.authenticator import Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
 from kera.core.access.cluster_secret import ClusterSecret
-from kera.core.access.credentials import Credentials, of_daemon, secret_in
+from kera.core.access.credentials import of_daemon
 from kera.core.access.guard import Beside, Door, Guard, NameOf
-from kera.core.access.identity import check_name, check_principal
+from kera.core.access.identity import check_principal
 from kera.core.access.jwt_sources import keys_source
 from kera.core.clock import Clock
 from kera.core.errors import KeraError, UnknownStream
 from kera.core.runtime import Runtime, secured
-from kera.core.security.settings import DaemonTlsSettings, TlsSettings, tls_of, tls_of_daemon
+from kera.core.security.settings import DaemonTlsSettings, tls_of_daemon
 from kera.core.settings import InvalidSettings, setting
 
 if TYPE_CHECKING:
@@ -32,26 +32,8 @@ _STREAM = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")
 """What a stream can be called."""
 
 
-class CredentialSettings(TlsSettings):
-    """Of whoever calls."""
-
-    user: str = Field("", description="Name to authenticate with, with password_file or password.")
-    password_file: Path | None = Field(
-        None, description="File with the user's password; it is read whenever the password is shown."
-    )
-    password: SecretStr | None = Field(
-        None, description="The password itself, best from the environment; password_file is safer."
-    )
-    token_file: Path | None = Field(
-        None,
-        description="File with a token to authenticate with, instead of a user and a password; it is read whenever the"
-        " token is shown, so a newer one is taken.",
-    )
-    token: SecretStr | None = Field(None, description="The token itself, best from the environment.")
-
-
 class DaemonAccessSettings(DaemonTlsSettings):
-    """Of whoever serves."""
+    """Whether clients of a daemon have to authenticate, and by what."""
 
     security: bool = Field(
         default=False,
@@ -103,16 +85,6 @@ class DaemonAccessSettings(DaemonTlsSettings):
     )
 
 
-def secure(runtime: Runtime, settings: CredentialSettings) -> Runtime:
-    """A client's runtime, whose connections are encrypted, and shown who we are over, as its settings say.
-
-    What the runtime has of that already stays (`as_daemon`). Raises `InvalidSettings` if the settings are not complete,
-    and `InvalidTls` if the files are no good.
-    """
-    tls, introduction = tls_of(settings) or runtime.tls, runtime.introduction or _credentials(settings)
-    return runtime if tls is None and introduction is None else secured(runtime, tls, introduction)
-
-
 def as_daemon(runtime: Runtime, cluster_secret_file: Path) -> Runtime:
     """A client's runtime that shows the secret of a cluster, by which it may do all that daemons may.
 
@@ -123,7 +95,7 @@ def as_daemon(runtime: Runtime, cluster_secret_file: Path) -> Runtime:
 
 
 def secure_daemon(runtime: Runtime, settings: DaemonAccessSettings, host: str) -> Runtime:
-    """A daemon's runtime, likewise; it will listen at `host`.
+    """A daemon's runtime that encrypts its connections and introduces itself as its settings say; it listens at `host`.
 
     Raises `InvalidSettings` as well if others could get to it who have shown nothing, and nobody has said that this is
     meant.
@@ -223,28 +195,3 @@ def _jwt(settings: DaemonAccessSettings, clock: Clock) -> _Jwt | None:
 def _cluster_secret(settings: DaemonAccessSettings, runtime: Runtime) -> ClusterSecret | None:
     path = settings.cluster_secret_file
     return None if path is None else ClusterSecret(path, runtime.clock.boottime_s)
-
-
-def _credentials(settings: CredentialSettings) -> Credentials | None:
-    passwords = [each for each in (settings.password_file, settings.password) if each is not None]
-    tokens = [each for each in (settings.token_file, settings.token) if each is not None]
-    if not (settings.user or passwords or tokens):
-        return None
-    if len(passwords) > 1 or len(tokens) > 1 or (passwords and tokens):
-        raise InvalidSettings("set one of password_file, password, token_file and token, and no more")
-    if tokens:
-        if settings.user:
-            raise InvalidSettings("user: a token says whose it is; user belongs to a password")
-        return Credentials(token=_secret("token_file", settings.token_file, settings.token))
-    if not (settings.user and passwords):
-        raise InvalidSettings("user and password_file (or password) belong together: set both")
-    with setting("user"):
-        user = check_name("user", settings.user)
-    return Credentials(user=user, password=_secret("password_file", settings.password_file, settings.password))
-
-
-def _secret(name: str, path: Path | None, value: SecretStr | None) -> Callable[[], str]:
-    if path is not None:
-        return lambda: secret_in(name, path)
-    text = value.get_secret_value().strip() if value is not None else ""
-    return lambda: text

@@ -10,7 +10,8 @@ import pytest
 from kera.coordinator.latency.records import constraint_key
 from kera.coordinator.store.metadata import MetadataStoreFull
 from kera.core.access.accounts import Accounts
-from kera.core.access.audit import Audit, AuditEvent
+from kera.core.access.audit import Audit
+from kera.core.access.audit_events import AuditEvent
 from kera.core.access.authenticator import Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
 from kera.core.access.guard import CALLER, Guard

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kera.core.access.audit import REPEATED_S, TOLD_MAX, Audit, AuditEvent
+from kera.core.access.audit import REPEATED_S, TOLD_MAX, Audit
+from kera.core.access.audit_events import AuditEvent
 from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
 from kera.core.access.requirements import CHANGES, REQUIREMENTS, Who

@@ -12,7 +12,7 @@ from kera.core.access.authenticator import SESSION_S, SESSIONS_MAX, Authenticato
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames, names_in
 from kera.core.access.identity import DAEMON_USER, Identity
 from kera.core.access.passwords import Login
-from kera.core.access.settings import CredentialSettings, secure
+from kera.core.credential_settings import CredentialSettings, secure
 from kera.core.errors import AuthenticationFailed, InvalidArgument, Unavailable
 from kera.core.runtime import MACHINE
 from kera.core.security.issuing import Authority
