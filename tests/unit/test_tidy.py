@@ -699,14 +699,18 @@ SHORT_FOR = {
     "K": "backup/kera/backup",
     "L": "client/kera/client",
     "S": "spark_connector/kera/spark_connector",
+    "P": "client/kera",
     "core": "core/kera/core",
 }
+
+
+MARKED = re.compile(r"`([\w/.]+)`")
 
 
 def missing_places(text: str) -> list[str]:
     """Files and functions that a document names as `B/path.py` (`function`, …), and that are not there."""
     found = []
-    for short, path, names in re.findall(r"`(B|C|K|L|S|core)/(?!kera/)([\w/]+\.py)`(?: \(([^)|]*)\))?", text):
+    for short, path, names in re.findall(r"`(B|C|K|L|S|P|core)/(?!kera/)([\w/]+\.py)`(?: \(([^)|]*)\))?", text):
         place = ROOT / SHORT_FOR[short] / path
         source = text_of(place) if place.exists() else None
         if source is None:
@@ -725,6 +729,24 @@ def test_the_places_that_the_architecture_names_exist() -> None:
     for short, path in SHORT_FOR.items():
         assert re.search(rf"`{short}` (?:is )?`{path}`", text), f"{short} is not said to be {path}"
     assert violations([ROOT / "docs" / "architecture.md"], missing_places) == []
+
+
+def unnamed_packages(text: str) -> list[str]:
+    """Packages that a document names neither as a folder nor by one of their files."""
+    paths = [
+        re.sub(r"^(\w+)(?=/)", lambda short: SHORT_FOR.get(short[1], short[1]), path) for path in MARKED.findall(text)
+    ]
+    named = [*paths, *(SHORT_FOR[short] for short in MARKED.findall(text) if short in SHORT_FOR)]
+    packages = [
+        str(path.parent.relative_to(ROOT)) for root in SOURCE_ROOTS for path in ROOT.glob(f"{root}/kera/**/__init__.py")
+    ]
+    return sorted(each for each in packages if not any(f"{path}/".startswith(f"{each}/") for path in named))
+
+
+def test_the_architecture_names_each_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert unnamed_packages(text) == [], "give it a row below Where to look"
+    assert unnamed_packages(text.replace("/tracing/", "/traces/")) == ["core/kera/core/tracing"]
 
 
 def test_a_place_that_is_not_there_is_found() -> None:
