@@ -19,7 +19,9 @@ crc32c = accelerated()(_crc32c)
 
 @accelerated()
 def crc32c_each(data: bytes | memoryview, offsets: array[int] | npt.NDArray[np.int32]) -> bytes:
-    """Of each piece of `data` from one of `offsets` (32 bits, ascending) to the next: as many numbers of 32 bits."""
+    """The checksum of each piece of `data` from one of `offsets` (32 bits, ascending) to the next, as numbers of 32
+    bits.
+    """
     bounds = np.asarray(offsets).tolist()
     if bounds and not 0 <= bounds[0] <= bounds[-1] <= len(data):
         raise ValueError("offsets beyond the data")

@@ -47,9 +47,9 @@ from kera.core.native import accelerated
 
 MAGIC = b"KERA"
 ARROW_VERSION = 1
-"""Of the format, whose payload is an Arrow message (``kera.core.record_batch``)."""
+"""The format version whose payload is an Arrow message (``kera.core.record_batch``)."""
 LEAN_VERSION = 2
-"""Of the format, whose payload has only what differs from chunk to chunk (``kera.core.lean``)."""
+"""The format version whose payload has only the parts that differ from chunk to chunk (``kera.core.lean``)."""
 VERSIONS = (ARROW_VERSION, LEAN_VERSION)
 HEADER_BYTES = 128
 ALIGNMENT_BYTES = 64
@@ -105,7 +105,7 @@ _COMPRESSED = int(Flags.COMPRESSED)
 _FLAGS = int(Flags.COMPRESSED | Flags.TYPED)
 _LAST_CODEC = int(max(Codec))
 ARROW_CODECS: dict[int, str] = {Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
-"""What Arrow calls them."""
+"""Arrow's names of the codecs."""
 
 
 class ChunkHeader(NamedTuple):
@@ -168,7 +168,7 @@ class Placement(NamedTuple):
 
 _read_fields = _HEADER.unpack_from
 _as_header = tuple.__new__
-"""What `ChunkHeader._make` does, in half the time; the format has as many fields as the tuple."""
+"""Does the same as `ChunkHeader._make` in half the time; the format has as many fields as the tuple."""
 _PLACEMENT_FIELD = ChunkHeader._fields.index("group_id")
 """The first of a header's fields that the broker writes."""
 

@@ -20,9 +20,9 @@ class ProcessorTime(NamedTuple):
     """In seconds; only differences mean something."""
 
     thread_s: float
-    """Of the calling thread, as of an event loop."""
+    """Processor time of the calling thread, such as that of an event loop."""
     process_s: float
-    """Of all threads of the process."""
+    """Processor time of all threads of the process."""
 
 
 class Clock(Protocol):
@@ -84,7 +84,7 @@ class FakeClock:
         self._now_us = now_us
         self._elapsed_us = 0
         self.processor: ProcessorTime | None = None
-        """What it says of that; set by tests."""
+        """The answer of `processor_s`; tests set it."""
 
     def now_us(self) -> int:
         """See `Clock.now_us`."""

@@ -58,7 +58,7 @@ def combined_checksum(view: Any, start: int, ends: array[int], checksum: int) ->
 
 
 def _product(a: _Numbers, b: _Numbers) -> _Numbers:
-    """Of polynomials modulo that of the checksum, one by one."""
+    """The products of polynomials modulo that of the checksum, pair by pair."""
     total = np.zeros_like(b)
     for bit in range(31, -1, -1):
         total ^= (a >> np.uint32(bit) & np.uint32(1)) * b
@@ -67,7 +67,7 @@ def _product(a: _Numbers, b: _Numbers) -> _Numbers:
 
 
 def _powers(exponents: NDArray[np.int64]) -> _Numbers:
-    """Of what a byte does: what so many do."""
+    """The polynomials that stand for so many bytes each."""
     found = np.full(len(exponents), _ONE, np.uint32)
     for place, table in enumerate(_tables()):
         digits = exponents >> 8 * place & (_DIGITS - 1)
@@ -91,6 +91,6 @@ def _tables() -> list[_Numbers]:
 
 @cache
 def _header_checksum() -> int:
-    """Of any placed header whose own checksums are right."""
+    """The checksum that is the same for any placed header whose own checksums are right."""
     with_own = np.array([crc32c(bytes(4))], np.uint32)  # of nothing, and its checksum
     return int((_product(with_own, _powers(np.array([HEADER_BYTES - PLACEMENT_AT]))) ^ with_own)[0])

@@ -16,7 +16,7 @@ from kera.core.errors import InvalidArgument
 
 SYSTEM = Path("/sys/devices/system")
 CPUS_MAX = 1 << 13
-"""What Linux is built for at most."""
+"""The maximum for which Linux is built."""
 Per = Literal["core", "numa"]
 
 _RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?", re.ASCII)

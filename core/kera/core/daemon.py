@@ -74,7 +74,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ExitCode(enum.IntEnum):
-    """What the exit code of a daemon says."""
+    """The meaning of a daemon's exit code."""
 
     STOPPED = 0
     """It was told to stop, and did."""

@@ -25,12 +25,12 @@ from kera.core.telemetry import get_logger
 log = get_logger("kera.data_dir")
 
 FORMAT = 2
-"""Of the files. 1, which only brokers have written, had no checksum."""
+"""Version of the files. Version 1, which only brokers have written, had no checksum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a daemon is, as one file says. Each kind of daemon has a class of its own."""
+    """The identity of a daemon, as stored in one file. Each kind of daemon has a class of its own."""
 
     role: ClassVar[str]
     """``broker``: the names of the files begin with it."""
@@ -43,16 +43,17 @@ class Identity:
     directory_id: str = ""
     """Tells two directories apart that were given the same id; empty in those of earlier versions."""
     coordinator_epoch: int = 0
-    """Of the last coordinator that was heard of; 0: not known. One that does not know of it has older metadata."""
+    """Epoch of the last coordinator that the daemon heard from; 0: unknown. A coordinator that does not know the daemon
+    has older metadata."""
 
     @classmethod
     def names(cls) -> tuple[str, str]:
-        """Of the file, and of its copy."""
+        """Names of the file and of its copy."""
         return f"{cls.role}.json", f"{cls.role}.copy.json"
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """What the file says; None when there is none.
+        """Read the file; None when there is none.
 
         Raises ``OSError``, ``ValueError`` when it is damaged, and `StartError` when a newer version has written it.
         """
@@ -81,7 +82,7 @@ class Identity:
         raise ValueError(f"it names no {cls.role} and cluster")
 
     def to_bytes(self) -> bytes:
-        """What is in the file."""
+        """The content of the file."""
         content = {
             "format": self.format,
             f"{self.role}_id": self.member_id,
@@ -103,7 +104,8 @@ class DataDirectory:
 
     identity: ClassVar[type[Identity]]
     data_pattern: ClassVar[str | None] = None
-    """What matches it below the directory is data of a daemon that had an identity; None: the daemon checks itself."""
+    """A match of this pattern below the directory is data of a daemon that had an identity; None: the daemon checks
+    itself."""
 
     def __init__(
         self,

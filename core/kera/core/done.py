@@ -1,4 +1,6 @@
-"""What is called when something is done: without a future, as it is called at once, and by whoever has done it."""
+"""A callback that runs when something is done. It is not a future, since it runs at once, in the code that completes
+the work.
+"""
 
 from __future__ import annotations
 

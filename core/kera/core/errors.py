@@ -143,7 +143,7 @@ class AuthenticationFailed(NotAccepted):
 
 
 class NotAllowed(NotAccepted):
-    """Who asks may not do this; ``attributes`` has the `principal`, the `operation` and the `resource`."""
+    """The caller may not do this; ``attributes`` has the `principal`, the `operation` and the `resource`."""
 
     code = "not_allowed"
 
@@ -391,7 +391,7 @@ class Unavailable(NotAccepted):
 
 
 class Recovering(Unavailable):
-    """What is asked for is being recovered from backups, after its broker was lost; ask again."""
+    """The requested data are being recovered from backups, after their broker was lost; ask again."""
 
     code = "recovering"
 
@@ -429,7 +429,7 @@ class SessionLost(NotAccepted):
 
 
 class DataLost(NotAccepted):
-    """What the cursor points to is gone; ``attributes`` has the exact gap: `lost_from` up to `available_from`."""
+    """The records at the cursor are gone; ``attributes`` has the exact gap: `lost_from` up to `available_from`."""
 
     code = "data_lost"
 

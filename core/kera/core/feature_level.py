@@ -9,6 +9,6 @@ that is.
 from __future__ import annotations
 
 FEATURE_LEVEL = 2
-"""Of this version. 0: of those before there were levels."""
+"""Feature level of this version. Versions from before feature levels have 0."""
 EPOCHS = 2
 """From this one on there are chunks without records, punctuations, in the logs of streams with epochs."""

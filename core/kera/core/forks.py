@@ -1,4 +1,4 @@
-"""What a child process does with what it has inherited by a fork: nothing. It belongs to the parent.
+"""A child process uses nothing that it has inherited by a fork: it belongs to the parent.
 
 `Origin` tells a child from the process that made something. `leave_to_parent` has an object told in the child, right
 after the fork: there it refuses further use, and `cut_off` replaces its copy of a connection, over which the child
@@ -26,7 +26,7 @@ from kera.core.errors import ClosedError
 _DESCRIPTORS = Path("/proc/self/fd")
 _WATCHED = re.compile(r"^tfd:\s*(\d+) events:\s*([0-9a-f]+)", re.MULTILINE)
 _WAKES = "anon_inode:[eventfd]"
-"""What a loop that is not asyncio's own is woken by."""
+"""The descriptor that wakes a loop other than asyncio's own."""
 
 
 def inherited() -> ClosedError:
@@ -93,7 +93,7 @@ def _after_fork() -> None:
 
 
 def _own_epoll(loop: Any) -> None:
-    """What wakes the loop works in the child; nothing that the parent waits for is watched there."""
+    """Give the child an epoll of its own that can wake its loop, and that watches nothing of the parent's."""
     descriptor = _epoll_of(loop)
     if descriptor is None:
         return

@@ -1,4 +1,4 @@
-"""What the C library does with large blocks of memory when they are freed."""
+"""Settings of the C library for large blocks of memory that are freed."""
 
 from __future__ import annotations
 

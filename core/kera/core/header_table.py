@@ -31,7 +31,7 @@ from kera.core.native import accelerated
 Headers = npt.NDArray[np.void]
 Column = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.bool_]
-"""Of each row, whether it is meant."""
+"""A mask with one value per row: True selects the row."""
 
 _FORMATS = "S4 u1 u1 <u2 <u4 <u4 <u8 <u4 <u4 <u8 <u4 <u4 <u8 <i8 <i8 <i8 <u4 <u4 <u8 <u4 <u4 <u8 <u8 <u4 <u4"
 HEADER = np.dtype(list(zip(ChunkHeader._fields, _FORMATS.split(), strict=True)))
@@ -87,12 +87,12 @@ def chunk_bytes(headers: Headers) -> Column:
 
 
 def end_records(headers: Headers) -> Column:
-    """Of each chunk, the ordinal behind its last record."""
+    """The ordinal behind the last record of each chunk."""
     return column(headers, "first_record") + column(headers, "record_count")
 
 
 def differs_from_before(headers: Headers, *names: str) -> Rows:
-    """Of each header whether it differs in one of these fields from the one before; the first one does."""
+    """For each header, whether it differs in one of these fields from the one before; True for the first one."""
     found = np.zeros(len(headers), dtype=np.bool_)
     found[:1] = True
     for name in names:

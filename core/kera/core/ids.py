@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PRODUCER_IDS = range(1 << 63, 1 << 64)
-"""Of writers that choose their ids themselves, see ``kera.client.producing.appender``. The coordinator gives lower
+"""Ids of writers that choose their ids themselves, see ``kera.client.producing.appender``. The coordinator gives lower
 ones."""
 PRODUCER_EPOCHS = 1 << 12
 """How many epochs in a row are an instance's of a named producer: the coordinator gives out the first of them, the

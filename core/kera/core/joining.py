@@ -34,11 +34,11 @@ from kera.core.native import native
 from kera.core.settings import KIB
 
 JOINED_PAYLOAD_BYTES_MAX = 16 * KIB
-"""Of a chunk: larger ones are left where they are."""
+"""Maximum of a chunk's payload; larger chunks are not joined."""
 JOINED_RECORDS_MAX = 64 * KIB
 """A run ends with the chunk with which it has so many."""
 _GIST = struct.Struct("<4sBxHI16xI12xI")
-"""Of a header: magic, version, its length, that of the payload, schema, codec."""
+"""Fields of a header: magic, version, its length, that of the payload, schema, codec."""
 _PLACE_FIELDS = slice(ChunkHeader._fields.index("group_id"), ChunkHeader._fields.index("first_record"))
 
 
@@ -47,14 +47,16 @@ class Joined(NamedTuple):
 
     batch: pa.RecordBatch
     headers: bytes
-    """Of each of the chunks, one after the other."""
+    """The headers of the chunks, one after the other."""
     end: int
     """Where the last of them ends."""
     min_timestamp_us: int
     max_timestamp_us: int
 
     def header(self, at: int) -> ChunkHeader:
-        """What one chunk from `at` to the end would say; what can only be of a single one is that of the first."""
+        """The header of one chunk from `at` to the end. Fields that only a single chunk can have are those of the first
+        one.
+        """
         return read_header(self.headers)._replace(
             payload_bytes=self.end - at - HEADER_BYTES,
             record_count=self.batch.num_rows,

@@ -18,7 +18,7 @@ PERIOD_S = 0.02
 
 
 class LoopLag(Collector):
-    """Of the running loop, from when it is made until `close`."""
+    """The lag of the running loop, from construction until `close`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

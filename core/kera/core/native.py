@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, TypeVar, cast
 
 VERSION = 10
-"""Of what the extension's functions take, do and return; one of another version is not used."""
+"""Version of the interface of the extension's functions; an extension with another version is not used."""
 VARIABLE = "KERA_NATIVE"
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])

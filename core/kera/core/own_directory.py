@@ -25,7 +25,7 @@ TRACES = {
     "broker": ("broker.json", "broker.copy.json", "log/index", "log/segments"),
     "backup": ("backup.json", "backup.copy.json", f"log/{REPLICAS_NAME}", REPLICAS_NAME),
 }
-"""What a directory has in it once a daemon of a kind has started there."""
+"""Files that exist in a directory once a daemon of a kind has started there."""
 DATA = {"log", "metadata"}
 """Directories in which a daemon has so many files that nobody looks for others there."""
 LOOKED_AT_MAX = 1_000
@@ -113,7 +113,7 @@ def _lock(path: Path, lock: int, role: str, in_use: type[StartError]) -> None:
 
 
 def _holder(lock: int) -> str:
-    """Who has a lock, as it has written there: ``broker (process 7)``; empty: that is not known."""
+    """The holder of a lock, as written in it: ``broker (process 7)``; empty: unknown."""
     with contextlib.suppress(OSError, ValueError):
         role, _, process = os.pread(lock, 40, 0).decode("ascii").strip().rpartition(" ")
         # Else it was killed, and somebody else has it.
@@ -172,7 +172,7 @@ def _below(path: Path) -> Iterator[Path]:
 
 
 def _owner_of(path: Path) -> str:
-    """Whose data are in a directory, in words; empty: nobody's.
+    """The owner of the data in a directory, in words; empty: none.
 
     Others, too, have directories that are called ``log`` and ``metadata``, but nobody that runs there has no lock. What
     is left of a disk of replicas is nobody's, as a backup may have had it before.

@@ -1,4 +1,4 @@
-"""What a daemon's process needs from the operating system: its identity on the node, and an orderly end."""
+"""A daemon's process and the operating system: its identity on the node, and an orderly end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DIE_WITH_PARENT_VARIABLE = "KERA_DIE_WITH_PARENT"
 
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 OTHERS_WRITE = 0o022
-"""What others may not do with the files of a daemon."""
+"""Mode bits that are taken from others for the files of a daemon."""
 _OWNERS = 0o700
 _PR_SET_PDEATHSIG = 1
 _DESCRIPTORS_UNLIMITED = 1 << 20
-"""What counts as the limit where there is none."""
+"""Counts as the limit where there is none."""
 
 
 def die_with_parent(parent_id: int | None = None) -> None:

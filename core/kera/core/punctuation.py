@@ -18,7 +18,7 @@ FLAGS_AT = 5
 NO_TIME = -(1 << 63)
 """Before all times: of what has none."""
 EPOCH_GRACE_MS = 1000
-"""Of a stream with epochs that does not say: how long after its time a record may come before its entry is silent."""
+"""Default for streams with epochs: how long after its time a record may come before its entry is silent."""
 TIMESTAMP_AHEAD_MAX_MS = 3_600_000
 """Likewise: so far ahead of its broker's clock the times of a chunk may be."""
 

@@ -26,7 +26,7 @@ SILENT_INTERVALS_MAX = 5
 """After so many without a word from it, a reader goes elsewhere."""
 BODY_BYTES_MAX = 1 << 20
 STRANGER_BYTES_MAX = 64 << 10
-"""Of a body, of who has not been given any memory yet."""
+"""Maximum of a message's body from a peer that has not been given any memory yet."""
 WINDOW_BYTES_MAX = 64 << 20
 WINDOW_SHARE_MAX = 8
 """A window is at most so much of a broker's memory: it closes before its reader holds too much."""
@@ -37,7 +37,7 @@ _TAKEN = struct.Struct("<Q")
 
 
 class Kind(enum.IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     HELLO = 0
     RUNS = 1
@@ -60,9 +60,9 @@ class Run(NamedTuple):
     """Number of the subscription."""
     slot: int
     generation: int
-    """Of the slot; when it has become another one, the bytes are others, too."""
+    """Generation of the slot. When the slot has another one, its bytes have changed, too."""
     arena_offset: int
-    """Of the first byte, from the start of the arena file."""
+    """Offset of the first byte from the start of the arena file."""
     length_bytes: int
     segment_id: int
     group_id: int
@@ -74,7 +74,7 @@ class Run(NamedTuple):
 
 _KINDS = {kind.value: kind for kind in Kind}
 _as_run: Callable[[Iterable[Any]], Run] = partial(tuple.__new__, Run)
-"""What `Run._make` does, in half the time; the structure has as many fields as the tuple."""
+"""Does the same as `Run._make` in half the time; the structure has as many fields as the tuple."""
 
 
 def window_bytes_max(slots: int, slot_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""What a chunk's payload says of itself: how many records, whether compressed, how large that would become.
+"""The metadata of a chunk's payload: the number of records, whether it is compressed, and its size without compression.
 
     0            4                8                                    8 + metadata_bytes
     ┌────────────┬────────────────┬────────────────────────────────────┬──────────────────────────
@@ -25,13 +25,14 @@ from kera.core.errors import CorruptChunk
 from kera.core.written_out import check_written_out, never_null_columns, shared_columns
 
 DECOMPRESSED_BYTES_MAX = 128 << 20
-"""Of all buffers of one chunk together. A few kilobytes of zeros can say that they are a gigabyte."""
+"""Maximum of all buffers of one chunk together. A few kilobytes of zeros can claim to be a gigabyte."""
 
 RECORDS_WITHOUT_BYTES = 1 << 16
-"""Of a batch whose columns take none: all of them are of type null. Others take a bit for each record, at least."""
+"""Maximum of a batch whose columns take no bytes: all of them are of type null. Other columns take at least a bit for
+each record."""
 BITS = 8
 BUFFERS_MAX = 1 << 14
-"""Of a compressed batch: each is looked at by itself. A column has two or three."""
+"""Maximum of a compressed batch, as each buffer is checked by itself. A column has two or three."""
 
 _PREFIX = struct.Struct("<iiI")
 _I32, _U32, _I64, _U16 = (struct.Struct(f"<{code}").unpack_from for code in "iIqH")
@@ -55,7 +56,7 @@ _LENGTH_BYTES = 8
 
 
 class Shape(NamedTuple):
-    """What the metadata of a record batch say."""
+    """The metadata of a record batch."""
 
     records: int
     compressed: bool
@@ -108,7 +109,9 @@ def shape_of(payload: Any) -> Shape:
 
 
 def decompressed_bytes(payload: Any, shape: Shape) -> int:
-    """What the buffers of a compressed batch say to become, in sum. Raises `CorruptChunk`."""
+    """The size of all buffers of a compressed batch without compression, as the batch states it. Raises
+    `CorruptChunk`.
+    """
     if not shape.buffers_at:
         return 0
     total = 0

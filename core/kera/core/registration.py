@@ -144,7 +144,7 @@ class Registration:
     def remember(
         self, member_id: int, cluster_id: str, heartbeat_interval_ms: int, *, coordinator_epoch: int = 0
     ) -> None:
-        """What the coordinator has answered; the identity is durable when this returns. Raises `PathNotWritable`."""
+        """Store the coordinator's answer; the identity is durable when this returns. Raises `PathNotWritable`."""
         self._directory.store(member_id, cluster_id, coordinator_epoch)
         self.heartbeat_interval_s = heartbeat_interval_ms / 1000
 

@@ -1,4 +1,4 @@
-"""What a process has from outside of itself: time, names for what it makes, its node, files, connections over gRPC.
+"""The outside of a process: clocks, ids for new things, its node, files, connections over gRPC.
 
 Daemons and the SDK get a `Runtime` where they are wired. It is the machine's own, unless somebody runs them elsewhere:
 a simulation gives each process clocks that it sets, ids from a seed, a node of its own, a disk that fails, and

@@ -40,7 +40,7 @@ SECTIONS = (
 """Tables that a settings file may have. A part looks at its own only, and must know others' from misspelt ones."""
 
 FORMER_SECTIONS = {"group_consumer": "group"}
-"""What a section was called before: what is still set there is refused, with the name that it has now."""
+"""Former names of sections: a setting in one of these is refused, with the section's name of today."""
 
 HIDDEN_VALUE = "hidden_value"
 """Type of a `PydanticCustomError` about a value that is not to be shown: there may be a secret in it."""
@@ -56,7 +56,7 @@ class InvalidSettings(StartError):
 
 @contextlib.contextmanager
 def setting(name: str) -> Iterator[None]:
-    """What is wrong with the setting `name` is an error of the start."""
+    """Report an invalid argument within this block as an error of the setting `name` that prevents the start."""
     try:
         yield
     except InvalidArgument as error:
@@ -215,7 +215,7 @@ _FORMS = dict.fromkeys(
     ("byte_size", "byte_size_unit"),
     "; a size is a number of bytes, alone or with a unit: 1048576, 512KiB, 256MiB, 2GiB, 1GB",
 )
-"""What is taken, by kind of error, where pydantic does not say it."""
+"""Accepted forms, by kind of error, where pydantic does not explain them."""
 
 
 def _takes_flags(annotation: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What somebody has most likely meant, who has written a name that there is not; for error messages.
+"""The most likely meaning of a misspelt name, for error messages.
 
 Promises: the answer is one of the names, or nothing at all; a guess that is far off is worse than none.
 """

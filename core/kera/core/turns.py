@@ -31,7 +31,7 @@ REST_S_MAX = 0.1
 
 
 def at_once(steps: Generator[None, None, T]) -> T:
-    """What steps return, in one go."""
+    """Run all steps in one go, and return their result."""
     while True:
         try:
             next(steps)
@@ -50,11 +50,11 @@ class Turns:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """By requester; the first one is next."""
         self._handle: asyncio.Handle | None = None
-        """Of the next turn."""
+        """The handle of the next turn."""
         self._paused = False
         """All who wait rest."""
         self._last: tuple[Hashable, float] | None = None
-        """Who had the last turn, and when."""
+        """The requester that had the last turn, and when."""
         self._resting: dict[Hashable, float] = {}
         """Until when they rest."""
         self.slices = 0
@@ -115,12 +115,12 @@ class Turns:
             self._resting[last[0]] = now_s + min(now_s - last[1], REST_S_MAX)
 
     def _next(self) -> Hashable | None:
-        """Whose turn it is."""
+        """The requester whose turn it is."""
         return next((each for each in self._waiting if each not in self._resting), None)
 
 
 class Share:
-    """What is done at once for a requester: after a slice of it, what comes next waits for the requester's turn."""
+    """A slice of work that is done at once for a requester; after it, the rest waits for the requester's turn."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the checks of data directories have in common: findings, whose the directory is, and that nobody uses it.
+"""Common to the checks of data directories: findings, the directory's owner, and a test that nothing uses it.
 
 What there is to check of a broker and of a backup is in ``kera.broker.verify`` and ``kera.backup.verify``.
 """

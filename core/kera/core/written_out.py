@@ -1,4 +1,4 @@
-"""What the values of a record batch take when each is written out.
+"""The size of a record batch's values when each is written out.
 
 Of most of Arrow's types every value has bytes of its own, so that a batch takes what its buffers do. Of some, many
 values lie in the same bytes: views, list views, runs, dense unions. A few kilobytes of these can be gigabytes to
@@ -21,9 +21,9 @@ from pyarrow import types
 from kera.core.errors import CorruptChunk
 
 INLINE_BYTES = 12
-"""Of a view: longer values are in another buffer."""
+"""Longest value within a view itself; longer values are in another buffer."""
 LIST_BYTES = 64
-"""Of a list itself, as of Python: ten million that are empty take seconds, and most of a gigabyte."""
+"""Size of a list itself, as in Python: ten million empty ones take seconds, and most of a gigabyte."""
 _VIEW_BYTES = 16
 _SCHEMAS_KEPT = 256
 _BITS = 8
@@ -31,8 +31,8 @@ _BITS = 8
 _Numbers: TypeAlias = "npt.NDArray[np.int64]"
 _Sizes: TypeAlias = "npt.NDArray[np.floating[Any]]"
 _Before: TypeAlias = Callable[[_Numbers], _Sizes]
-"""What the values of an array take that are before each of some places: a sum, so that no array of sizes is needed
-where a million values are one run, or have no bytes at all."""
+"""The size of an array's values before each of some places: a sum, so that no array of sizes is needed where a million
+values are one run, or have no bytes at all."""
 
 
 class _Kinds(NamedTuple):
@@ -121,7 +121,9 @@ def _is_without_bytes(kind: pa.DataType) -> bool:
 
 
 def _before(column: pa.Array, limit: int) -> _Before:
-    """Of `column`. Raises `CorruptChunk` if it, or an array in it, is more than `limit`: conversions take all of it."""
+    """The sizes of `column`. Raises `CorruptChunk` if it, or an array in it, is more than `limit`: conversions take all
+    of it.
+    """
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     find = _found(column, limit)
@@ -158,7 +160,7 @@ def _found(column: pa.Array, limit: int) -> _Before:  # noqa: PLR0911 - a kind o
 
 
 def _width(kind: pa.DataType) -> float:
-    """Of a value of a type whose values are all as long; a byte at least, also of bits and of what takes no bytes."""
+    """The size of a value of a fixed-width type: at least a byte, also for bits and for types without bytes."""
     if types.is_fixed_size_binary(kind):
         return max(1.0, float(kind.byte_width))  # the number of bits overflows
     try:
@@ -185,7 +187,8 @@ def _sums(sizes: _Sizes, limit: int) -> _Before:
 
 
 def _lengths_of_views(column: pa.Array) -> _Sizes:
-    """What each view takes, also that of a null: a cast of Arrow's copies it. Honest writers have empty views there.
+    """The size of each view, also that of a null, because a cast of Arrow's copies it. Honest writers have empty views
+    there.
 
     Raises `CorruptChunk` if a view reaches out of its buffers, also that of a null, which Arrow does not validate.
     """

@@ -1,4 +1,4 @@
-"""Who may do what: identities, rights, and the guard in front of what a daemon serves.
+"""Access control: identities, rights, and the guard in front of a daemon's services.
 
 * ``identity``: who somebody is; ``rights``: rules, and what follows from them; ``requirements``: what each method asks
   for. Pure.

@@ -15,7 +15,7 @@ from kera.core.errors import AuthenticationFailed
 from kera.v1 import access_pb2 as messages
 
 TOKEN_PREFIX = "kera_"  # noqa: S105 - it says what it is, and opens nothing
-"""What delegation tokens begin with: so they are told from others, by programs that look for leaked secrets as well."""
+"""First characters of delegation tokens, by which KerA and programs that look for leaked secrets recognise them."""
 
 
 NO_QUOTA = messages.Quota()
@@ -43,7 +43,7 @@ class Token(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """What is known of the secret to others. It is random, so it cannot be guessed from that."""
+        """The digest of the secret, for others. The secret is random, so it cannot be guessed from its digest."""
         return hashlib.sha256(self.secret.encode()).digest()
 
 
@@ -62,7 +62,7 @@ class Accounts:
         self._told_s = now_s
 
     def verifier_of(self, name: str) -> messages.ScramVerifier | None:
-        """What the password of a user is checked against; None: it has none, or is not there."""
+        """The verifier of a user's password; None: the user has none, or does not exist."""
         user = self._users.get(name)
         return user.scram if user is not None and user.HasField("scram") else None
 
@@ -77,14 +77,14 @@ class Accounts:
         return frozenset(user.roles) if user is not None else frozenset()
 
     def quota_of(self, name: str, *, is_super: bool = False) -> messages.Quota:
-        """What a user may use at most: its own quota, or, unless it is a super user, the default one."""
+        """The quota of a user: its own, or, unless it is a super user, the default one."""
         user = self._users.get(name)
         if user is not None and user.HasField("quota"):
             return user.quota
         return NO_QUOTA if is_super else self.default_quota
 
     def owner_of(self, text: str, now_s: float) -> Identity:
-        """Who shows a delegation token. Raises `AuthenticationFailed`."""
+        """The identity that a delegation token stands for. Raises `AuthenticationFailed`."""
         shown = Token.parse(text)
         token = None if shown is None else self._tokens.get(shown.token_id)
         if shown is None or token is None or not hmac.compare_digest(token.digest, shown.digest):

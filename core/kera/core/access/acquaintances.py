@@ -1,4 +1,4 @@
-"""Who is here, and what it was allowed: remembered until users or rules change. Bounded.
+"""Identities that are connected, with the access they were granted: remembered until users or rules change. Bounded.
 
 Then who has lost anything of it loses its connections.
 """
@@ -26,13 +26,13 @@ class Acquaintance:
 
     def __init__(self, usage: Usage | None) -> None:
         self.usage = usage
-        """What it uses, together with all identities of the same user; None: nobody counts that."""
+        """The usage of all identities of the same user together; None: it is not counted."""
         self.here: dict[int, Peer] = {}
         self.allowed: set[Need] = set()
         """Since the last change."""
         self.resources: set[tuple[Operation, str]] = set()
-        """What it was allowed at any time since it is known: what is under way by that may have begun before others
-        were changed."""
+        """All resources that it was allowed to use at any time since it is known: requests under way may have begun
+        before a change."""
         self.forgot = False
         """It was allowed more than is remembered."""
 
@@ -67,7 +67,7 @@ class Acquaintances:
         peer.remembered.here[id(peer)] = peer
 
     def of(self, who: Identity) -> Acquaintance:
-        """What is remembered of somebody."""
+        """The entry of an identity."""
         known = self._of.get(who)
         if known is None:
             if len(self._of) > REMEMBERED_MAX:

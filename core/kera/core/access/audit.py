@@ -1,4 +1,4 @@
-"""What happened to access: who could not authenticate, who was denied what, and what was changed.
+"""The audit of access: failed authentications, denials, and changes.
 
 Each is one line of the log, of the logger ``kera.audit``, with fixed fields, and an `AuditEvent` for whoever else wants
 to know. They tell nobody's secrets: no password, token or key ever gets here. Nobody can fill a log with them: what a
@@ -21,9 +21,9 @@ REPEATED_S = 10.0
 TOLD_MAX = 100
 """Failures, and as many denials, in that time: whoever guesses names another user each time."""
 TEXT_CHARS_MAX = 256
-"""Of each text of an event that peers have a say in. Names that there are have fewer."""
+"""Maximum of each text of an event that peers can influence. Existing names are shorter."""
 REMEMBERED_MAX = 1024
-"""Of what was told: beyond that, the oldest is forgotten."""
+"""Maximum of reported events; beyond it, the oldest is forgotten."""
 
 
 class _Few:
@@ -49,7 +49,7 @@ class _Few:
 
 
 class Audit:
-    """Of one daemon."""
+    """The audit of one daemon."""
 
     def __init__(self, now_s: Callable[[], float], put: Callable[[AuditEvent], None] = lambda _: None) -> None:
         """`put`: is given each event, as long as it is not repeated."""

@@ -12,12 +12,12 @@ class AuditEvent(NamedTuple):
 
     kind: Kind
     principal: str = ""
-    """Who it was; of a failed authentication, who it claimed to be, as ``user:NAME``."""
+    """The principal; for a failed authentication, the claimed one, as ``user:NAME``."""
     peer: str = ""
     """Its address."""
     transport: str = ""
     operation: str = ""
-    """What it wanted to do, or has done."""
+    """The operation that it attempted, or has completed."""
     resource: str = ""
     reason: str = ""
     """Why it was refused; of a change, what it was changed to, as JSON."""

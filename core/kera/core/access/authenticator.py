@@ -1,4 +1,4 @@
-"""Who somebody is, by whatever it shows: a certificate, a password, a token, or the user of its process.
+"""Authentication by any kind of evidence: a certificate, a password, a token, or the user of a process.
 
 What was found out stays true only as long as what it came from: `holds` says whether it does.
 """
@@ -24,12 +24,12 @@ SESSION_PREFIX = "kera-session_"
 SESSION_S = 3600.0
 """After which who calls over gRPC shows its password again."""
 SESSIONS_MAX = 10_000
-"""Of more, the oldest of the user that has most ends."""
+"""Maximum of sessions; beyond it, the oldest session of the user with the most sessions ends."""
 NO_ACCOUNTS = Accounts(messages.AccessTable(), 0, 0.0)
 
 
 class Authenticator:
-    """Of one daemon. Belongs to an event loop."""
+    """Authentication at one daemon. Belongs to an event loop."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Authenticator:
         self.cluster_secret = cluster_secret
         self._of_jwt = of_jwt
         self.not_told = not_told or _not_told
-        """What is said to users before it is known who there is."""
+        """The error for users before this daemon knows the users."""
         self._logins = Logins(self._verifiers_of, now_s, decoys=lambda: self.accounts.decoys)
         self._sessions: dict[str, Identity] = {}
         self._crowd = Crowd[str](SESSIONS_MAX)
@@ -65,7 +65,7 @@ class Authenticator:
     # -- what somebody shows ---------------------------------------------------------------------------------------
 
     def of_certificate(self, certificate: bytes) -> Identity | None:
-        """Who shows a certificate that TLS has verified; None: nobody that is known."""
+        """The identity of a certificate that TLS has verified; None: unknown."""
         names = names_in(certificate)
         if self._names.is_daemon(names):
             return Identity("", how="certificate", is_daemon=True)
@@ -73,7 +73,7 @@ class Authenticator:
         return self._user(user, "certificate") if user else None
 
     def of_process(self, user_id: int) -> Identity | None:
-        """Who runs the process at the other end of a unix socket; None: nobody that is known.
+        """The identity of the process at the other end of a unix socket; None: unknown.
 
         The daemon's own user can read all that it has, so nothing is kept from it.
         """
@@ -83,7 +83,9 @@ class Authenticator:
         return self._user(name, "socket") if name else None
 
     def of_token(self, text: str) -> Identity:
-        """Who shows a token. Raises `AuthenticationFailed`, and `Unavailable` before it is known who there is."""
+        """The identity that a token stands for. Raises `AuthenticationFailed`, and `Unavailable` before this daemon
+        knows the users.
+        """
         if text.startswith(SESSION_PREFIX):
             session = self._sessions.get(text)
             if session is None or not self.holds(session):
@@ -117,7 +119,7 @@ class Authenticator:
         return self._user(name, "password")._replace(password_version=version), answer
 
     def session_for(self, identity: Identity) -> tuple[str, float]:
-        """What somebody may show in place of a password from now on, and for how many seconds."""
+        """A session that replaces the password of an identity from now on, and its lifetime in seconds."""
         session = SESSION_PREFIX + secrets.token_urlsafe(32)
         crowded_out = self._crowd.add(session, identity.user)
         if crowded_out is not None:
@@ -133,7 +135,7 @@ class Authenticator:
         return not self.why_ended(who)
 
     def why_ended(self, who: Identity) -> str:
-        """What to tell somebody who is not, or whose time is up; empty: see `holds`."""
+        """The reason why an identity is no longer valid; empty: see `holds`."""
         if self.now_s() >= who.until_s:
             return EXPIRED
         return "" if self.is_still(who) else CHANGED

@@ -1,4 +1,4 @@
-"""Who somebody is by its certificate: patterns over what the certificate names.
+"""Authentication by certificate: patterns over the names in the certificate.
 
 A certificate names its subject, as text (``CN=alice,O=Example``, RFC 4514), and other names: ``DNS:host``,
 ``URI:spiffe://…``, ``IP:10.0.0.1``, ``EMAIL:…``. A pattern is a regular expression that has to match one of these names
@@ -16,7 +16,7 @@ from kera.core.access.identity import check_name
 from kera.core.errors import InvalidArgument
 
 DAEMON_NAME = "urn:kera:daemon"
-"""What ``kera tls init`` has in the certificates of hosts."""
+"""The name that ``kera tls init`` writes into the certificates of hosts."""
 DAEMONS = (f"URI:{re.escape(DAEMON_NAME)}",)
 """Which certificates are of daemons, unless the settings say it."""
 USERS = (r"CN=(?P<user>[^,+]+)(?:[,+].*)?",)
@@ -47,7 +47,7 @@ class CertificateNames(NamedTuple):
         return any(pattern.fullmatch(name) for pattern in self.daemons for name in names)
 
     def user(self, names: Sequence[str]) -> str:
-        """Whose a certificate with these names is; empty: nobody's."""
+        """The user of a certificate with these names; empty: none."""
         for pattern in self.users:
             for name in names:
                 found = pattern.fullmatch(name)
@@ -68,7 +68,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 @lru_cache(CACHED_MAX)
 def names_in(certificate: bytes) -> tuple[str, ...]:
-    """What a certificate (DER or PEM) names; nothing, if it is none, or has what cannot be read."""
+    """The names in a certificate (DER or PEM); none if it is invalid or unreadable."""
     from cryptography import x509  # noqa: PLC0415 - daemons have it, and a client need not
 
     pem = certificate.lstrip().startswith(b"-----")

@@ -66,11 +66,11 @@ class ClusterSecret:
         self._known = self._read()
 
     def shown(self) -> Sequence[str]:
-        """What is shown to others, the newest first."""
+        """Texts that are shown to others, the newest first."""
         return [each.text for each in self._current()]
 
     def verifiers(self) -> Sequence[messages.ScramVerifier]:
-        """What is checked of what others show; all have the same salt."""
+        """Verifiers for the texts that others show; all have the same salt."""
         return [each.verifier for each in self._current()]
 
     def version_of(self, verifier: messages.ScramVerifier) -> int:

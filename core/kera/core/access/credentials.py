@@ -1,4 +1,4 @@
-"""Who we are: what the calling end shows. Passwords and tokens are read anew whenever they are shown.
+"""Credentials of the calling end. Passwords and tokens are read again whenever they are shown.
 
 A secret is never in a message, a log line or a `repr`; what is shown of a password is only that it is known.
 """
@@ -17,7 +17,7 @@ from kera.core.home import expanded
 from kera.v1 import access_pb2 as messages
 
 SECRET_BYTES_MAX = 64 << 10
-"""Of a file with a password or a token."""
+"""Maximum of a file with a password or a token."""
 CALL_TOKEN_CHARS_MAX = 4 << 10
 """Longer tokens are shown once, for a session: gRPC takes some 8 KiB beside a call, and would send them with each."""
 
@@ -76,7 +76,7 @@ def of_daemon(cluster_secret: str | Callable[[], Sequence[str]]) -> Credentials:
 
 
 def secret_in(setting: str, path: Path) -> str:
-    """What a file has, without white space around it. Raises `AuthenticationFailed`, which names the setting."""
+    """The content of a file, without white space around it. Raises `AuthenticationFailed`, which names the setting."""
     try:
         with expanded(path).open("rb") as file:
             return secret_from(f"{setting} {path}", file)
@@ -87,7 +87,7 @@ def secret_in(setting: str, path: Path) -> str:
 
 
 def secret_from(what: str, file: BinaryIO) -> str:
-    """What is in an open file, likewise; `what` it is called. Raises `AuthenticationFailed`, and `OSError`."""
+    """The content of an open file, likewise; errors call it `what`. Raises `AuthenticationFailed`, and `OSError`."""
     data = file.read(SECRET_BYTES_MAX + 1)
     try:
         text = data.decode().strip()

@@ -38,11 +38,11 @@ log = get_logger("kera.access")
 NameOf = Callable[[int], str | None]
 """The name of the stream with an id; None: there is none here."""
 CALLER: ContextVar[Peer | None] = ContextVar("caller", default=None)
-"""Who has asked for what is done; None: the daemon does it by itself."""
+"""The peer whose request is being handled; None: the daemon acts by itself."""
 FAILED_S = 0.1
 """After which who has shown nothing that is good is told so."""
 FAILURES_MAX = 3
-"""Of a connection of frames."""
+"""Failed authentications after which a connection of frames is closed."""
 _FAILURES = "failed authentications"
 LOOK_S = 1.0
 """Between two looks whether identities are still good."""
@@ -65,7 +65,7 @@ class Beside(Protocol):
 
 
 class Door:
-    """What is in front of what a daemon serves: this one is open, and everybody may do everything."""
+    """The access check in front of a daemon's services. This one is open: every peer may do everything."""
 
     looks: Mapping[str, Callable[[], Finding]] = MappingProxyType({})
     """How what it needs goes, for the daemon's health, by what it is."""
@@ -82,7 +82,7 @@ class Door:
 
     @property
     def version(self) -> int:
-        """Of the users and rules that hold."""
+        """Version of the users and rules in force."""
         return 0
 
     def __enter__(self) -> Self:
@@ -162,7 +162,7 @@ class Guard(Door):
 
     @property
     def version(self) -> int:
-        """Of the users and rules that hold."""
+        """Version of the users and rules in force."""
         return self.authenticator.accounts.version
 
     # -- who asks --------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Guard(Door):
         return Reply(answer)
 
     async def _fail(self, peer: Peer) -> None:
-        """Whoever guesses has to wait, and to connect anew now and then."""
+        """Delay a peer that guesses, and disconnect it now and then."""
         failures = peer.state[_FAILURES] = peer.state.get(_FAILURES, 0) + 1
         await asyncio.sleep(FAILED_S)
         if failures > FAILURES_MAX:
@@ -236,7 +236,7 @@ class Guard(Door):
         return self.authenticator.accounts.rights.decide(who, operation, resource).allowed
 
     def quota_of(self, who: Identity) -> messages.Quota:
-        """What a user may use at most."""
+        """The quota of a user."""
         return self.authenticator.accounts.quota_of(who.user, is_super=who.is_super)
 
     def allows(self, peer: Peer, operation: Operation, resource: str) -> bool:
@@ -284,7 +284,7 @@ class Guard(Door):
     # -- around what is served -------------------------------------------------------------------------------------
 
     def service(self) -> Service:
-        """What is for the guard itself."""
+        """The guard's own methods."""
         return {api.AUTHENTICATE: self._authenticate, api.APPLY_ACCESS: self._answer_apply}
 
     def guarded(self, service: Service) -> Service:

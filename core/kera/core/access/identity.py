@@ -1,4 +1,4 @@
-"""Who somebody is: what authentication finds out, and rights are asked about."""
+"""The identity of a peer, as authentication establishes it and rights are checked for it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DAEMON_USER = ":daemon"
 EVERYBODY = "user:*"
 """The principal that everybody is who has authenticated."""
 DAEMONS = "daemons"
-"""What daemons are called, in place of a principal."""
+"""The name of daemons, in place of a principal."""
 NOBODY = "nobody"
-"""What those are called who have not authenticated."""
+"""The name of peers that have not authenticated."""
 
 CHANGED = "what you may do has changed, or who you are is good no more: connect again"
 """To who has lost something while it was here."""
@@ -42,9 +42,9 @@ class Identity(NamedTuple):
     brought: frozenset[str] = frozenset()
     """Roles that what it has shown says."""
     password_version: int = 0
-    """Of the password, or the secret of the cluster, that it has shown."""
+    """Version of the password, or of the secret of the cluster, that it has shown."""
     token_id: str = ""
-    """Of the delegation token that it has shown."""
+    """Id of the delegation token that it has shown."""
     narrowed: tuple[str, ...] = ()
     """Resources, if it may do nothing with any other."""
     until_s: float = math.inf
@@ -74,7 +74,7 @@ def not_authenticated() -> AuthenticationFailed:
 
 
 def check_principal(principal: str) -> str:
-    """What a rule is about. Raises `InvalidArgument`."""
+    """Check the principal of a rule. Raises `InvalidArgument`."""
     if principal != EVERYBODY:
         kind = next((kind for kind in (USER, ROLE) if principal.startswith(kind)), None)
         if kind is None:

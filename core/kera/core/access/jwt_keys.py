@@ -46,9 +46,9 @@ class Key(NamedTuple):
     key_id: str
     """As the key set calls it; empty: it does not."""
     algorithms: frozenset[str]
-    """What it may be used with."""
+    """The algorithms that the key may be used with."""
     public: Any
-    """Of `cryptography`."""
+    """A public key of `cryptography`."""
 
 
 class KeySet(NamedTuple):
@@ -56,7 +56,7 @@ class KeySet(NamedTuple):
 
     keys: tuple[Key, ...] = ()
     unused: tuple[str, ...] = ()
-    """What is said of those that are there and are not taken."""
+    """Descriptions of keys that are present and not used."""
 
     @classmethod
     def parse(cls, data: bytes) -> KeySet:
@@ -135,7 +135,7 @@ class JwtKeys:
         self._now_s = now_s
         self._set: KeySet | None = None
         self._version = b""
-        """Of what `_set` was made."""
+        """Version that `_set` was made from."""
         self._failed = ""
         """Why the keys could not be read the last time; empty: they could."""
         self._begun_s: float | None = None
@@ -181,7 +181,7 @@ class JwtKeys:
         raise AuthenticationFailed(f"the token says {algorithm}, and its key {shown(key_id)} is for {of}")
 
     def _unknown(self, key_id: str) -> AuthenticationFailed | Unavailable:
-        """What is said to who shows a token with a key that is not there."""
+        """The error for a token whose key is not in the set."""
         now_s, pace = self._now_s(), self._source.pace
         asked_s = self._asked.get(key_id)
         if asked_s is not None and self._done_s is not None and self._done_s > asked_s:

@@ -23,7 +23,7 @@ from kera.core.errors import InvalidArgument
 from kera.core.home import expanded
 
 KEYS_BYTES_MAX = 256 << 10
-"""Of a key set: room for hundreds of keys."""
+"""Maximum of a key set: room for hundreds of keys."""
 CONNECT_S = 5.0
 """For a connection, for its handshake, and for each piece of an answer."""
 FETCH_S = 10.0
@@ -54,12 +54,12 @@ class KeysSource(Protocol):
         ...
 
     def read(self) -> bytes:
-        """What is there. Raises `NotRead`."""
+        """Read the keys. Raises `NotRead`."""
         ...
 
 
 def keys_source(text: str, *, fetch_s: float = FETCH_S) -> KeysSource:
-    """What the setting names. Raises `InvalidArgument`."""
+    """The source that the setting names. Raises `InvalidArgument`."""
     return UrlSource(text, fetch_s=fetch_s) if "://" in text else FileSource(expanded(Path(text)))
 
 

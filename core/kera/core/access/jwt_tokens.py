@@ -34,7 +34,7 @@ _PARTS = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
 
 
 class JwtRules(NamedTuple):
-    """What is taken, and what is taken from it."""
+    """The tokens that are accepted, and the claims that are used of them."""
 
     issuer: str
     audience: str
@@ -46,7 +46,7 @@ class JwtRules(NamedTuple):
 
 
 class Keys(Protocol):
-    """Of the issuer, see `kera.core.access.jwt_keys.JwtKeys`."""
+    """The keys of the issuer, see `kera.core.access.jwt_keys.JwtKeys`."""
 
     @property
     def version(self) -> bytes:
@@ -70,7 +70,9 @@ class JwtTokens:
         """By the digest of the token: whose it is, and the version of the keys it was verified with."""
 
     def identify(self, text: str) -> Identity:
-        """Who shows a token. Raises `AuthenticationFailed`, and `Unavailable` as long as its key is not known."""
+        """The identity that a token stands for. Raises `AuthenticationFailed`, and `Unavailable` as long as its key is
+        not known.
+        """
         if len(text) > TOKEN_BYTES_MAX:
             raise AuthenticationFailed(f"the token has more than {TOKEN_BYTES_MAX} characters")
         digest = hashlib.sha256(text.encode(errors="replace")).digest()
@@ -87,7 +89,7 @@ class JwtTokens:
         return who
 
     def _claims(self, text: str) -> dict[str, Any]:
-        """What a token says that its issuer has signed."""
+        """The claims of a token that its issuer has signed."""
         parts = _PARTS.fullmatch(text)
         if parts is None:
             what = "it is encrypted" if text.count(".") == 4 else "it has not three parts in base64url"
@@ -165,7 +167,7 @@ def _part(text: str, what: str) -> dict[str, Any]:
 
 
 def _claim(claims: dict[str, Any], path: str) -> Any:
-    """What is there under `path`: a name, which may have dots in it, or names with dots between."""
+    """The claim at `path`: a name, which may have dots in it, or names with dots between."""
     if path in claims:
         return claims[path]
     for dot in re.finditer(r"\.", path):
@@ -192,7 +194,7 @@ def _span(seconds: float) -> str:
 
 
 def _if_new(seconds: float) -> str:
-    """What helps if that is what clocks may be off by."""
+    """A hint if clocks that differ can explain this time."""
     return "; if it is new, the clocks of this host and the issuer differ" if MINUTE_S <= seconds < 2 * HOUR_S else ""
 
 

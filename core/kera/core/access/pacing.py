@@ -61,7 +61,7 @@ def paced_taker(taker: Taker) -> Taker:
 
 
 def usage_of(peer: Peer) -> Usage | None:
-    """What whose it is uses; None: nobody counts that."""
+    """The usage that requests of a peer count for; None: they are not counted."""
     remembered = peer.remembered
     return None if remembered is None else remembered.usage
 
@@ -84,7 +84,7 @@ class _Limited:
 
     def __init__(self, method: Method[Any, Any], handler: Handler) -> None:
         self.reads = method is api.MULTI_READ_CHUNKS
-        """What a request costs is known when it is answered."""
+        """The cost of a request is known only when it is answered."""
         self._tells = method in _TOLD
         self._handler = handler
 

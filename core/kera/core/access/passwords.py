@@ -33,7 +33,7 @@ EXCHANGES_MAX = 1024
 EXCHANGE_S = 10.0
 NONCE_BYTES = 16
 MESSAGE_BYTES_MAX = 4096
-"""Of SCRAM's: names and nonces are short."""
+"""Maximum of a SCRAM message: names and nonces are short."""
 
 _COUNT = re.compile(r"[0-9]{1,9}")
 _MECHANISM = ScramMechanism(MECHANISM)
@@ -43,7 +43,7 @@ REFUSED = "the user name or the password is not right"
 
 
 def verifier_for(password: str, *, iterations: int = ITERATIONS, salt: bytes | None = None) -> messages.ScramVerifier:
-    """What a server has to know of a password. Raises `InvalidArgument` for one that is none."""
+    """The verifier that a server stores for a password. Raises `InvalidArgument` for an invalid one."""
     check_password(password)
     try:
         salt, stored_key, server_key, count = _MECHANISM.make_auth_info(password, iteration_count=iterations, salt=salt)
@@ -107,7 +107,7 @@ class Known(NamedTuple):
     user: str
     answer: bytes
     verifier: messages.ScramVerifier
-    """Of the password that was shown."""
+    """Verifier of the password that was shown."""
 
 
 class _Exchange(NamedTuple):
@@ -175,7 +175,7 @@ class Logins:
         return exchange_id, answer
 
     def end(self, exchange_id: int, client_final: bytes, peer: object) -> Known:
-        """Who knows the password of which user, and the answer. Raises `AuthenticationFailed`."""
+        """End an exchange: the user whose password the peer knows, and the answer. Raises `AuthenticationFailed`."""
         exchange = self._exchanges.pop(exchange_id, None)
         self._crowd.remove(exchange_id)
         if exchange is None or exchange.peer != peer or self._now_s() >= exchange.until_s:

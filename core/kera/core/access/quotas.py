@@ -17,11 +17,11 @@ from itertools import count
 
 BURST_S = 1.0
 _ROUNDING = 1e-3
-"""Of a byte, or of a request: less than that is not owed."""
+"""A part of a byte, or of a request: less than that is not owed."""
 
 
 class Debt:
-    """What one debtor owes for one thing that it has used."""
+    """The debt of one debtor for one thing that it has used."""
 
     __slots__ = ("_rate", "debtor", "due", "over")
 
@@ -29,7 +29,7 @@ class Debt:
         self._rate = rate
         self.debtor = debtor
         self.due = due
-        """What each debtor has paid by then, since there were any."""
+        """The amount that each debtor has paid by then, since there were any debtors."""
         self.over = False
         """It was paid, or forgiven."""
 
@@ -40,7 +40,7 @@ class Debt:
 
 
 class _Account:
-    """Of a debtor."""
+    """The account of a debtor."""
 
     __slots__ = ("debts", "due")
 
@@ -48,7 +48,7 @@ class _Account:
         self.debts = 0
         """That are not over."""
         self.due = 0.0
-        """Of the last one."""
+        """When the last debt is due."""
 
 
 class Rate:
@@ -60,7 +60,7 @@ class Rate:
         self._left = per_s * BURST_S
         """That may be used without owing anything; 0 as long as anything is owed."""
         self._accounts: dict[Hashable, _Account] = {}
-        """Of those who owe something."""
+        """The accounts of all that have debts."""
         self._paid = 0.0
         """By each of them, since there were any."""
         self._debts: list[tuple[float, int, Debt]] = []
@@ -97,7 +97,7 @@ class Rate:
         return self._left <= 0
 
     def settled(self, now_s: float) -> list[Debt]:
-        """What has been paid since this was last asked, in that order."""
+        """The debts that were paid since the last call, in that order."""
         self._pass(now_s)
         settled, self._settled = self._settled, []
         return settled
@@ -117,7 +117,7 @@ class Rate:
         return forgiven
 
     def _pass(self, now_s: float) -> None:
-        """What has come since the last time goes to the debtors, and what they do not need is left."""
+        """Give the income since the last time to the debtors, and keep the rest."""
         earned = max(0.0, now_s - self._now_s) * self._per_s
         self._now_s = max(now_s, self._now_s)
         while self._accounts:
@@ -139,7 +139,7 @@ class Rate:
             heapq.heappop(self._debts)
 
     def end(self, debt: Debt) -> None:
-        """Of a debt of this rate that is not over: it is now."""
+        """End a debt of this rate that is not over."""
         debt.over = True
         account = self._accounts[debt.debtor]
         account.debts -= 1

@@ -1,4 +1,4 @@
-"""What each method asks of who calls it. Pure.
+"""The requirements of each method on its caller. Pure.
 
 A method that is not in `REQUIREMENTS` is served to nobody: one that is new needs a decision here.
 """
@@ -21,12 +21,12 @@ ALTER, DELETE, USE, ADMINISTER = Operation.ALTER, Operation.DELETE, Operation.US
 
 
 class Who(Enum):
-    """Who may call a method at all."""
+    """The kind of caller that may call a method at all."""
 
     ANYBODY = "anybody"
     """Also who has not authenticated."""
     IDENTIFIED = "identified"
-    """Whoever has; what it may do with it is in the needs."""
+    """Callers that have authenticated; `needs` has their rights."""
     DAEMONS = "daemons"
 
 
@@ -48,12 +48,12 @@ class Requirement:
 
     who: Who
     needs: Callable[[Any], Iterable[Need]] = lambda _: ()
-    """Of a request: all of them."""
+    """All needs of a request."""
     narrow: Callable[[Any, May], None] | None = None
     """Takes what somebody may not see out of a response."""
     each: bool = False
-    """Of streams that are not here it is said one by one, by who looks for them; and who finds one that is here by then
-    asks whether this may be seen. Else it is said by the guard."""
+    """Streams that are not here are reported one by one, by the handler, which also asks whether the caller may see a
+    stream that is here by then. Otherwise the guard reports them."""
 
 
 def stream(name: str) -> str:
@@ -88,7 +88,9 @@ def _described(request: Any) -> Iterable[Need]:
 
 
 def _of_streamlets(request: Any) -> Iterable[Need]:
-    """What a broker promises of a stream makes records late that are written later: for whoever reads it."""
+    """A broker's promise about a stream makes records late that are written later, so the caller needs the right to
+    read it.
+    """
     yield Need(DESCRIBE, request.stream_id)
     if request.promise:
         yield Need(READ, request.stream_id)
@@ -129,7 +131,7 @@ def _located(request: Any) -> Iterable[Need]:
 
 
 def _consumed(request: Any) -> Iterable[Need]:
-    """What a group has read may be removed from a stream: so nobody says that of a stream which it may not read."""
+    """Records that a group has read may be removed from a stream, so the caller needs the right to read that stream."""
     yield Need(USE, group(request.consumer_group))
     about = {step.next.stream_id for steps in (request.steps, request.ended) for step in steps}
     about |= {each.stream_id for many in (request.starts, request.seen) for each in many}
@@ -169,7 +171,7 @@ def _compatibility_set(request: Any) -> Iterable[Need]:
 
 
 PATH_ELEMENTS_MAX = 64
-"""Of a latency constraint, that are looked at: one with so many is refused, whoever asks."""
+"""Elements of a latency constraint that are checked: a constraint with so many is refused for every caller."""
 
 
 def _on_path(operation: Operation, path: Iterable[str]) -> Iterable[Need]:
@@ -320,5 +322,5 @@ CHANGES: frozenset[Method[Any, Any]] = frozenset(
         api.DELETE_CONSUMER_GROUP,
     }
 )
-"""What is written down of those who do it (``audit``). Changes of users, rules, tokens, schemas and latency constraints
-the coordinator writes down itself, as it knows what has changed."""
+"""Methods whose calls are written to the audit log (``audit``). The coordinator itself writes down changes of users,
+rules, tokens, schemas and latency constraints, as it knows what has changed."""

@@ -1,4 +1,4 @@
-"""Who may do what with what: rules, and what follows from them. Pure.
+"""Rules about principals, operations and resources, and the decisions that follow from them. Pure.
 
 Nobody may do anything that no rule allows, and a rule that denies counts more than any that allow. Who may read, write,
 create, alter, delete or use something may see that it is there: `DESCRIBE` follows from each of them, unless it is
@@ -18,7 +18,7 @@ from kera.v1 import access_pb2 as messages
 
 
 class Operation(IntEnum):
-    """What somebody may do; as in ``access.proto``."""
+    """An operation that rules allow or deny; as in ``access.proto``."""
 
     DESCRIBE = 1
     READ = 2
@@ -51,7 +51,7 @@ OF_RESOURCES = {
     "domain": (Operation.READ,),
     "cluster": (Operation.DESCRIBE, Operation.ADMINISTER),
 }
-"""What can be done with each kind of resource."""
+"""Possible operations on each kind of resource."""
 CLUSTER = "cluster"
 ADMINISTRATORS = frozenset({Operation.DESCRIBE, Operation.CREATE, Operation.ALTER, Operation.DELETE})
 RESOURCE_CHARS_MAX = 300
@@ -64,11 +64,11 @@ class Decision(NamedTuple):
     allowed: bool
     reason: str
     rule_id: int = 0
-    """Of the rule that decided; 0: none did."""
+    """Id of the rule that decided; 0: none did."""
 
 
 def check_resource(resource: str) -> str:
-    """What a rule is about. Raises `InvalidArgument`."""
+    """Check the resource of a rule. Raises `InvalidArgument`."""
     kind, colon, name = resource.partition(":")
     if resource == CLUSTER:
         return resource
@@ -83,7 +83,7 @@ def check_resource(resource: str) -> str:
 
 
 def _meant(resource: str) -> str:
-    """What somebody most likely means who has written no kind."""
+    """The most likely meaning of a resource without a kind."""
     if closest(resource, [CLUSTER]):
         return f"; did you mean '{CLUSTER}'?"
     return f"; did you mean 'stream:{resource}'?" if resource else ""
@@ -129,7 +129,7 @@ class _Held(NamedTuple):
 
 
 class Rights:
-    """What follows from a list of rules. Never changes."""
+    """The decisions that follow from a list of rules. Never changes."""
 
     def __init__(self, rules: Iterable[messages.AccessRule] = ()) -> None:
         self._of: dict[str, list[_Held]] = {}
@@ -151,7 +151,7 @@ class Rights:
         return decision or Decision(allowed=False, reason="no rule allows it")
 
     def _by_rules(self, who: Identity, operation: Operation, resource: str) -> Decision | None:
-        """What the rules about a resource say; None: nothing."""
+        """The decision of the rules about a resource; None: there is none."""
         found = [rule for rule in self._rules_of(who) if covers(rule.resource, resource)]
         for rule in found:
             if rule.deny and operation in rule.operations:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kera.core.access.jwt_tokens import JwtTokens
 
 _STREAM = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")
-"""What a stream can be called."""
+"""The form of a stream's name."""
 
 
 class DaemonAccessSettings(DaemonTlsSettings):
@@ -160,7 +160,7 @@ def guard_of(
 
 
 class _Jwt(NamedTuple):
-    """What tokens of another issuer take."""
+    """The parts that accept tokens of another issuer."""
 
     keys: JwtKeys
     tokens: JwtTokens

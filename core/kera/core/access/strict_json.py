@@ -29,7 +29,7 @@ def parsed_object(data: bytes) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """What somebody has sent, for a message: within bounds, and without control characters."""
+    """A value that a peer has sent, for a message: bounded, and without control characters."""
     text = repr(value)
     return text if len(text) <= NAME_CHARS_SHOWN else f"{text[:NAME_CHARS_SHOWN]}…"
 

@@ -1,4 +1,4 @@
-"""What somebody is told who would have more of something than its quota lets it."""
+"""The error for a user that would exceed a total of its quota."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each principal uses of a daemon, and that it waits when it uses more than its quota lets it.
+"""The usage of a daemon by each principal, and the delays of principals that exceed their quota.
 
 Each daemon counts for itself. What a request costs is known when it is served; so it is served in any case, and what is
 beyond a rate is owed (``quotas``). Until that is paid, the answer waits, and so does what comes next over the
@@ -47,7 +47,7 @@ QuotaOf = Callable[[Identity], messages.Quota]
 
 
 class Wait:
-    """Of a request whose cost was more than was left: its answer waits, and its connection."""
+    """A request whose cost was more than was left: its answer waits, and its connection."""
 
     def __init__(self, usage: Usage, peer: Peer, s_max: float) -> None:
         self._usage = usage
@@ -110,7 +110,7 @@ class Wait:
 
 
 class Usage:
-    """Of one principal, at this daemon, since it is remembered."""
+    """The usage of one principal at this daemon, for as long as it is remembered."""
 
     def __init__(self, who: Identity) -> None:
         self.who = who
@@ -124,12 +124,12 @@ class Usage:
         self.rates: dict[str, Rate] = {}
         """By what they are of; empty: it may use as much as it likes."""
         self.left_behind: set[Wait] = set()
-        """Of those who have gone before they had paid."""
+        """Waits of requests whose callers have gone before they had paid."""
         self._waiting: dict[Debt, Wait] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def limit(self, quota: messages.Quota) -> None:
-        """What it may use from now on."""
+        """Set the quota from now on."""
         self.quota = quota
         if self.rates:
             self._look()
@@ -177,7 +177,7 @@ class Usage:
 
     @property
     def read_bytes_max(self) -> int | None:
-        """Of one answer; None: as many as it likes."""
+        """Maximum of one answer; None: unlimited."""
         return max(1, min(int(self.quota.bytes_out_per_s * READ_S), UINT32_MAX)) if BYTES_OUT in self.rates else None
 
     def asked(self, peer: Peer, bytes_in: int, requests: int = 1) -> list[Debt]:
@@ -235,7 +235,7 @@ class Usage:
             wait.paid(debt)
 
     def _look(self) -> None:
-        """Who has paid waits no longer."""
+        """End the waits of all that have paid."""
         self._timer = None
         now_s = asyncio.get_running_loop().time()
         for rate in list(self.rates.values()):
@@ -259,7 +259,7 @@ def debtor_of(peer: Peer) -> Hashable:
 
 
 class Usages:
-    """Of all principals that are remembered. Belongs to an event loop."""
+    """The usages of all principals that are remembered. Belongs to an event loop."""
 
     def __init__(self, quota_of: QuotaOf) -> None:
         self._quota_of = quota_of
@@ -270,7 +270,7 @@ class Usages:
         return len(self._of)
 
     def of(self, who: Identity) -> Usage | None:
-        """What somebody uses; None: nobody counts that, as it is a daemon."""
+        """The usage of an identity; None: it is not counted, as it is a daemon."""
         if who.is_daemon:
             return None
         key = who.user, who.is_super

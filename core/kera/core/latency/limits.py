@@ -1,4 +1,4 @@
-"""What a latency constraint may say, and what brokers hold back for one at most.
+"""Limits of latency constraints, and of the time for which brokers hold chunks back for one.
 
 The first the coordinator checks, and clients say it before they ask; the second the coordinator splits by, and
 producers know of it.

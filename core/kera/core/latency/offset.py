@@ -14,7 +14,7 @@ ANSWERS = 10
 
 
 class Offset(NamedTuple):
-    """What an answer tells of two clocks."""
+    """The relation of two clocks, as one answer shows it."""
 
     ahead_us: int
     """By how much the other's clock is ahead."""
@@ -41,5 +41,5 @@ class ClockOffset:
 
     @property
     def best(self) -> Offset | None:
-        """What is known; None: nothing yet."""
+        """The best offset so far; None: there is none yet."""
         return self._best

@@ -22,7 +22,7 @@ GROUP_BYTES_MAX = 1024
 
 
 class Of(NamedTuple):
-    """What a sample is of."""
+    """The subject of a sample."""
 
     stream_id: int
     streamlet_id: int

@@ -1,4 +1,4 @@
-"""What a hop took, of many chunks."""
+"""The time that a hop took for many chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from operator import add
 from kera.core.latency.buckets import BUCKETS, bucket_of, quantile_us
 
 TIME_US_MAX = 7 * 86_400_000_000
-"""What a hop takes at most, and how far clocks are apart, for figures to be made of it."""
+"""Maximum of a hop's time, and of the difference of clocks, that figures are made of."""
 _EMPTY = bytes(8 * BUCKETS)
 """In an array, which has a quarter of what a list of large numbers takes: brokers keep eleven of each hop."""
 
@@ -54,7 +54,7 @@ class Sample:
 
     @property
     def p99_us(self) -> int:
-        """What 99 of 100 took at most: up to 42 % too much, never too little; 0 if there are none."""
+        """The time that 99 of 100 took at most: up to 42 % too much, never too little; 0 if there are none."""
         return self.quantile_us(0.99)
 
     def quantile_us(self, share: float) -> int:

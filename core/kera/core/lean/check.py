@@ -39,7 +39,7 @@ from kera.core.lean.layout import (
 from kera.core.native import accelerated
 
 RECORDS_WITHOUT_BYTES = 1 << 16
-"""Of a payload whose columns take none: of each all values are null, or the same."""
+"""Maximum of a payload whose columns take no bytes: all values of each are null, or the same."""
 _BITS = 8
 _CONTINUED = 0x80
 _FIRST_BITS = 0xC0

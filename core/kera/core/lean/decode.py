@@ -71,7 +71,7 @@ def decode(
 def _by_native(
     payload: pa.Buffer, schema: pa.Schema, records: int, bytes_max: int, *, trusted: bool
 ) -> pa.RecordBatch | None:
-    """What the native core makes of a payload; None where it has to be looked at here. Raises `CorruptChunk`."""
+    """The payload as the native core decodes it; None where Python has to do it. Raises `CorruptChunk`."""
     known = known_of(schema)
     if known.type is None:
         return None
@@ -84,7 +84,7 @@ def _by_native(
 
 
 def validate(batch: pa.RecordBatch, known: Known) -> None:
-    """What is left is the schema's to say: whether decimals have their precision, and times are of a day.
+    """Check the rest, which depends on the schema: whether decimals have their precision, and times are of a day.
 
     That holds for values below the null of a list or struct, too: who flattens the column gets to see them. Raises
     `CorruptChunk`.
@@ -110,7 +110,9 @@ def _none_of_schema(error: pa.ArrowException) -> CorruptChunk:
 
 
 def _decompressed(body: pa.Buffer, codec: str, size: int) -> pa.Buffer:
-    """What `body` becomes, as a stream: `pa.decompress` gives what an LZ4 frame lacks as whatever is in memory."""
+    """`body` without compression, read as a stream: `pa.decompress` fills what an LZ4 frame lacks with arbitrary
+    memory.
+    """
     try:
         with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
             found, more = stream.read_buffer(size), stream.read(1)
@@ -122,7 +124,7 @@ def _decompressed(body: pa.Buffer, codec: str, size: int) -> pa.Buffer:
 
 
 def written_bytes(payload: pa.Buffer, schema: pa.Schema, records: int) -> int:
-    """What the values take when each is written out, of a payload without compression that can be decoded."""
+    """The size of the values when each is written out, for a payload without compression that can be decoded."""
     layout = read_layout(memoryview(payload), records, compressed=False, body_bytes_max=0)
     return layout.written_bytes + check_types(layout, schema)
 

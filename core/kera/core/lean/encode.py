@@ -76,7 +76,7 @@ def encode_completed(batch: pa.RecordBatch, sources: tuple[int, ...], time_us: i
 
 
 def no_values(kind: pa.DataType) -> int:
-    """What `encode_completed` is told of a column of this type that a batch does not have."""
+    """The argument of `encode_completed` for a column of this type that a batch does not have."""
     return ONE_TIME - null_bytes(kind)
 
 
@@ -108,9 +108,9 @@ class _Writer:
     def __init__(self) -> None:
         self.nodes = bytearray()
         self.pieces: list[Any] = []
-        """Of the body."""
+        """Pieces of the body."""
         self.null_bytes = 0
-        """What nulls take that are all of a column, beyond a byte for each."""
+        """Size of nulls that fill a column, beyond a byte for each."""
         self._end = 0
 
     def add(self, column: pa.Array) -> None:

@@ -32,7 +32,7 @@ _BY_WIDTH = {width: kind for kind, width in WIDTHS.items()}
 
 
 def storage_of(kind: pa.DataType) -> pa.DataType:
-    """What values of an extension type are made of; any other type is itself."""
+    """The storage type of an extension type; any other type is its own."""
     while isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind
@@ -56,7 +56,7 @@ def within(kind: pa.DataType) -> list[pa.DataType]:
 
 
 def null_bytes(kind: pa.DataType) -> int:
-    """What a null of a type takes as Arrow has it, a byte at least, with what is within it."""
+    """The size of a null of a type in Arrow, a byte at least, with the values within it."""
     kind = storage_of(kind)
     found = kind_of(kind)
     if found in WITH_PLACES:
@@ -71,12 +71,12 @@ def null_bytes(kind: pa.DataType) -> int:
 
 
 def bytes_of(kind: pa.DataType) -> int:
-    """Of a fixed width: how many bytes. Arrow's number of bits overflows where there are 2^28 and more."""
+    """The width of a fixed-width type in bytes. Arrow's number of bits overflows where there are 2^28 and more."""
     return int(kind.byte_width if types.is_fixed_size_binary(kind) else kind.bit_width // _BITS)
 
 
 class Known(NamedTuple):
-    """What is remembered of a schema, which is kept: to compare schemas costs more than checking a payload.
+    """The properties of a schema, which is kept: to compare schemas costs more than checking a payload.
 
     The native core looks at `type` by its place.
     """
@@ -94,7 +94,7 @@ _known: dict[int, Known] = {}
 
 
 def known_of(schema: pa.Schema) -> Known:
-    """What is known of a schema."""
+    """The properties of a schema."""
     known = _known.get(id(schema))
     if known is None:
         if len(_known) >= SCHEMAS_KEPT:

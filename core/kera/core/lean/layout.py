@@ -47,7 +47,7 @@ from kera.core.errors import CorruptChunk
 
 
 class Kind(enum.IntEnum):
-    """What a node's values are; the numbers are part of the format."""
+    """The kind of a node's values; the numbers are part of the format."""
 
     NULL = 0
     BITS = 1
@@ -90,7 +90,7 @@ ENCODING_SHIFT = 6
 ALIGNMENT_BYTES = 8
 NODES_BYTES_MAX = (1 << 16) - 1
 VALUES_MAX = 1 << 40
-"""Of a node: more is refused before anything is multiplied with it."""
+"""Maximum of a node: more is refused before anything is multiplied with it."""
 DEPTH_MAX = 64
 """Nodes within each other."""
 
@@ -110,7 +110,7 @@ NESTED = LISTS | {Kind.FIXED_LIST, Kind.STRUCT}
 LARGE = frozenset({Kind.LARGE_BINARY, Kind.LARGE_TEXT, Kind.LARGE_LIST})
 WITH_PLACES = BYTES | LISTS
 _SMALL_MAX = (1 << 31) - 1
-"""What an offset of 4 bytes can say."""
+"""Maximum of an offset of 4 bytes."""
 LENGTH_BYTES = {Places.LENGTHS_1: 1, Places.LENGTHS_2: 2}
 _KINDS = tuple(Kind)
 _VARINT_BYTES_MAX = 9
@@ -142,13 +142,13 @@ class Node(NamedTuple):
     data: Place
     """The bytes of all values together, of BINARY and its likes."""
     inline: bytes
-    """What is behind the node's byte: the one value, or the least one."""
+    """The bytes behind the node's byte: the one value, or the least one."""
     size: int
-    """Of FIXED: bytes of a value. Of what has places: of all values together. Of FIXED_LIST: values of each. Of DELTAS:
+    """FIXED: bytes of a value. Kinds with places: bytes of all values together. FIXED_LIST: values of each. DELTAS:
     bytes of a delta."""
     fields: tuple[Node, ...]
     written_bytes: int
-    """What it takes with every value written out, without `fields`; a byte at least for each value."""
+    """Size with every value written out, without `fields`; a byte at least for each value."""
 
 
 class Layout(NamedTuple):
@@ -157,10 +157,10 @@ class Layout(NamedTuple):
     body_at: int
     """Where in the payload the body begins."""
     body_bytes: int
-    """Of the body, as it is without compression."""
+    """Size of the body without compression."""
     columns: tuple[Node, ...]
     written_bytes: int
-    """What all of it takes as Arrow arrays, at most."""
+    """Maximum size of all of it as Arrow arrays."""
 
 
 def put_varint(number: int) -> bytes:
@@ -231,7 +231,7 @@ class _Reader:
         self._nodes = nodes
         self._at = 0
         self.end = 0
-        """Of the body, as far as the nodes say."""
+        """End of the body, as far as the nodes say."""
         self.written_bytes = 0
 
     @property

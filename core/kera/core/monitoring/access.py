@@ -1,4 +1,4 @@
-"""Who has authenticated, who could not, what was denied, and what principals use: of a daemon with security on."""
+"""Metrics of access at a daemon with security on: authentications, failures, denials, and the usage of principals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COUNTED = {
     "waits": ("throttled", "Answers that were held back as the principal's quota was used up."),
     "waited_s": ("throttled_seconds", "For how long they were, altogether."),
 }
-"""What is shown of each, and as what."""
+"""The figures of each principal, and their metrics."""
 
 
 class AccessCounts:

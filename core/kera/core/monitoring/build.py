@@ -34,7 +34,7 @@ class Build(NamedTuple):
 
 @functools.cache
 def this_build() -> Build:
-    """Of this process."""
+    """The build of this process."""
     try:
         number = version("kera")
     except PackageNotFoundError:  # run from a tree that is not installed

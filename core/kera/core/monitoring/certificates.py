@@ -27,7 +27,7 @@ def lasting(cert: Path | None, not_after_s: float, now_s: float) -> Finding:
 
 
 class Certificates:
-    """Of one daemon; a `Source`."""
+    """The certificates of one daemon; a `Source`."""
 
     def __init__(self, tls: Tls, clock: Clock) -> None:
         self._tls = tls

@@ -1,4 +1,4 @@
-"""What a daemon counts, as it tells whoever watches it live: over gRPC, so that no metrics port needs to be open.
+"""The figures of a daemon for live views: over gRPC, so that no metrics port needs to be open.
 
 The same figures as Prometheus reads, without help texts; per stream those that change with each record, by the
 stream's id. Two answers of one launch make a rate; of two launches they do not, see ``launch_id``.
@@ -20,7 +20,7 @@ _CREATED = "_created"
 
 
 class OfStreams(NamedTuple):
-    """What there is for each of some streams."""
+    """The figures of some streams, one by one."""
 
     streams: list[daemon_pb2.StreamFigures]
     more: bool
@@ -28,10 +28,10 @@ class OfStreams(NamedTuple):
 
 
 class PerStream(Protocol):
-    """Who knows of single streams."""
+    """A source of figures of single streams."""
 
     def of_streams(self, after_stream_id: int, streams_max: int) -> Generator[None, None, OfStreams]:
-        """Of the first `streams_max` streams with higher ids, by id; yields where it may be interrupted."""
+        """The figures of the first `streams_max` streams with higher ids, by id; yields where it may be interrupted."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a daemon says about itself: whether it can do its work, and if not, why.
+"""The health of a daemon: whether it can do its work, and if not, why.
 
 A daemon adds a look for each thing that its work needs. Belongs to the daemon's event loop.
 """
@@ -23,7 +23,7 @@ class State(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """What a look has found."""
+    """The result of a look."""
 
     state: State
     text: str
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 
 class Check(NamedTuple):
-    """What is said of one thing."""
+    """The state of one thing."""
 
     name: str
     state: State
@@ -66,7 +66,7 @@ class Health:
         self._looks: dict[str, Callable[[], Finding]] = {}
 
     def starting(self, what: str) -> None:
-        """What it is doing, as long as that may take long."""
+        """The daemon is starting, and `what` may take long."""
         self._state = wrong(f"it is starting: {what}")
 
     def started(self) -> None:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from prometheus_client.core import HistogramMetricFamily
 
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""What falls behind the last one is counted, too."""
+"""Times beyond the last one are counted, too."""
 
 
 class LatencyHistogram:

@@ -46,7 +46,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Request(NamedTuple):
-    """What was asked."""
+    """A request."""
 
     path: str
     query: str
@@ -59,7 +59,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What is answered."""
+    """The answer to a request."""
 
     status: HTTPStatus
     body: bytes
@@ -67,7 +67,7 @@ class Response(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Who answers."""
+    """The handler of a path."""
 
     answer: Callable[[Request], Awaitable[Response]]
     """Called on the server's thread."""

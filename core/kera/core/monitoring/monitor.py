@@ -81,7 +81,7 @@ class Monitor:
         """Measured if somebody may ask."""
         self._sources: list[Source] = [Registered(self.registry)]
         self._of_scrapes: list[Source] = []
-        """What begins anew with each scrape: who watches live takes nothing of it away from Prometheus."""
+        """Sources that begin anew with each scrape: live views take nothing away from Prometheus."""
         self._per_stream: PerStream | None = None
         self._process = OfProcess(directories)
         self._directories = directories
@@ -155,7 +155,7 @@ class Monitor:
     # -- in the daemon's loop --------------------------------------------------------------------------------------
 
     async def collect(self, *, everything: bool) -> list[Metric]:
-        """What the sources have, but for the process."""
+        """The metrics of the sources, without those of the process."""
         return await self._collect([*self._sources, *self._of_scrapes], everything=everything)
 
     async def _collect(self, sources: Sequence[Source], *, everything: bool) -> list[Metric]:
@@ -165,7 +165,7 @@ class Monitor:
         return families
 
     def service(self) -> Service:
-        """What a daemon's gRPC server answers about it."""
+        """The methods of a daemon's gRPC server about the daemon itself."""
         return {api.DESCRIBE_DAEMON: self._describe, api.READ_FIGURES: self._figures}
 
     async def _describe(self, _: Call[daemon_pb2.DescribeDaemonRequest]) -> Reply[daemon_pb2.DescribeDaemonResponse]:
@@ -199,7 +199,7 @@ class Monitor:
         return Reply(response)
 
     def _of_processor(self) -> Metric:
-        """Of the loop's thread, and of all: from its rate one sees whether the loop is what others wait for."""
+        """Processor time of the loop's thread and of all threads: its rate shows whether the loop is the bottleneck."""
         family = CounterMetricFamily(
             "kera_processor_seconds", "processor time of the loop's thread, and of all threads", labels=["of"]
         )

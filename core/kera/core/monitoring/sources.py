@@ -56,7 +56,7 @@ class Registered:
 
 
 class Fixed:
-    """What was collected, in the form in which Prometheus' renderer takes it."""
+    """Collected metrics, in the form in which Prometheus' renderer takes them."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -83,7 +83,7 @@ def rendered(families: Iterable[Metric]) -> bytes:
 
 
 class FileSystemRoom(NamedTuple):
-    """Of a directory's file system."""
+    """The room of a directory's file system."""
 
     path: str
     size_bytes: int
@@ -91,7 +91,7 @@ class FileSystemRoom(NamedTuple):
 
 
 def room_of(directories: Iterable[Path]) -> list[FileSystemRoom]:
-    """Of those that can be looked at. May hang, if a file system does."""
+    """The room of all directories that can be read. May hang, if a file system does."""
     rooms = []
     for path in directories:
         with contextlib.suppress(OSError):  # it is not there yet, or gone; readiness and the log say so
@@ -108,7 +108,7 @@ class Aside:
         self._thread: threading.Thread | None = None
 
     async def run(self, function: Callable[[], Iterable[T]], timeout_s: float) -> list[T]:
-        """What it gives; nothing, if that is not there in time, or if the last one still hangs."""
+        """The results of `function`; none if they are late, or if the last call still hangs."""
         if self._thread is not None and self._thread.is_alive():
             return []
         loop = asyncio.get_running_loop()

@@ -113,7 +113,7 @@ def _is_host(text: str) -> bool:
 
 
 def _way_out(address: str) -> str:  # noqa: PLR0911 - one for each mistake
-    """What is wrong with an address, as far as that can be told."""
+    """A hint about the mistake in an address, as far as it can be told."""
     scheme, separator, rest = address.partition("://")
     if separator:
         return f"; give it without {scheme + separator!r}: {rest.rstrip('/')!r}"
@@ -146,13 +146,13 @@ def tls_reason(name: str) -> str:
 
 
 def not_taken(why: str) -> str:
-    """What is said of a peer's certificate; `why` in the words of a library."""
+    """The reason why a peer's certificate is not accepted; `why` in the words of a library."""
     asked = "; is its authority in tls_ca?" if any(words in why for words in _UNKNOWN_AUTHORITY) else ""
     return f"its certificate is not taken: {why}{asked}"
 
 
 def reason_of(error: OSError) -> str:
-    """What the operating system, or TLS, says, in its words; each event loop has others around them."""
+    """The reason in the words of the operating system or of TLS; each event loop puts others around them."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return not_taken(error.verify_message)
     if isinstance(error, ssl.SSLError):

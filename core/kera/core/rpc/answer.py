@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Answer(asyncio.Future[T]):
-    """What will be answered: to a request, by the other end; or by a handler, to its caller."""
+    """A future for an answer: to a request, from the other end; or from a handler, to its caller."""
 
     __slots__ = ("_tell",)
     _tell: Callable[[Answer[T]], object] | None

@@ -18,7 +18,7 @@ class Receiver(Protocol):
     """A connection that receives large requests."""
 
     def room_given(self) -> None:
-        """What it waits for is reserved."""
+        """The room that it waits for is reserved."""
 
     def give_back(self) -> None:
         """Others wait: call `Arriving.release`, unless a request is arriving."""

@@ -1,4 +1,4 @@
-"""Who comes from where: of too many, the oldest of the host that has most makes room. Pure.
+"""Hosts of connections: when there are too many connections, the oldest of the host with the most makes room. Pure.
 
 So whoever comes in numbers from one host crowds out nobody from another. Of who is known, a host may be the user.
 """
@@ -16,7 +16,8 @@ from kera.core.rpc.address import split_address
 T = TypeVar("T")
 
 IPV6_HOST_BITS = 64
-"""Whoever has one address of IPv6 mostly has all that begin with the same so many bits."""
+"""Bits that the addresses of one host usually share: the owner of one IPv6 address mostly has all with the same
+prefix."""
 
 
 class Crowd(Generic[T]):
@@ -63,7 +64,7 @@ class Crowd(Generic[T]):
 
 
 def most_crowded(some: Iterable[T], host_of_one: Callable[[T], str]) -> T:
-    """Of some, at least one, the oldest of the host that has most; they come in the order of their age."""
+    """The oldest item of the host with the most. `some` has at least one, in the order of their age."""
     hosts: dict[str, list[T]] = {}
     for one in some:
         hosts.setdefault(host_of_one(one), []).append(one)

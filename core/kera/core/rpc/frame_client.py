@@ -315,7 +315,7 @@ class _Pending(NamedTuple):
     deadline_s: float
     timeout_s: float
     arrivals: int
-    """Of the connection, when it was sent."""
+    """Arrivals of the connection when the request was sent."""
 
 
 async def _connect_tcp(
@@ -341,7 +341,7 @@ async def _connect_tcp(
 
 
 async def _addresses_of(host: str, port: int) -> list[Any]:
-    """What `socket.getaddrinfo` says. Raises `OSError`.
+    """The answer of `socket.getaddrinfo`. Raises `OSError`.
 
     An event loop asks a thread, and there are no new ones when the interpreter ends; connections are made even then
     (`kera.client.unclosed`), and this thread asks.

@@ -62,7 +62,7 @@ log = get_logger("kera.frames")
 _REQUEST = Kind.REQUEST
 """Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
 _ACCEPTED_TURNS = 3
-"""Of the loop, after which a connection that the kernel has accepted before the end is known."""
+"""Turns of the loop after which a connection that the kernel has accepted before the end is known."""
 _REFUSED_S = 1.0
 """For a peer to read why it is refused: it could not any more if the connection were closed with something unread."""
 _ABORT_S = 1.0
@@ -166,7 +166,7 @@ class FrameServer:
 
     @property
     def unsent_bytes(self) -> int:
-        """Of replies that peers have not taken yet."""
+        """Bytes of replies that peers have not taken yet."""
         return sum(connection.outbox.unsent_bytes for connection in self._shared.connections)
 
     def _listens(self, server: asyncio.Server | TlsListener) -> None:
@@ -218,7 +218,7 @@ class ServerConnection(FrameProtocol):
         self._waiting: set[asyncio.Future[Reply[Any]]] = set()
         self._takers = shared.takers
         self._held_requests = 0
-        """Whose answers a taker holds."""
+        """Requests whose answers a taker holds."""
         self._waits_for_room = False
         """For a large request, see ``arriving``."""
         self._receive = memoryview(b"")  # reused for every large bulk; its bytes are consumed inside the handler

@@ -1,4 +1,4 @@
-"""What the connections of a frame server have in common: methods, bounds, and who is there. No I/O."""
+"""Shared by the connections of a frame server: methods, bounds, and the list of connections. No I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSALS_LOGGED_S = 10.0
 
 @dataclass(slots=True)
 class Shared:
-    """What the connections of a server have in common."""
+    """State that the connections of a server share."""
 
     methods: dict[int, tuple[Method[Any, Any], Handler]]
     takers: dict[int, Taker]

@@ -56,7 +56,7 @@ invariant(HEADER_BYTES < STAGING_BYTES, "a header must fit into the staging buff
 
 
 class Kind(enum.IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     REQUEST = 1
     REPLY = 2
@@ -75,7 +75,7 @@ class FrameHeader(NamedTuple):
 
 
 _as_header = tuple.__new__
-"""What `FrameHeader._make` does, in a third of the time; a frame has its fields in the same order."""
+"""Does the same as `FrameHeader._make` in a third of the time; a frame has its fields in the same order."""
 
 
 def encode_frame(
@@ -155,7 +155,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def __init__(self, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
         self.bulk_bytes_max = bulk_bytes_max
         self.head_bytes_max = HEAD_BYTES_MAX
-        """Of a message that does not fit into the staging buffer."""
+        """Maximum of a message that does not fit into the staging buffer."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._held = False

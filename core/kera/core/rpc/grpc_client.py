@@ -64,7 +64,7 @@ class GrpcChannel:
         self._channel = self._open()
         self._introduction = introduction
         self._introducing: asyncio.Task[_Metadata] | None = None
-        """What calls show, when it is done."""
+        """The task whose result calls show."""
         self._showing: _Metadata | None = None
         """The same, as soon as it is known."""
         self._streams: dict[int, _BulkStream] = {}
@@ -198,7 +198,7 @@ class GrpcChannel:
         return response
 
     async def _shown_anew(self, error: grpc.aio.AioRpcError, before: _Metadata) -> _Metadata | None:
-        """What calls show of who we are, after a daemon has refused what they showed `before`.
+        """The credentials for a second try, after a daemon has refused `before`.
 
         A session has ended, or a token has, and in its file is another one by now. None: it would be refused again.
         Raises as `_shown`.
@@ -211,7 +211,7 @@ class GrpcChannel:
         return anew if anew != before else None
 
     async def _shown(self) -> _Metadata:
-        """What a call shows of who we are. Raises what the daemon says to that."""
+        """The credentials that a call shows. Raises the daemon's error."""
         if self._introduction is None:
             return ()
         while True:

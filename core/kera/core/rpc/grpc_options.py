@@ -1,4 +1,4 @@
-"""What both ends of a gRPC connection agree on."""
+"""Options that both ends of a gRPC connection agree on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AUTHENTICATE_METADATA = "kera-authenticate-bin"
 """Likewise, of a call of ``Authenticate``: the request, whose message is empty. Of who is not known yet a server takes
 no messages, which could be of any size."""
 METADATA_BYTES_MAX = 24 << 10
-"""Of a call, as servers take it: room for the longest token."""
+"""Maximum of a call that servers accept: room for the longest token."""
 CALLS_MAX = 1 << 14
 """Calls of all clients that a server has at once; further ones are refused (``RESOURCE_EXHAUSTED``)."""
 CONNECTION_CALLS_MAX_DEFAULT = 100
@@ -27,7 +27,7 @@ CONNECTION_IDLE_MS = 60_000
 HANDSHAKE_MS = 5_000
 """For the first words of HTTP/2. Who only connects holds a descriptor for no longer."""
 UNTAKEN_BYTES_MAX = 16 << 10
-"""Of each call, by a server that asks who calls, as long as nobody has taken it."""
+"""Maximum of each call that no handler has taken yet, at a server that authenticates callers."""
 _FIELD_OVERHEAD_BYTES = 64
 """Tag and length of the bulk field, and the request id, come on top of the two limits."""
 
@@ -39,7 +39,7 @@ def channel_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any
 
 
 def _keepalive(patience: Patience) -> list[tuple[str, Any]]:
-    """What is set on sockets of frames, in gRPC's way: its own pings, also while there is no call.
+    """The keepalive of sockets of frames, in gRPC's way: its own pings, also while there is no call.
 
     The time-out is that of TCP as well (``TCP_USER_TIMEOUT``), which gRPC sets by itself.
     """

@@ -12,7 +12,7 @@ from kera.core.rpc.address import CLOSED_AT_ONCE, not_taken
 from kera.core.security import Tls
 
 WRONG_HOST = "call host does not match SSL server name"
-"""Of a certificate whose subject alone names a host, as it was done once; it comes with a status of its own."""
+"""For a certificate whose subject alone names a host, as was once usual; it comes with a status of its own."""
 _CLOSED = ("Socket closed", "Connection reset by peer")
 _VERIFICATION = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:;]+)")
 _ANOTHER_HOST = not_taken("it is for another host")

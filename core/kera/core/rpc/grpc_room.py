@@ -22,7 +22,7 @@ log = get_logger("kera.grpc")
 
 LOOK_EVERY_S = 0.5
 FULL = 0.8
-"""Of the places, from which on room is made."""
+"""Share of the places from which on room is made."""
 ROOMY = 0.6
 """Up to where it is made."""
 QUIET_S = 1.0
@@ -31,14 +31,14 @@ SPOKEN_BYTES = {True: 800, False: 128}
 TOLD_EVERY_S = 10.0
 
 _INFO = struct.Struct("=52xI72xQ")
-"""Of ``tcp_info``: milliseconds since something has come, and how many bytes altogether."""
+"""Fields of ``tcp_info``: milliseconds since the last arrival, and the number of bytes altogether."""
 
 
 Peer = tuple[str, int]
 
 
 class Room:
-    """Of one server. Belongs to its event loop."""
+    """The connections of one server. Belongs to its event loop."""
 
     def __init__(self, port: int, connections_max: int, *, encrypted: bool) -> None:
         self._port = port

@@ -221,14 +221,14 @@ class _Behind:
         self._doorkeeper = doorkeeper
 
     def find_out(self, peer: Peer, context: Any) -> None:
-        """Whose a call is. Raises what the doorkeeper does."""
+        """Find out the identity of a call's peer. Raises the doorkeeper's errors."""
         peer.end = _ending(context)
         self._doorkeeper.admit(peer, _evidence(context))
 
     async def request(
         self, peer: Peer, context: Any, method: Method[Any, Any], requests: AsyncIterator[bytes]
     ) -> bytes:
-        """What a unary call asks. Raises what the doorkeeper does, and `AuthenticationFailed`."""
+        """The request of a unary call. Raises the doorkeeper's errors, and `AuthenticationFailed`."""
         self.find_out(peer, context)
         return await request_of(peer, method, context, requests)
 
@@ -282,7 +282,7 @@ def _ending(context: Any) -> Callable[[], None]:
 
 
 def _evidence(context: Any) -> Evidence:
-    """What gRPC knows of who calls."""
+    """The evidence that gRPC has of a caller's identity."""
     token = next((value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION), "")
     shown = context.auth_context().get("x509_pem_cert")
     text = token.removeprefix(BEARER) if isinstance(token, str) else ""

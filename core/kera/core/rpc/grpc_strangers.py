@@ -17,7 +17,7 @@ from kera.core.rpc.grpc_options import AUTHENTICATE_METADATA, METADATA_BYTES_MAX
 from kera.core.rpc.method import Method, Peer
 
 SHOWN_BYTES_MAX = METADATA_BYTES_MAX - (2 << 10)
-"""Of a request to authenticate: gRPC has metadata of its own in a call."""
+"""Maximum of a request to authenticate: gRPC has metadata of its own in a call."""
 
 
 def beside_call(request: bytes) -> tuple[tuple[str, bytes]]:

@@ -21,7 +21,7 @@ import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # an extension without stubs
 
 NOT_FOUND = "Method not found!"
-"""What gRPC itself says."""
+"""gRPC's own text."""
 
 
 def server(options: Sequence[tuple[str, Any]], calls_max: int) -> grpc.aio.Server:

@@ -64,7 +64,7 @@ class Hold:
 
 
 class Untaken:
-    """Of one server. Belongs to its event loop."""
+    """The answers of one server that clients have not taken. Belongs to its event loop."""
 
     def __init__(self, limits: UntakenLimits = UNTAKEN_LIMITS, *, close: Callable[[str], object] | None = None) -> None:
         """`close`: the connection with a peer, as gRPC calls it."""

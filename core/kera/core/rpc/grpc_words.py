@@ -1,4 +1,4 @@
-"""What gRPC writes to standard error by itself, put into the daemon's log.
+"""Lines that gRPC itself writes to standard error, put into the daemon's log.
 
 gRPC's core knows no logger of ours. It has a line for each handshake that fails, which is where the reason is to be
 found, and a flood of them would fill the log: so whatever is written to the file descriptor of standard error goes

@@ -39,7 +39,7 @@ def given_up() -> InternalError:
 
 
 def checked_reply(reply: Any) -> Reply[Any]:
-    """What a handler has returned, if that is a reply."""
+    """The result of a handler, if it is a reply."""
     if not isinstance(reply, Reply):
         raise InternalError(f"the handler returned {type(reply).__name__} and no reply")
     return reply

@@ -17,8 +17,8 @@ UNANSWERED_CHUNKS_MAX = 256
 """Chunks of one producer for one streamlet that wait for an answer. A broker remembers the digests of so many, by which
 it tells a repeat from another chunk with the same sequence."""
 REPLICATED_BYTES_MAX = 1 << 20
-"""Of what a broker sends to a backup at once, unless it is a single write: a size at which a copy is cheap and a delay
-short. It is verified in one go, so more than this has at most `REQUEST_CHUNKS_MAX` chunks."""
+"""Maximum of one request from a broker to a backup, unless it is a single write: at this size a copy is cheap and a
+delay short. It is verified in one go, so larger requests have at most `REQUEST_CHUNKS_MAX` chunks."""
 REQUESTS_IN_FLIGHT_MAX = 1024
 """Requests of one connection (gRPC: of one stream) that may wait for an answer; then the server stops reading."""
 TAKEN_REQUESTS_MAX = 32
@@ -29,7 +29,7 @@ SEND_BUFFER_BYTES_MAX = 4 << 20
 ERROR_TEXT_BYTES_MAX = 2048
 """An error's message is cut to this, and its attributes are left out from where they pass it."""
 ERROR_METADATA_BYTES_MAX = 8192
-"""What gRPC implementations take, by default, as the metadata of a reply; that is where unary errors travel."""
+"""Default limit of gRPC implementations for the metadata of a reply; unary errors travel there."""
 
 invariant(
     2 * ERROR_TEXT_BYTES_MAX * 4 / 3 < ERROR_METADATA_BYTES_MAX * 3 / 4,

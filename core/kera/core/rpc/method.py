@@ -52,8 +52,8 @@ class Method(Generic[RequestT, ResponseT]):
     large_request: bool = False
     """The same of the request: of those that only daemons send."""
     request_bytes_max: int = 1 << 19
-    """Of another request, without its bulk. A message is read in one go, and a larger one would hold everybody else up:
-    what takes more is asked in several requests."""
+    """Maximum of other requests, without their bulk. A message is read in one go, and a larger one would hold up all
+    others, so larger requests are split."""
 
     @property
     def path(self) -> str:
@@ -75,11 +75,11 @@ class Peer:
     on_close: list[Callable[[], None]] = field(default_factory=list)
     """Called once, when the connection is gone."""
     state: dict[str, Any] = field(default_factory=dict)
-    """What handlers keep per connection."""
+    """State that handlers keep per connection."""
     identity: Identity | None = None
-    """Who it is; None: nobody knows, or, without a `Doorkeeper`, asks."""
+    """The peer's identity; None: unknown, or, without a `Doorkeeper`, not asked for."""
     remembered: Any = None
-    """What the `Doorkeeper` remembers of whose it is."""
+    """The `Doorkeeper`'s memory of the peer's identity."""
     end: Callable[[], None] = lambda: None
     """Ends the connection, and what is under way over it."""
     asked: bool = False
@@ -107,12 +107,12 @@ class Peer:
 
 
 class Evidence(NamedTuple):
-    """What a transport knows of who a peer is."""
+    """The evidence that a transport has of a peer's identity."""
 
     certificate: bytes = b""
     """That TLS has verified, DER or PEM."""
     user_id: int | None = None
-    """Of the process at the other end of a unix socket."""
+    """User id of the process at the other end of a unix socket."""
     token: str = ""
     """That a call has shown."""
 

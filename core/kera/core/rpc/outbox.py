@@ -1,4 +1,4 @@
-"""What a connection sends: frames that go together, and whether the peer takes them.
+"""The output of a connection: frames that go together, and whether the peer takes them.
 
 A frame without bulk may wait for others: a system call each would cost as much as handling them. Only those are
 gathered, and few bytes: what a peer does not take has to be seen. When to `flush` what is left is up to whoever writes.
@@ -19,7 +19,7 @@ from typing import Any
 from kera.core.rpc.limits import SEND_BUFFER_BYTES_MAX
 
 GATHERED_BYTES_MAX = 64 << 10
-"""Of frames that are sent together."""
+"""Maximum of frames that are sent together."""
 ENCRYPTED_BYTES_MAX = 128 << 10
 
 
@@ -89,7 +89,7 @@ class Outbox:
 
     @property
     def given_bytes(self) -> int:
-        """Of these, to the transport."""
+        """Bytes of these that were given to the transport."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property

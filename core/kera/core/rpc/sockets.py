@@ -1,4 +1,4 @@
-"""What is set on every socket: how much of a frame fits into the kernel's buffer, and when a silent peer is given up.
+"""Options of every socket: how much of a frame fits into the kernel's buffer, and when a silent peer is given up.
 
 A network that drops packets tells nobody. By itself TCP sends again what was not acknowledged at growing intervals, up
 to two minutes, so that a connection which was cut for a minute stands still for almost another; and one on which
@@ -41,9 +41,10 @@ class Patience(NamedTuple):
 
 
 CALLER = Patience(idle_s=1, interval_s=1, silent_ms=3_000)
-"""Of a client, or of a daemon that calls another one."""
+"""The patience of a client, or of a daemon that calls another one."""
 SERVER = Patience(idle_s=15, interval_s=5, silent_ms=30_000)
-"""Of a daemon that is called. A client that has vanished is forgotten within `silent_ms` and an interval."""
+"""The patience of a daemon that is called. A client that has vanished is forgotten within `silent_ms` and an
+interval."""
 
 
 def tune(sock: socket.socket, patience: Patience) -> None:
@@ -80,12 +81,12 @@ def shut_down(host: str, port: int) -> bool:
 
 
 def open_descriptors() -> int:
-    """Of this process, of all kinds."""
+    """The number of open descriptors of this process, of all kinds."""
     return sum(1 for _ in _DESCRIPTORS.iterdir()) if _DESCRIPTORS.exists() else 0
 
 
 def copies_of_sockets() -> Iterator[socket.socket]:
-    """Of all sockets of this process, each until the next one is asked for.
+    """Copies of all sockets of this process, each open until the next one is asked for.
 
     With descriptors of our own: a library may close its own at any time, and another one get its number.
     """

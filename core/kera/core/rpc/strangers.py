@@ -34,7 +34,7 @@ class Stranger(Protocol):
 
 
 class Bounds(NamedTuple):
-    """What a connection may send."""
+    """Limits of a connection's messages."""
 
     is_stranger: bool
     head_bytes_max: int
@@ -54,7 +54,7 @@ class Strangers:
         return len(self._here)
 
     def arrives(self, one: Stranger, transport: asyncio.BaseTransport) -> Bounds:
-        """What a connection may send that was made just now."""
+        """The limits of a new connection."""
         if self._doorkeeper is None:
             return self._known
         self._doorkeeper.admit(one.peer, _evidence(one.peer, transport))
@@ -65,7 +65,7 @@ class Strangers:
         return self.look(one)
 
     def look(self, one: Stranger) -> Bounds:
-        """What it may send now."""
+        """The limits of the connection now."""
         if self._doorkeeper is None or one.peer.identity is not None:
             self._here.remove(one)
             return self._known
@@ -83,7 +83,7 @@ def check_requests(requests: int) -> None:
 
 
 def _evidence(peer: Peer, transport: asyncio.BaseTransport) -> Evidence:
-    """What a transport knows of the peer."""
+    """The evidence that a transport has of the peer."""
     if peer.transport == "unix":
         # The loop's own is no real socket everywhere.
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:

@@ -25,17 +25,17 @@ class Asker(Protocol):
 
 
 class Taken(NamedTuple):
-    """What a taker has done."""
+    """The outcome of a taker's call."""
 
     end: int
     """Up to where it has taken the buffer: whole requests, which were carried out."""
     requests: int
     held: int
-    """Of those, how many will be answered with `Asker.answer`."""
+    """Number of these requests that `Asker.answer` will answer."""
     answers: bytes
     """To the others: frames."""
     bulk_bytes: int = 0
-    """Of all of them, as far as somebody counts them."""
+    """Bytes of all of them, if they are counted."""
 
 
 NOTHING = Taken(0, 0, 0, b"")

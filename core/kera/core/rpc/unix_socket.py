@@ -24,11 +24,11 @@ SHORT_DIRECTORY_NAME = "sockets"
 """In a data directory whose path is too long: the file that names the directory of its sockets."""
 _SHORT_PARENT = Path("/tmp")  # noqa: S108 - where the directory for temporary files is deep as well
 _NAMES_BYTES_MAX = 40
-"""Of the directory's own name and of a socket in it."""
+"""Length of the directory's own name and of a socket in it."""
 OWN_USER, ANY_USER = 0o600, 0o666
 """Modes: who may connect."""
 _CREDENTIALS = struct.Struct("3i")
-"""Of the kernel: process, user, group."""
+"""The kernel's credentials: process, user, group."""
 
 
 def unix_socket_path(data_dir: Path, name: str) -> Path:

@@ -120,7 +120,7 @@ class _Bulk(NamedTuple):
 
     field_at: int
     start: int
-    """Of what is in it."""
+    """Where its content starts."""
     end: int
 
 

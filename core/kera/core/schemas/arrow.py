@@ -13,9 +13,9 @@ from kera.core.schema import schema_from_bytes
 from kera.core.schemas.differences import Pair, below
 
 COLUMNS_MAX = 10_000
-"""Of a schema, those within others counted."""
+"""Maximum of a schema, nested columns included."""
 DEPTH_MAX = 32
-"""Of columns within columns."""
+"""Maximum depth of nested columns."""
 _INTEGERS = {
     pa.int8(): (7, True),
     pa.int16(): (15, True),

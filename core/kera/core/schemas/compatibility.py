@@ -22,7 +22,7 @@ from kera.core.schemas.protobuf import rules as protobuf
 from kera.core.schemas.protobuf.parsing import parsed_protobuf
 
 CHARS_PER_STEP = 32
-"""Of definitions that are read to be compared with."""
+"""Characters of earlier definitions that cost one step to read."""
 Compare = Callable[[Any, Any, Pair], None]
 _RULES: dict[SchemaType, Compare] = {
     SchemaType.AVRO: avro.compare,
@@ -38,10 +38,12 @@ class Definition(NamedTuple):
     schema_type: SchemaType
     text: str
     message: str = ""
-    """Of Protobuf: see `RegisteredSchema`."""
+    """Name of a Protobuf message, see `RegisteredSchema`."""
 
     def parsed(self) -> Any:
-        """What its rules take. Raises `InvalidSchema`, also for what the registry does not take."""
+        """The definition in the form that its rules take. Raises `InvalidSchema`, also for definitions that the
+        registry does not accept.
+        """
         checked_text(self.text)
         checked_message(self.message, self.schema_type)
         match self.schema_type:
@@ -63,7 +65,7 @@ class Version(NamedTuple):
 
 
 def incompatibilities(new: Definition, earlier: Iterable[Version], mode: Compatibility) -> list[str]:
-    """What breaks if `new` follows `earlier`, a text for each field; empty: nothing.
+    """The incompatibilities if `new` follows `earlier`, a text for each field; empty: none.
 
     `earlier`: from the oldest. Raises `InvalidSchema`, also of a comparison that would take too long.
     """

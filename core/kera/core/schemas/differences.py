@@ -1,4 +1,4 @@
-"""What two schemas differ in so that a reader cannot read, and how long it is looked for. Pure."""
+"""Differences of two schemas that break a reader, and the bound of the search for them. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 from kera.core.errors import InvalidSchema
 
 STEPS_MAX = 300_000
-"""Of all comparisons for one answer: some ten microseconds each at worst."""
+"""Maximum of all comparisons for one answer: some ten microseconds each at worst."""
 LEVEL_STEPS = 3
-"""What it costs to look into something, in steps."""
+"""Steps that it costs to look into a nested schema."""
 DIFFERENCES_MAX = 50
 """That are told; of more nobody would read all."""
 LEVELS_MAX = 100
-"""Of types within types; readers that call themselves could not bear many more."""
+"""Maximum depth of nested types; recursive readers could not bear many more."""
 PATH_CHARS_MAX = 200
 REASON_CHARS_MAX = 300
 
@@ -24,7 +24,7 @@ class Difference(NamedTuple):
     """Why a reader cannot read something."""
 
     path: str
-    """Of the field, with dots; ``[]`` are items, ``{}`` values of a map. Empty: the whole value."""
+    """Path of the field, with dots; ``[]`` are items, ``{}`` values of a map. Empty: the whole value."""
     reason: str
 
 
@@ -48,7 +48,7 @@ class Pair:
 
     @contextmanager
     def level(self) -> Iterator[None]:
-        """What is looked at is within something else. Raises `InvalidSchema` when that goes too deep."""
+        """Enter a nested schema. Raises `InvalidSchema` when it is too deep."""
         self.step(LEVEL_STEPS)
         self._levels += 1
         if self._levels > LEVELS_MAX:
@@ -80,7 +80,7 @@ class Pair:
 
 
 class Budget:
-    """Of all comparisons for one answer: a schema can be made so that they would take for ever."""
+    """The budget of all comparisons for one answer: a schema could make them take for ever."""
 
     def __init__(self, steps: int = STEPS_MAX) -> None:
         self._left = steps

@@ -45,7 +45,7 @@ _VARINT_BYTES_MAX = 5
 
 
 def frame_of(schema_id: int) -> bytes:
-    """What is put in front of the payloads that were written with this schema. Raises `InvalidArgument`."""
+    """The prefix of payloads that were written with this schema. Raises `InvalidArgument`."""
     if not 0 < schema_id <= SCHEMA_ID_MAX:
         raise InvalidArgument(f"{schema_id} is no id of a schema: they are 1 to {SCHEMA_ID_MAX}", schema_id=schema_id)
     return b"\x00" + schema_id.to_bytes(4, "big")

@@ -16,7 +16,7 @@ _MARKS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
 def parsed_json(text: str, what: str) -> Any:
-    """What `text` says; `what` is it, for people. Raises `InvalidSchema`."""
+    """The value of `text`; messages call it `what`. Raises `InvalidSchema`."""
     check_depth(text, what)
     try:
         return json.loads(text, object_pairs_hook=unique_names, parse_constant=_no_number, parse_float=_finite)

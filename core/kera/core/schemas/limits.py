@@ -1,4 +1,4 @@
-"""What a subject, a definition and a message's name may be, checked at the door. Pure."""
+"""Limits of subjects, definitions and message names, checked on arrival. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kera.core.schemas.kinds import SchemaType
 SUBJECT_CHARS_MAX = 255
 """The longest name of a stream has 249 characters; its subject adds ``-value``."""
 DEFINITION_BYTES_MAX = 256 << 10
-"""Of a definition in UTF-8."""
+"""Maximum of a definition in UTF-8."""
 MESSAGE_CHARS_MAX = 512
-"""Of the full name of a Protobuf message."""
+"""Maximum of the full name of a Protobuf message."""
 VERSIONS_MAX = 1_000
-"""Of a subject: each is looked at when a new one has to be compatible with all."""
+"""Maximum of a subject: each version is checked when a new one has to be compatible with all."""
 VERSION_MAX = (1 << 31) - 1
 """The largest number of a version."""
 _SUBJECT = re.compile(r"[a-zA-Z0-9._-]+")

@@ -1,4 +1,4 @@
-"""Who may talk to whom, and unheard by others: certificates and encryption. Cryptography itself is the libraries'."""
+"""Encryption and certificates of connections. Cryptography itself is the libraries'."""
 
 import kera.core.silent_grpc  # noqa: F401 - before `tls` imports gRPC
 from kera.core.security.files import ClientAuth, InvalidTls, TlsFiles

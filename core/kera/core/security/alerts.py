@@ -15,7 +15,7 @@ from typing import Any
 LINGER_S = 1.0
 """For the peer to take the alert, after which it closes the connection."""
 LINGER_BYTES_MAX = 1 << 20
-"""Of what the peer sends meanwhile; nobody looks at it."""
+"""Maximum of the bytes that the peer sends meanwhile; they are not read."""
 _READ_BYTES = 64 << 10
 
 
@@ -46,7 +46,7 @@ AlertingContext.sslobject_class = _AlertingObject
 
 
 def alert_of(error: BaseException) -> bytes:
-    """What the peer is to be sent; empty: nothing."""
+    """The alert for the peer; empty: none."""
     alert: bytes = getattr(error, "alert", b"")
     return alert
 

@@ -15,7 +15,7 @@ _STEPS = 6
 
 
 class Refusal(NamedTuple):
-    """Of the certificate that one end shows, by the other."""
+    """The refusal of one end's certificate by the other."""
 
     by_server: bool
     reason: str

@@ -56,7 +56,7 @@ class TlsFiles(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What the files held, as contexts of both ends."""
+    """The content of the files, as contexts of both ends."""
 
     digest: bytes
     server: ssl.SSLContext | None
@@ -70,7 +70,7 @@ class Loaded(NamedTuple):
 
 
 def load(files: TlsFiles, before: Loaded | None = None) -> Loaded:
-    """What the files hold; `before` itself if nothing has changed. Raises `InvalidTls`."""
+    """Load the files; `before` itself if nothing has changed. Raises `InvalidTls`."""
     if (files.cert is None) != (files.key is None):
         raise InvalidTls("tls_cert and tls_key belong together: set both, or none")
     cert, key = _read("tls_cert", files.cert), _read("tls_key", files.key)

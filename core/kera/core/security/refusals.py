@@ -1,4 +1,4 @@
-"""Who was refused, and why, in the log: so that an operator finds the reason, and a flood does not fill the log.
+"""Refused connections and their reasons in the log: an operator finds the reason, and a flood does not fill the log.
 
 The same reason is told of a host once in `AGAIN_S`, and `LINES_MAX` lines altogether in that time. What is not told is
 counted, and the next line says how many these were.
@@ -18,7 +18,7 @@ LINES_MAX = 10
 
 
 class Refusals:
-    """Of those who come to one port."""
+    """The refusals at one port."""
 
     def __init__(
         self, interface: str, now_s: Callable[[], float] = monotonic, *, event: str = "connection refused"

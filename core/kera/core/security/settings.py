@@ -18,7 +18,7 @@ from kera.core.settings import InvalidSettings, KeraSettings
 
 
 class TlsSettings(KeraSettings):
-    """What whoever calls needs."""
+    """The TLS settings of callers."""
 
     tls_ca: Path | None = Field(
         None,
@@ -34,7 +34,7 @@ class TlsSettings(KeraSettings):
 
 
 class DaemonTlsSettings(TlsSettings):
-    """What whoever serves needs: tls_cert, tls_key and tls_ca all together."""
+    """The TLS settings of servers: tls_cert, tls_key and tls_ca all together."""
 
     tls_client_auth: ClientAuth = Field(
         "none",

@@ -30,7 +30,7 @@ class TraceContext(NamedTuple):
 
     @classmethod
     def parse(cls, traceparent: str | bytes | None, tracestate: str | bytes | None = None) -> Self | None:
-        """What headers say; None: nothing, or nothing that is a context. A bad tracestate is left out."""
+        """The context in headers; None: there is none, or it is invalid. A bad tracestate is left out."""
         parent = _text(traceparent)
         found = _PARENT.fullmatch(parent) if parent is not None and len(parent) <= 4 * TRACEPARENT_BYTES else None
         if found is None:
@@ -45,12 +45,12 @@ class TraceContext(NamedTuple):
 
     @property
     def trace_id(self) -> int:
-        """Of all spans of the trace."""
+        """Id of the trace, which all its spans share."""
         return int(self.traceparent[3:35], 16)
 
     @property
     def span_id(self) -> int:
-        """Of this one."""
+        """Id of this span."""
         return int(self.traceparent[36:52], 16)
 
     @property

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from kera.core.tracing.context import TraceContext
 
 LINKS_MAX = 128
-"""Of one span; which is what SDKs keep by default."""
+"""Maximum of one span; the default of SDKs."""
 
 Attributes = Mapping[str, str | int | float | bool]
 
 
 class Kind(enum.Enum):
-    """What a span is to others, see OpenTelemetry's SpanKind."""
+    """The role of a span for others, see OpenTelemetry's SpanKind."""
 
     INTERNAL = "INTERNAL"
     SERVER = "SERVER"

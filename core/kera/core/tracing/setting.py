@@ -32,7 +32,7 @@ log = get_logger("kera.tracing")
 
 
 class TracesSettings(KeraSettings):
-    """What whoever can be traced is told of it."""
+    """The setting of traces, for daemons and clients."""
 
     traces: str = Field(
         "",
@@ -58,13 +58,13 @@ class Target(NamedTuple):
     endpoint: str
     """The URL that they are posted to."""
     ratio: float
-    """Of what begins outside of any trace: the part that is recorded."""
+    """Share of recorded traces among those that begin here."""
     asked_for: bool
     """By the setting, and not by variables that may have been meant for others."""
 
 
 def parse(setting: str, environ: Mapping[str, str]) -> Target | None:
-    """What is asked for; None: no traces. Raises `InvalidArgument`."""
+    """The target that the settings ask for; None: no traces. Raises `InvalidArgument`."""
     words = setting.split()
     if "@" in setting:
         _checked(setting)
@@ -140,7 +140,8 @@ def _ratio_of(environ: Mapping[str, str]) -> float:
 
 
 def tracing_of(settings: TracesSettings, service: str) -> Tracing:
-    """Of a process, or a part of one: `service` is what its spans are of, unless ``OTEL_SERVICE_NAME`` says.
+    """The tracing of a process, or of a part of one: its spans have the name `service`, unless ``OTEL_SERVICE_NAME``
+    says otherwise.
 
     Raises `InvalidSettings` when traces are asked for and OpenTelemetry is not installed.
     """

@@ -33,9 +33,9 @@ from kera.core.schemas.json_text import parsed_json
 TYPES_MAX = 10_000
 """Types and fields of a definition."""
 VALUES_MAX = 100_000
-"""Of defaults, each looked at for each type that it could have."""
+"""Maximum of values in defaults, each checked against each type that it could have."""
 FIXED_BYTES_MAX = 1 << 20
-"""Of a type fixed."""
+"""Maximum of a type fixed."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FULL_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*\.)*[A-Za-z_][A-Za-z0-9_]*")
 _COMPLEX = frozenset({"record", "error", "enum", "fixed", "array", "map"})

@@ -43,7 +43,7 @@ _PROMOTIONS = {
     ("string", "bytes"),
 }
 _MATCHES = _PROMOTIONS | {("bytes", "string")}
-"""What a branch of a union is chosen by."""
+"""Types of values by which a branch of a union is chosen."""
 
 
 def compare(writer: AvroSchema, reader: AvroSchema, pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""What a schema of Avro is made of, once it is read."""
+"""The parts of an Avro schema, once it is read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "by
 
 @dataclass(frozen=True, slots=True)
 class Logical:
-    """What values mean beyond their type."""
+    """The meaning of values beyond their type."""
 
     name: str
     precision: int = 0
-    """Of decimals; likewise the other."""
+    """Precision of decimals; likewise the scale."""
     scale: int = 0
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Fixed:
 
 @dataclass(slots=True, eq=False)
 class Field:
-    """Of a record."""
+    """A field of a record."""
 
     name: str
     aliases: frozenset[str]
@@ -114,7 +114,7 @@ class AvroSchema:
     """By their full names."""
 
     def resolve(self, kind: Type) -> Type:
-        """What a reference stands for."""
+        """The type that a reference stands for."""
         return self.named[kind.name] if isinstance(kind, Reference) else kind
 
 

@@ -186,7 +186,7 @@ class _Reader:
                 self.schema(each, f"{path}/{name}")
 
     def resolved(self) -> dict[str, Schema]:
-        """What references refer to. Raises `InvalidSchema`."""
+        """The targets of references. Raises `InvalidSchema`."""
         return {reference: self._target(reference, path) for reference, path in self._references.items()}
 
     def check_ends(self, targets: Mapping[str, Schema]) -> None:

@@ -61,7 +61,7 @@ _UNDERSTOOD = ANNOTATIONS | {
     "uniqueItems",
 }
 _REFERENCES = frozenset({"$dynamicRef", "$recursiveRef"})
-"""Of which it is not known here what they refer to."""
+"""References whose targets are unknown here."""
 _ONLY_OF = {
     "object": {"dependencies", "dependentRequired", "dependentSchemas", "propertyNames", "unevaluatedProperties"},
     "array": {"contains", "maxContains", "minContains", "unevaluatedItems"},
@@ -75,7 +75,7 @@ _Seen = set[_Compared]
 
 
 class _Written(NamedTuple):
-    """What is written: all of this holds, and nothing of that."""
+    """The values that are written: all of this holds, and nothing of that."""
 
     all: tuple[Plain, ...]
     none: tuple[Schema, ...] = ()
@@ -104,7 +104,7 @@ class _Resolution:
         self._pair = pair
         self._strict = strict
         self.strict_seen: dict[int, _Seen] = {} if within is None else within.strict_seen
-        """Of strict ones, by `id` of the writer: they try each other out, and come back to what they began with."""
+        """Strict resolutions, by `id` of the writer: they try each other out, and return to their beginning."""
         self.seen: _Seen = set() if within is None else within.seen
         """Pairs that were compared, or are being: by `id`, schemas live as long as the documents."""
         if strict:
@@ -114,7 +114,7 @@ class _Resolution:
         self.rests: dict[tuple[int, str], list[Plain]] = {} if within is None else within.rests
         """By a schema and a word: the schema without it."""
         self.kept: list[object] = [] if within is None else within.kept
-        """What was made meanwhile, and has an `id`."""
+        """Objects that were made meanwhile and whose `id` is used."""
 
     def schemas(self, writes: Sequence[Schema], reads: Schema, path: str, none: tuple[Schema, ...] = ()) -> None:
         """Compare what is at a path: all of `writes` hold, and nothing of `none`."""
@@ -188,7 +188,7 @@ class _Resolution:
             self._plain(writes, schema, path)
 
     def _rest(self, schema: Plain, word: str) -> list[Plain]:
-        """What else a schema says; nothing, if that is nothing."""
+        """The rest of a schema; empty if it adds nothing."""
         key = (id(schema), word)
         if key not in self.rests:
             rest = {name: value for name, value in schema.items() if name != word}
@@ -211,7 +211,9 @@ class _Resolution:
             self._arrays(writes.all, reads, path)
 
     def _one_of(self, writes: _Written, branches: Sequence[Schema], path: str, *, only: bool) -> None:
-        """What is written has to be one of the branches that read; of several types, each one of them."""
+        """Check that the values that are written match one of the reader's branches; values of several types, type by
+        type.
+        """
         kinds, values = types_of(writes.all), values_of(writes.all)
         if len(kinds) > 1:
             for kind in sorted(kinds):
@@ -243,7 +245,7 @@ class _Resolution:
             self._pair.say(*difference)
 
     def _tried(self, writes: _Written, reads: Schema, path: str) -> Pair:
-        """What would be said of a branch."""
+        """The differences that a branch would report."""
         tried = self._pair.tried()
         resolution = _Resolution(self._writer, self._reader, tried, self, strict=self._strict)
         resolution._written(writes, reads, path)
@@ -411,7 +413,7 @@ def _overlap(some: frozenset[str], others: frozenset[str]) -> bool:
 
 
 def _restricts(word: str) -> bool:
-    """Of what is written a condition more does no harm."""
+    """Whether a word restricts values. An additional condition on the values that are written does no harm."""
     return word in {each for words in _ONLY_OF.values() for each in words} | {"not", "if", "then", "else"}
 
 

@@ -39,7 +39,7 @@ def _both(some: frozenset[str], others: frozenset[str]) -> frozenset[str]:
 
 
 def type_of(value: Any) -> str:
-    """Of a value."""
+    """The type of a value."""
     match value:
         case None:
             kind = "null"
@@ -71,7 +71,7 @@ def values_of(conjunction: Iterable[Plain]) -> list[Any] | None:
 
 
 def key_of(value: Any) -> str:
-    """Of equal values it is the same: 1 and 1.0 are equal, 1 and true are not."""
+    """A key that is the same for equal values: 1 and 1.0 are equal, 1 and true are not."""
     return json.dumps(_normal(value), sort_keys=True)
 
 

@@ -25,7 +25,7 @@ from kera.core.errors import InvalidSchema
 PARTS_MAX = 20_000
 """Messages, fields and values of enums."""
 DEPTH_MAX = 32
-"""Of messages in messages."""
+"""Maximum depth of nested messages."""
 FILES_MAX = 500
 NUMBER_MAX = (1 << 29) - 1
 _RESERVED = range(19_000, 20_000)
@@ -39,14 +39,14 @@ _OF_TYPES = {
 
 @dataclass(slots=True, eq=False)
 class ProtoField:
-    """Of a message."""
+    """A field of a message."""
 
     name: str
     number: int
     kind: int
     """As `FieldDescriptorProto.Type` has it."""
     type_name: str
-    """Of a message or an enum: the full one; else empty."""
+    """Full name of a field's message or enum; else empty."""
     repeated: bool
     required: bool
     oneof: str

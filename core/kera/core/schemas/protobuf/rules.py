@@ -92,7 +92,7 @@ class _Resolution:
                 self._pair.differ(path, writes=f"{number} is {names[0]}", reads=f"{number} is {others[0]}")
 
     def _oneofs(self, writes: ProtoMessage, reads: ProtoMessage, path: str) -> None:
-        """Of fields that are in one for the reader, the last one counts."""
+        """Compare fields that share a oneof at the reader: the last one of them counts."""
         together: dict[str, list[ProtoField]] = {}
         for number, field in reads.fields.items():
             self._pair.step()
@@ -111,7 +111,7 @@ class _Resolution:
                 )
 
     def _reserved(self, old: ProtoMessage, new: ProtoMessage, path: str) -> None:
-        """What had been reserved is not to be used: values may still have what it was before."""
+        """Report the use of a number or name that was reserved: old values may still have their former meaning."""
         for number, field in new.fields.items():
             self._pair.step(1 + len(old.reserved))
             if number not in old.fields and any(start <= number < end for start, end in old.reserved):
