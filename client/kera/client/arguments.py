@@ -1,4 +1,4 @@
-"""What users hand over, checked where it comes in: a wrong kind of value is an `InvalidArgument` that names it.
+"""Checks of users' arguments at the entry: a wrong kind of value is an `InvalidArgument` that names it.
 
 Python would take ``True`` for 1, and tell of a text where a number belongs only deep inside, in the words of whatever
 library is the first to look.
@@ -17,7 +17,7 @@ from kera.core.errors import InvalidArgument
 UINT32_MAX = (1 << 32) - 1
 UINT64_MAX = (1 << 64) - 1
 TOLD_CHARS_MAX = 200
-"""Of a value, in a message about it."""
+"""Maximum of a value in a message about it."""
 
 
 def whole(parameter: str, value: Any, least: int, most: int, *, what: str = "") -> int:
@@ -89,7 +89,7 @@ def wrong(parameter: str, value: Any, expected: str) -> InvalidArgument:
 
 
 def _told(value: Any) -> str:
-    """What it was given, in few words. Python does not write numbers of thousands of digits."""
+    """A short text of the value that was given. Python does not write numbers of thousands of digits."""
     try:
         told = repr(value)
     except ValueError:

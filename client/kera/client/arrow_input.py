@@ -1,4 +1,4 @@
-"""What users have as columns, as record batches of a stream's types: Arrow, pandas, polars, and what else speaks Arrow.
+"""Users' columns as record batches of a stream's types: Arrow, pandas, polars, and all others that speak Arrow.
 
 Promises: only the form of a value changes and never the value itself, so that reading gives back what was written:
 
@@ -27,9 +27,9 @@ from pyarrow import types
 from kera.core.errors import InvalidArgument
 
 Columns: TypeAlias = Any
-"""What `record_batches` takes; pyarrow, pandas and polars have no type in common for it."""
+"""The argument of `record_batches`; pyarrow, pandas and polars have no type in common for it."""
 INDEX_PREFIX = "__index_level_"
-"""What pandas calls a column that it makes of an index without a name."""
+"""The prefix that pandas gives to a column made of an index without a name."""
 
 
 def record_batches(data: Any) -> list[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""What consumers give of chunks: their records as an Arrow batch, with what is known of where they are."""
+"""Chunks as consumers give them out: their records as an Arrow batch, with their places."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PushedSlot:
 
 
 _SIZES = struct.Struct(f"<8xII{HEADER_BYTES - 16}x")
-"""Of a chunk header: length of the payload, records."""
+"""Fields of a chunk header: length of the payload, records."""
 
 
 class ChunkBatch(NamedTuple):
@@ -59,11 +59,11 @@ class ChunkBatch(NamedTuple):
 
     @property
     def headers(self) -> list[ChunkHeader]:
-        """Of each chunk."""
+        """The header of each chunk."""
         return [read_header(self.joined, at) for at in range(0, len(self.joined), HEADER_BYTES)] or [self.header]
 
     def ends(self) -> Iterator[tuple[int, Position]]:
-        """Of each chunk: the ordinal of its last record, and where the chunk after it starts."""
+        """The end of each chunk: the ordinal of its last record, and where the chunk after it starts."""
         behind, (group_id, segment_id, offset) = self.header.first_record, self.start
         for payload_bytes, records in _SIZES.iter_unpack(self.joined):
             behind += records

@@ -69,7 +69,8 @@ class Client:
         self._producers: WeakSet[Producer] = WeakSet()
         self._consumers: WeakSet[Consumer | GroupConsumer | Epochs | OrderedConsumer] = WeakSet()
         self.tracing = tracing_of(cluster.settings, "kera-client")
-        """Of its producers and consumers; off, unless the settings or OpenTelemetry's variables say otherwise."""
+        """Traces of its producers and consumers; off, unless the settings or OpenTelemetry's variables say
+        otherwise."""
         self.admin = Admin(cluster)
         self.access = Access(cluster)
         self.schemas = SchemaRegistry(cluster)

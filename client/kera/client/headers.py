@@ -16,7 +16,7 @@ from kera.core.errors import InvalidArgument
 Header: TypeAlias = tuple[str, bytes | None]
 """Its name and its value."""
 HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[Header]
-"""What stands for headers where they are given: a mapping, or pairs, whose names may repeat."""
+"""The accepted forms of headers: a mapping, or pairs, whose names may repeat."""
 
 _BYTES_OR_TEXT = (str, bytes, bytearray, memoryview)
 _FEW = 16

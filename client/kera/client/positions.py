@@ -14,7 +14,7 @@ from kera.core.ids import Position
 from kera.core.spelling import closest
 
 NUMBERS_MAX = (1 << 64) - 1
-"""What a message takes for a number of a position."""
+"""Maximum of a number of a position in a message."""
 _MEANT = {
     **dict.fromkeys(("now", "end", "newest", "last", "largest", "tail", "head"), "latest"),
     **dict.fromkeys(("begin", "beginning", "start", "oldest", "first", "smallest", "0"), "earliest"),
@@ -31,7 +31,7 @@ class ChunkPlace(NamedTuple):
     record: int
     """Ordinal of the record at this place."""
     bytes: int
-    """Of chunks between the query's start and `position`."""
+    """Size of the chunks between the query's start and `position`."""
     skip_records: int = 0
     """How many records of the chunk at `position` lie before `record`; 0: `record` is the chunk's first one."""
 

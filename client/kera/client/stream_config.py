@@ -1,4 +1,4 @@
-"""What a stream is made with, and is altered to: its settings, and their names on the wire."""
+"""The settings of a stream, which it is created with and altered to, and their names on the wire."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kera.v1 import common_pb2
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """What a stream was created with, and was altered to since."""
+    """The settings that a stream was created with, and altered to since."""
 
     streamlets: int
     brokers: int
@@ -25,17 +25,17 @@ class StreamConfig:
     retention_ms: int = 0
     """Data older than this goes; 0: no such rule."""
     retention_bytes: int = 0
-    """What a streamlet has beyond this goes, oldest first; 0: no such rule."""
+    """Maximum of a streamlet; beyond it, the oldest records are removed; 0: no such rule."""
     retention_consumer_groups: tuple[str, ...] = ()
     """Nothing goes that one of these consumer groups has yet to read."""
     retention_consumed: bool = False
-    """What all these consumer groups have read goes at once."""
+    """Records are removed once all these consumer groups have read them."""
     replication: int = 0
     """On how many backups each chunk is, besides its broker."""
     virtual_logs: int = 1
     """How many virtual logs carry the stream's chunks to backups, on each broker."""
     memory_priority: int = 0
-    """What is on disk of streams with a higher one stays in memory longer."""
+    """Streams with a higher priority keep their data on disk in memory longer."""
     replication_priority: int = 0
     """Chunks of streams with a higher one go to backups first."""
     memory_domain: str = DEFAULT_DOMAIN
@@ -43,13 +43,12 @@ class StreamConfig:
     epoch_ms: int = 0
     """How long an epoch is (docs/epochs.md); 0: the stream has none."""
     punctuation: str = "clock"
-    """Who says that nothing older comes to an entry that nobody writes to: brokers by their ``clock``, or
+    """The source of the promise that nothing older comes to an entry without writers: brokers by their ``clock``, or
     ``producers``."""
     epoch_grace_ms: int = EPOCH_GRACE_MS
     """How long after its time a record may come, by the clock, before an entry counts as silent."""
     timestamp_ahead_max_ms: int = TIMESTAMP_AHEAD_MAX_MS
-    """Of a stream with epochs: so far ahead of the broker's clock the times of records may be; 0: as far as they
-    like."""
+    """For a stream with epochs: how far ahead of the broker's clock the times of records may be; 0: unlimited."""
 
     @classmethod
     def from_message(cls, config: common_pb2.StreamConfig) -> StreamConfig:

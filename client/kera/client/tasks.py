@@ -1,4 +1,4 @@
-"""What an owner has running in the background: kept from the garbage collector, heard when it fails, ended with it.
+"""Background tasks of an owner: kept from the garbage collector, heard when they fail, ended with it.
 
 `Turns` gives that the event loop's turns, whatever the owner's caller does.
 """
@@ -37,7 +37,7 @@ class Turns:
 
 
 class Tasks:
-    """Of one owner. Belongs to one event loop."""
+    """The tasks of one owner. Belongs to one event loop."""
 
     def __init__(self, on_error: Callable[[BaseException], None] | None = None) -> None:
         """`on_error`: called with what a task raises; without it, whoever awaits the task is told, or nobody."""

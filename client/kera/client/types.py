@@ -1,4 +1,4 @@
-"""What the SDK tells about streams, brokers, deliveries and records: plain immutable values."""
+"""The SDK's descriptions of streams, brokers, deliveries and records: plain immutable values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kera.core.schema import schema_from_bytes
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 _schema_of = lru_cache(maxsize=256)(schema_from_bytes)
-"""Of many streams it is the same, and to look at it is most of what it takes to describe one."""
+"""Many streams share a schema, and reading it is most of the work of describing one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class BrokerDescription:
     arena_bytes: int
     alive: bool
     broker_epoch: int = 0
-    """Of its last launch; 0: not known."""
+    """Epoch of its last launch; 0: unknown."""
     draining: bool = False
     """It is being emptied, and gets no streamlets."""
     push_unix_path: str = ""
@@ -45,11 +45,11 @@ class BrokerDescription:
     grace_left_ms: int = 0
     """For how long that is so."""
     version: str = ""
-    """Of its program; empty: of one that does not tell."""
+    """Version of its program; empty: it does not report one."""
     feature_level: int = 0
     """See `ClusterDescription`."""
     cpus: str = ""
-    """Of its host, on which it runs, as ``0-3,8``; empty: on all."""
+    """Processors of its host on which it runs, as ``0-3,8``; empty: all."""
 
     @classmethod
     def from_message(cls, info: common_pb2.BrokerInfo) -> BrokerDescription:
@@ -81,7 +81,7 @@ class BackupDescription:
     backup_id: int
     node_id: str
     rack: str
-    """What fails together with it; empty: not known."""
+    """Failure domain, such as a rack; empty: unknown."""
     grpc_address: str
     frames_address: str
     frames_unix_path: str
@@ -139,7 +139,7 @@ class UnlistedStream:
     """Where its entries end, all ordinals added up."""
     broker_ids: tuple[int, ...]
     problem: str = ""
-    """Of one that is in the metadata, as it was at an earlier time: why it does not go on as brokers know it."""
+    """For a stream that is in the metadata, as of an earlier time: why it does not go on as brokers know it."""
 
     @classmethod
     def from_message(cls, message: coordinator_pb2.UnknownStream) -> UnlistedStream:
@@ -160,9 +160,9 @@ class ClusterDescription:
     unknown_streams: tuple[UnlistedStream, ...] = ()
     """That brokers hold and that are not in the metadata, or not as they know them; see `Admin.adopt_stream`."""
     catching_up: str = ""
-    """What the coordinator waits for, in words, while its metadata are known to be older than the cluster."""
+    """The thing that the coordinator waits for, in words, while its metadata are known to be older than the cluster."""
     feature_level: int = 0
-    """What the cluster's daemons may do that others have to understand: all of them have had that level."""
+    """Feature level of the cluster: all of its daemons have had that level."""
     security: bool = False
     """Everybody has to authenticate, and may do what rules allow."""
 
@@ -178,7 +178,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Who owns a streamlet, and where its groups are."""
+    """The owner of a streamlet, and the places of its groups."""
 
     broker_id: int
     """The owner: it takes the streamlet's chunks."""
@@ -230,7 +230,7 @@ class StreamDescription:
     earlier_schemas: Mapping[int, pa.Schema] = field(default_factory=dict)
     """The versions of `schema` before columns were added, by their ids: the first columns of it."""
     message_bytes_max: int = field(default=0, repr=False, compare=False)
-    """What the client's requests take; 0: not known."""
+    """Maximum of the client's requests; 0: unknown."""
     codec: Codec = field(init=False, repr=False, compare=False)
     """Compression of the stream's chunks."""
     segment_bytes_min: int = field(init=False, repr=False, compare=False)
@@ -348,19 +348,19 @@ class EntryBounds:
     next_record: int
     length_bytes: int
     lost: tuple[Position, Position] | None = None
-    """What was from the first of these places up to the second may have been lost with a broker's memory, the last time
-    that has happened; ordinals may have begun anew behind it."""
+    """Places from the first of these up to the second may have been lost with a broker's memory, the last time that
+    happened; ordinals may have begun anew behind them."""
     watermark_us: int | None = None
     """The greatest time of a record that was written; None: nothing was, or it is not known."""
     promised_us: int | None = None
-    """Of a stream with epochs, if it was asked for: nothing older comes at or behind `promised_at`, but behind a
-    punctuation; None: nobody promises that."""
+    """For a stream with epochs, if it was asked for: nothing older comes at or behind `promised_at`, except behind a
+    punctuation; None: there is no promise."""
     promised_at: Position = EARLIEST
     removed_watermark_us: int | None = None
     """The greatest time of a record that was removed before `start`, or more; None: nothing was removed."""
     settled_us: int | None = None
-    """Of a stream with epochs: up to there it is settled, by its records, or as its broker would promise; None: by
-    nothing."""
+    """For a stream with epochs: the time up to which it is settled, by its records, or as its broker would promise;
+    None: it is not settled."""
 
     @property
     def starts_behind_loss(self) -> bool:
@@ -390,7 +390,7 @@ MaybeNone: TypeAlias = Any
 
 
 class Delivery(NamedTuple):
-    """What became of a record, or of a chunk of a batch: it is stored."""
+    """The result for a record, or for a chunk of a batch: it is stored."""
 
     stream: str
     entry: EntryId

@@ -41,7 +41,7 @@ CHILD_EXIT_PRIORITY = -100
 
 
 class Loss(NamedTuple):
-    """What an owner would lose if it were dropped now."""
+    """The loss if an owner were dropped now."""
 
     event: str
     """For the log: the owner, and what becomes of it."""
@@ -58,7 +58,7 @@ class Unclosed(Protocol):
         ...
 
     def loss(self) -> Loss | None:
-        """What would be lost now; None: nothing."""
+        """The loss if it were dropped now; None: nothing."""
         ...
 
 
@@ -92,7 +92,7 @@ class Guard:
 
     @property
     def owner(self) -> Unclosed | None:
-        """What is to be closed; None: nothing, or nothing in this process."""
+        """The owner that has to be closed; None: none, or none in this process."""
         return self._owner() if self._armed and self._origin.is_here else None
 
     async def disarm(self) -> None:

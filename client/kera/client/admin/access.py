@@ -35,7 +35,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What somebody may do with something, or, with `deny`, may not."""
+    """A rule: a principal may do something with a resource, or, with `deny`, may not."""
 
     rule_id: int
     principal: str
@@ -47,7 +47,7 @@ class Rule:
 
 
 class Change(NamedTuple):
-    """What has become of a change: it is kept, and whoever is told goes by it."""
+    """The result of a change: it is stored, and every daemon that has been notified applies it."""
 
     untold: tuple[str, ...]
     """Brokers and backups that may still go by what was before, each with the reason; they are told as soon as they are
@@ -72,11 +72,11 @@ class Revoked(NamedTuple):
 
 
 class DeletedUser(NamedTuple):
-    """What has gone with a user, and what has stayed."""
+    """The parts of a user that were deleted with it, and those that stay."""
 
     tokens: int
     rule_ids: tuple[int, ...]
-    """Of rules that name it: a user that is made with this name will have these rights."""
+    """Rules that name the user: a new user with this name will have these rights."""
     change: Change
 
 
@@ -86,7 +86,7 @@ class Check(NamedTuple):
     allowed: bool
     reason: str
     rule_id: int
-    """Of the rule that decided; 0: none did."""
+    """Id of the rule that decided; 0: none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Token:
     """It is narrowed to; empty: it is not."""
     expires_in_ms: int
     secret: str = field(default="", repr=False)
-    """What is to be shown, known only to who has asked for it."""
+    """The text to show as a token; only the caller that created it gets it."""
     renewable_for_ms: int = 0
     """For how long it can be renewed, known of one that was just issued."""
     untold: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class RenewedToken(NamedTuple):
 
     expires_in_ms: int
     change: Change
-    """Who is untold may end it when it would have ended before."""
+    """Daemons in `untold` may end the token when it would have ended before."""
 
 
 class Access:
@@ -186,7 +186,7 @@ class Access:
         return await self._set_quota("", quota)
 
     async def default_quota(self) -> Quota:
-        """Of each user that has none of its own, and is no super user."""
+        """The quota of each user that has none of its own, and is no super user."""
         answer = await self._cluster.ask(api.LIST_USERS, messages.ListUsersRequest())
         return Quota.from_message(answer.default_quota)
 

@@ -374,7 +374,7 @@ class Admin:
     async def plan_reset(
         self, name: str, stream: str, to: ResetTo, *, streamlets: Sequence[int] | None = None
     ) -> ResetPlan:
-        """What `reset_consumer_group` would do, entry by entry: old and new cursors, records read again and skipped.
+        """Plan a `reset_consumer_group`, entry by entry: old and new cursors, records read again and skipped.
 
         It changes nothing; `reset_consumer_group` takes the plan in place of `to`. Raises `UnknownStream`,
         `StreamletOutOfRange`, and `InvalidArgument` for a place that does not exist, or for `ShiftBy` where the
@@ -410,7 +410,7 @@ def _limit(name: str, value: int) -> int:
 
 
 def _count(name: str, value: int) -> int:
-    """What the message takes; the coordinator knows the real limits."""
+    """A count within the range of the message; the coordinator knows the real limits."""
     return arguments.whole(name, value, 0, arguments.UINT32_MAX)
 
 
@@ -450,4 +450,4 @@ _ON_THE_WIRE: dict[str, Callable[[str, Any], Any]] = {
     "brokers": _count,
     "add_columns": _schema,
 }
-"""What becomes of the settings that a request to alter a stream has by the same name. They raise `InvalidArgument`."""
+"""Conversions of settings that a request to alter a stream has by the same name. They raise `InvalidArgument`."""

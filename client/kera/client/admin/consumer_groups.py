@@ -71,7 +71,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLag:
-    """What is left to read."""
+    """The records that are left to read."""
 
     records: int
     bytes: int
@@ -106,7 +106,7 @@ class ConsumerGroupDescription:
 
 
 _Span = tuple[Position, Position | None]
-"""Of an entry; None: up to its end."""
+"""A span of an entry; None: up to its end."""
 
 
 class _Point(NamedTuple):
@@ -188,7 +188,7 @@ def _member(info: consumer_group_pb2.MemberInfo, names: Mapping[int, str]) -> Me
 async def _progress(
     cluster: Cluster, name: str, progresses: Sequence[consumer_group_pb2.StreamletProgress]
 ) -> list[EntryProgress]:
-    """Of the entries of one stream."""
+    """The progress in the entries of one stream."""
     found: list[tuple[EntryId, Position, list[consumer_group_pb2.GroupProgress], list[_Span]]] = []
     points: set[_Point] = set()
     for progress in progresses:
@@ -220,7 +220,7 @@ def known_groups(progress: consumer_group_pb2.StreamletProgress, entry: int) -> 
 
 
 def unread(cursor: Position, groups: Sequence[consumer_group_pb2.GroupProgress]) -> list[_Span]:
-    """What of an entry is not done, as intervals; None: up to its end. `groups`: those that are known, in order."""
+    """The intervals of an entry that are not done; None: up to its end. `groups`: the known groups, in order."""
     if not groups:
         return [(cursor, None)]
     spans: list[_Span] = []
@@ -253,7 +253,7 @@ def _sum(
 async def measure_lag(
     cluster: Cluster, name: str, points: Iterable[tuple[EntryId, Position]]
 ) -> dict[tuple[EntryId, Position], ConsumerLag | None]:
-    """What there is from each position up to the end of its entry, at all brokers that have some of it.
+    """The records from each position up to the end of its entry, at all brokers that have some of it.
 
     None where a broker gave no answer. Raises `UnknownStream`.
     """
@@ -290,7 +290,7 @@ def _parts(stream: StreamDescription, entry: EntryId, position: Position) -> dic
 async def _measure(
     cluster: Cluster, stream: StreamDescription, broker_id: int, parts: Sequence[tuple[_Point, Position]]
 ) -> list[ConsumerLag | None]:
-    """Of what is gone, as retention was faster, nothing is left: it is measured from behind that."""
+    """Measure at one broker. Records that retention has removed do not count: the measurement starts behind them."""
     if len(parts) > CURSORS_MAX:
         each = [await _measure(cluster, stream, broker_id, some) for some in batched(parts, CURSORS_MAX)]
         return list(chain.from_iterable(each))

@@ -1,4 +1,4 @@
-"""What the SDK tells about the control plane: moves of streamlets, load, drains and recoveries. Immutable values."""
+"""The SDK's descriptions of the control plane: moves of streamlets, load, drains and recoveries. Immutable values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StreamletMove:
 
 @dataclass(frozen=True, slots=True)
 class BrokerLoad:
-    """What a broker has, before and after the moves."""
+    """The load of a broker, before and after the moves."""
 
     broker_id: int
     bytes_per_s: int
@@ -59,7 +59,7 @@ class BrokerLoad:
     bytes_per_s_after: int
     streamlets_after: int
     busy: float = 0.0
-    """Of the time, how much its event loop is at work for these streamlets; 0 unless all brokers tell that."""
+    """Share of the time for which its event loop works for these streamlets; 0 unless all brokers report it."""
     busy_after: float = 0.0
 
     @classmethod
@@ -78,7 +78,7 @@ class BrokerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Rebalancing:
-    """What rebalancing has moved, or would move."""
+    """The moves of a rebalancing, done or planned."""
 
     moves: list[StreamletMove]
     loads: list[BrokerLoad]
@@ -95,9 +95,9 @@ class DrainStatus:
     streamlets_held: int
     """Streamlets of which a broker has older groups."""
     replicas: int
-    """Of a backup."""
+    """For a backup: its replicas."""
     reasons: list[str]
-    """What is left, and what holds it, in words."""
+    """The remaining parts, and the reasons why they remain, in words."""
     draining: bool = True
     """It is being emptied, or is empty; false: it is in service."""
 

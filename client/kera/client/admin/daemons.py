@@ -1,4 +1,4 @@
-"""What a single daemon tells of itself: any of them, also a coordinator that stands by. To diagnose, and to watch."""
+"""A single daemon's description of itself: any daemon, also a coordinator on standby. For diagnosis and live views."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STATES = {value: name.removeprefix("HEALTH_STATE_").lower() for name, value in 
 
 @dataclass(frozen=True, slots=True)
 class DaemonCheck:
-    """What a daemon says of one of the things that its work needs."""
+    """A daemon's report on one of the things that its work needs."""
 
     name: str
     state: str
@@ -59,7 +59,7 @@ class DaemonDescription:
     feature_level: int = 0
     """See `ClusterDescription`."""
     security: bool = False
-    """Whoever asks it for anything has to authenticate."""
+    """Every caller has to authenticate."""
 
 
 async def describe_daemon(
@@ -100,7 +100,7 @@ STREAMS_AT_ONCE = 5_000
 
 
 class StreamFigures(NamedTuple):
-    """What a broker has counted of a stream since it was opened there; lag: of its replication, now."""
+    """A broker's counts of a stream since it was opened there; lag: of its replication, now."""
 
     records_appended: int
     bytes_appended: int
@@ -123,10 +123,10 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class DaemonFigures:
-    """What a daemon has counted since its start, and how things are now."""
+    """A daemon's counts since its start, and its present state."""
 
     launch_id: str
-    """Of another start, what was counted is no predecessor of this."""
+    """Id of the start: counts of another start cannot be compared."""
     uptime_us: int
     """By its own clock."""
     figures: Mapping[str, Mapping[Labels, float]]

@@ -61,24 +61,24 @@ class LatencyHop:
     hop: str
     """``gather``, ``send``, ``replicate``, ``hand-over``, ``prefetch`` or ``work``."""
     consumer_group: str
-    """Who reads; empty for the first three."""
+    """The reading consumer group; empty for the first three hops."""
     chunks: int
     """That were measured; 0: none, and nothing is known."""
     mean_us: int
     p99_us: int
     worst_mean_us: int
-    """Of the worst streamlet."""
+    """Mean of the worst streamlet."""
     worst_streamlet_id: int
     allowed_us: int
     """Its part of the limit."""
     advised_us: int
-    """Of that, for how long its buffer is advised to wait."""
+    """The part of it for which its buffer is advised to wait."""
     violates: bool
     """It takes more than its part, and the path more than the limit."""
     clock_error_us: int = 0
-    """Of hand-over: by how much the mean can be off, as clocks are known no better; 0: nobody knows."""
+    """For hand-over: the possible error of the mean, from the error of the clocks; 0: unknown."""
     own_linger_us: int = 0
-    """Of gather: the longest ``linger_ms`` that a producer has of its own, which counts for more than advice."""
+    """For gather: the longest ``linger_ms`` that a producer has set itself, which overrides advice."""
 
     @classmethod
     def from_message(cls, message: messages.HopDescription) -> Self:
@@ -111,11 +111,11 @@ class LatencyDescription:
     reason: str
     """For people; may be empty."""
     mean_us: int
-    """Of all hops that were measured, added up."""
+    """Sum over all hops that were measured."""
     p99_us: int
     """Likewise: no less than that of the path."""
     least_limit_us: int
-    """Of one that is infeasible: which limit could be held; else 0."""
+    """For an infeasible constraint: the smallest limit that could be held; else 0."""
     violations: int
     """In how many windows it was not held, since the coordinator leads, or the constraint was made."""
     hops: tuple[LatencyHop, ...]
@@ -126,7 +126,8 @@ class LatencyDescription:
     changed_us: int = 0
     changed_by: str = ""
     worst_hop: LatencyHop | None = None
-    """Of those that were measured: the one that is furthest beyond its part, or, while it is held, that takes most."""
+    """Among the measured hops: the one that is furthest beyond its part, or, while the limit is held, the one that
+    takes most."""
 
     @classmethod
     def from_message(cls, message: messages.LatencyDescription) -> Self:

@@ -250,7 +250,7 @@ class _Search:
     record: int = 0
     """Ordinal there, known once something was passed over."""
     bytes: int = 0
-    """Of chunks that were passed over."""
+    """Size of the chunks that were passed over."""
     start_record: int | None = None
     """Ordinal at the query's start, which a query for records begins with."""
     place: ChunkPlace | None = None
@@ -280,13 +280,13 @@ class _Search:
 
     @property
     def left(self) -> int:
-        """What of `records_max` or `bytes_max` is left here."""
+        """The rest of `records_max` or `bytes_max` at this point."""
         if self.query.records_max is not None:
             return self.query.records_max - (self.record - (self.start_record or 0) if self.bytes else 0)
         return (self.query.bytes_max or 0) - self.bytes
 
     def messages(self) -> list[broker_pb2.ChunkQuery]:
-        """What to ask the broker that has `position`."""
+        """The queries for the broker that has `position`."""
         asked = broker_pb2.ChunkQuery()
         fill_cursor(asked.start, self.entry, self.position)
         if self.query.end is not None:

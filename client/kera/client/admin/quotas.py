@@ -1,4 +1,4 @@
-"""What a principal may use of a cluster at most, as users see it."""
+"""The maximum that a principal may use of a cluster, in the form for users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RATES = frozenset({"bytes_in_per_s", "bytes_out_per_s", "requests_per_s"})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quota:
-    """What a principal may use at most. None: as much as it likes.
+    """The maximum that a principal may use. None: unlimited.
 
     Who goes beyond a rate waits for its answers; who would have more of the others is refused (`QuotaExceeded`).
     """
@@ -29,7 +29,7 @@ class Quota:
     streams: int | None = None
     """That it has created, and that are there."""
     stored_bytes: int | None = None
-    """Of the chunks of these streams, each counted once, however many replicas it has."""
+    """Size of the chunks in these streams, each counted once, however many replicas it has."""
 
     def __bool__(self) -> bool:
         """Whether anything is limited."""
@@ -52,5 +52,5 @@ class Quota:
 
 
 NAMES = tuple(field.name for field in dataclasses.fields(Quota))
-"""Of all limits."""
+"""Names of all limits."""
 NO_QUOTA = Quota()

@@ -1,4 +1,4 @@
-"""What a reset of a consumer group asks for, and what it changes: types and arithmetic, without I/O.
+"""The request for a reset of a consumer group, and the changes that it makes: types and arithmetic, without I/O.
 
 An offset is the number of a record in its entry, from 0. Cursors are chunk boundaries: a cursor for an offset is the
 start of the chunk that has the record, so that no record is skipped, and at most the rest of one chunk is read again.
@@ -32,17 +32,17 @@ class ShiftBy:
 
 @dataclass(frozen=True, slots=True)
 class CursorChange:
-    """What a reset does to the cursor of one entry."""
+    """The change that a reset makes to the cursor of one entry."""
 
     streamlet: int
     entry: int
     old: Position | None
     """None: the consumer group has not read this entry."""
     old_offset: int | None
-    """Of the first record that was not read; None: there is no cursor, or its place is lost."""
+    """Offset of the first record that was not read; None: there is no cursor, or its place is lost."""
     new: Position
     new_offset: int
-    """Of the record at `new`."""
+    """Offset of the record at `new`."""
     records_again: int | None
     """Records that were read and will be read again; None: unknown, as the old place is lost."""
     records_skipped: int | None
@@ -53,7 +53,7 @@ class CursorChange:
 
 @dataclass(frozen=True, slots=True)
 class ResetPlan:
-    """What a reset does to a consumer group in a stream; `Admin.reset_consumer_group` carries it out."""
+    """The changes that a reset makes to a consumer group in a stream; `Admin.reset_consumer_group` carries it out."""
 
     consumer_group: str
     stream: str

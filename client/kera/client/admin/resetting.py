@@ -268,7 +268,7 @@ class _Known:
         self._unread = unread_spans
         self._cluster = cluster
         self._offsets: dict[tuple[EntryId, Position], int | None] = {}
-        """Of the records at positions; None: the place is lost."""
+        """Offsets of the records at positions; None: the place is lost."""
 
     async def look_up(self, points: Iterable[tuple[EntryId, Position]] = ()) -> None:
         """Find the offsets of all positions that are known, and of `points`."""
@@ -303,7 +303,7 @@ class _Known:
             self._offsets |= {point: place.record for point, place in zip(queries, places, strict=True)}
 
     def offset(self, entry: EntryId, position: Position) -> int | None:
-        """Of the record at a position that was looked up."""
+        """The offset of the record at a position that was looked up."""
         return self._offsets[entry, position]
 
     def old(self, entry: EntryId) -> Position | None:
@@ -312,12 +312,12 @@ class _Known:
         return spans[0][0] if spans else None
 
     def old_offset(self, entry: EntryId) -> int | None:
-        """Of the first record that was not read."""
+        """The offset of the first record that was not read."""
         position = self.old(entry)
         return None if position is None else self.offset(entry, position)
 
     def unread_offsets(self, entry: EntryId) -> list[OffsetSpan] | None:
-        """What was not read; None: not known. All of it, where the consumer group has no cursor."""
+        """The spans that were not read; None: unknown. All of the entry, where the consumer group has no cursor."""
         bounds = self.bounds[entry.streamlet_id][entry.entry]
         if entry not in self._unread:
             return [(bounds.first_record, bounds.next_record)]

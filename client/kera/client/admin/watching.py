@@ -1,4 +1,4 @@
-"""What a live view of a cluster asks again and again: in short, and without asking twice for what is known.
+"""Repeated questions of a cluster's live view: short, and without asking twice for known answers.
 
 A cluster may have ten thousand streams: of each there is what a row shows (`StreamSummary`), made without a look at its
 schema, and names of streams are asked for once and not with each consumer group.
@@ -45,7 +45,7 @@ class StreamSummary(NamedTuple):
     spread: int = 0
     """Streamlets of which others than the owner have records, as they have moved."""
     entries: int = 1
-    """Of each streamlet."""
+    """Entries of each streamlet."""
     created_us: int = 0
     """Microseconds since the Unix epoch."""
     typed: bool = False
@@ -53,7 +53,7 @@ class StreamSummary(NamedTuple):
     retention_ms: int = 0
     """0: records stay, whatever their age."""
     retention_bytes: int = 0
-    """Of a streamlet; 0: records stay, however many bytes they have."""
+    """Retention of a streamlet by size; 0: records stay, however many bytes they have."""
     retention_consumed: bool = False
     """Records go once the stream's consumer groups have read them."""
 

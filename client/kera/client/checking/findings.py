@@ -1,4 +1,4 @@
-"""What is wrong with a history: a few cases of each kind in full, the others counted."""
+"""The violations in a history: a few cases of each kind in full, the others counted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
 
 
 class Findings:
-    """Of one history, in the order in which their kinds came."""
+    """The findings about one history, in the order in which their kinds came."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[Finding]] = {}

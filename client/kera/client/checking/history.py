@@ -1,4 +1,4 @@
-"""What clients of a cluster have done and seen, as they saw it."""
+"""The actions and observations of a cluster's clients, as they saw them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What a record holds: who has sent it, and which of that producer's records it is."""
+    """The value of a record: its producer, and the number of the record among that producer's."""
 
     producer: str
     number: int
@@ -43,20 +43,20 @@ class Value(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """Of one stream."""
+    """The history of one stream."""
 
     sent: set[Value] = field(default_factory=set)
     """That were given to a producer; what becomes of them is not known until they are in one of the following."""
     acknowledged: dict[Value, Place | None] = field(default_factory=dict)
     """With the place that the producer was told; None: it was told none."""
     refused: set[Value] = field(default_factory=set)
-    """Of which a producer was told that they are not stored."""
+    """Values that a producer was told are not stored."""
     read: dict[str, list[tuple[Place, Value]]] = field(default_factory=lambda: defaultdict(list))
     """By reader, in the order in which they came; each reader has begun with the oldest record of each entry."""
     processed: dict[str, set[Value]] = field(default_factory=lambda: defaultdict(set))
     """By consumer group: what its members were given."""
     stored: list[tuple[Place, Value]] = field(default_factory=list)
-    """What is there at the end, when everything was acknowledged or given up: each entry from its beginning on."""
+    """The stored values at the end, when everything was acknowledged or given up: each entry from its beginning on."""
     removed: dict[tuple[int, int], int] = field(default_factory=dict)
     """By streamlet and entry: somebody has asked that records before this one be removed, so they may be missing."""
 

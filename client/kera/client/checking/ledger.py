@@ -1,4 +1,4 @@
-"""What clients have done and seen, for a long load: about thirty bytes a record, and checked as it comes.
+"""The actions and observations of clients under a long load: about thirty bytes a record, and checked as they come.
 
 It finds what `kera.client.checking.verdict` finds in a history of some thousand records (a test compares the two), and
 what can only be seen while the load is on: a durable end that goes back, a place that held something else before.
@@ -26,7 +26,7 @@ from kera.client.checking.numbers import (
 )
 
 LAST_READER = "the last reader"
-"""Whoever reads everything at the end."""
+"""The reader that reads everything at the end."""
 MOMENT_S = 1.0
 """How exactly it is known when something was read first."""
 BEYOND_MAX = 1 << 20
@@ -39,7 +39,7 @@ Entry = tuple[int, int]
 
 
 class _Producer:
-    """What became of a producer's records, by number."""
+    """The fates of a producer's records, by number."""
 
     __slots__ = ("acknowledged_ms", "place", "processed", "state", "stored_at")
 
@@ -69,7 +69,7 @@ class _Producer:
 
 
 class Losses:
-    """What the cluster has told to be lost."""
+    """The losses that the cluster has reported."""
 
     def __init__(self, *, are_allowed: bool) -> None:
         self.are_allowed = are_allowed
@@ -77,7 +77,7 @@ class Losses:
         self.entries: set[Entry] = set()
         """Those of which something is."""
         self.first: dict[Entry, int] = {}
-        """Of those: the ordinal from which on something may be lost; none: of any."""
+        """For each of those entries: the ordinal from which on records may be lost; missing: any of them may be."""
 
     @property
     def any_allowed(self) -> bool:
@@ -99,7 +99,7 @@ class Losses:
 
 
 class _Seen:
-    """What was seen in an entry, by ordinal."""
+    """The values that were seen in an entry, by ordinal."""
 
     __slots__ = ("moments", "values")
 
@@ -128,7 +128,7 @@ class _Seen:
 
 
 class Ledger:
-    """Of one stream. Times are seconds since the beginning, as `now_s` tells them."""
+    """The ledger of one stream. Times are seconds since the beginning, as `now_s` gives them."""
 
     def __init__(self, now_s: Callable[[], float], *, may_lose: bool = False) -> None:
         """`may_lose`: what is acknowledged may be lost if that is told, as at level leader."""
@@ -150,7 +150,7 @@ class Ledger:
         self._note = self.findings.add
         self.sent = self.acknowledged = self.refused = self.uncertain = self.processed_again = 0
         self.uncertain_stored = self.lost_as_told = 0
-        """Of the records without an acknowledgement those that are there; acknowledged ones that are gone, and told."""
+        """Records without an acknowledgement that are stored; acknowledged ones that are gone, as reported."""
 
     # -- producers ---------------------------------------------------------------------------------------------
 

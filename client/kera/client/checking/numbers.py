@@ -17,7 +17,7 @@ Numbers = npt.NDArray[np.int64]
 
 PRODUCERS_MAX = 1 << 15
 RECORDS_MAX = 1 << 40
-"""Of a producer, or of an entry."""
+"""Maximum of records of a producer, or of an entry."""
 UNSEEN = -1
 STRANGE = -2
 """Stands for a value that is none of ours."""

@@ -1,4 +1,4 @@
-"""What is wrong with a history."""
+"""The violations in a history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EVIDENCE_MAX = 5
 
 
 def violations(history: History) -> list[str]:
-    """What the cluster has not kept of its promises, in words; empty: nothing was found.
+    """The promises that the cluster has broken, in words; empty: none was found.
 
     * Each record that was acknowledged is stored, exactly once, and where its producer was told.
     * What was not acknowledged is stored at most once; what was refused is not; nothing else is there.

@@ -17,7 +17,7 @@ from kera.core.rpc.method import RequestT, ResponseT
 
 
 class Metadata(Protocol):
-    """What is known of streams, see `kera.client.cluster.cluster.Cluster`."""
+    """The known metadata of streams, see `kera.client.cluster.cluster.Cluster`."""
 
     def forget(self, name: str) -> None:
         """Ask the coordinator again about a stream, next time."""
@@ -66,7 +66,9 @@ async def submit_to_broker(
 
 
 def broker_failed(metadata: Metadata, name: str, failure: KeraError) -> KeraError:
-    """What a broker's `failure` means to whoever has the stream from the coordinator; forgets a route that is stale."""
+    """The meaning of a broker's `failure` for a client that has the stream from the coordinator; forgets a stale
+    route.
+    """
     error = of_broker(failure)
     if is_route_error(error):
         metadata.forget(name)
@@ -79,7 +81,7 @@ def is_route_error(error: BaseException) -> bool:
 
 
 def of_broker(error: KeraError) -> KeraError:
-    """What a broker's `error` means to whoever has the stream from the coordinator."""
+    """The meaning of a broker's `error` for a client that has the stream from the coordinator."""
     if isinstance(error, UnknownStream):
         return NotOwner(f"the broker does not have it: {error.message}", **error.attributes)
     return error

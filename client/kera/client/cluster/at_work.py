@@ -38,7 +38,7 @@ class OpenChunk(Protocol):
 
 
 class Writer(Protocol):
-    """Who has open chunks of a stream, in the order in which they were opened."""
+    """A producer with open chunks of a stream, in the order in which they were opened."""
 
     @property
     def open_chunks(self) -> Mapping[int, OpenChunk]:
@@ -47,7 +47,7 @@ class Writer(Protocol):
 
 
 class Job:
-    """What was taken, and is worked at."""
+    """Data that the application has taken and is working on."""
 
     __slots__ = ("__weakref__", "_clock", "_started_s", "begun_s", "first_us", "since_s", "streams")
 

@@ -11,8 +11,8 @@ T = TypeVar("T")
 CURSORS_MAX = 8192
 """Cursors of a request: of some 40 bytes at most."""
 RESET_STREAMLETS_MAX = 1024
-"""Of a consumer group that is put elsewhere: each is a record that the coordinator stores, and it stores them at
-once."""
+"""Maximum of streamlets in one reset of a consumer group: each is a record that the coordinator stores, and it stores
+them at once."""
 RANGES_MAX = 2048
 """Ranges of a request, of some 80 bytes at most; it may also tell which ones are to be read no more."""
 

@@ -106,7 +106,7 @@ class Cluster:
         self.runtime = runtime = secure(runtime, settings)
         here = runtime.node_id()
         self.locality = Locality(here, settings, self.timing, runtime.introduction)
-        """Whose memory can be read in place."""
+        """Brokers whose memory can be read in place."""
         self._connections = Connections(
             here,
             settings,
@@ -132,7 +132,7 @@ class Cluster:
         self.session_ids = count(1)
         """For reading sessions: they share connections."""
         self.at_work = AtWork(runtime.clock)
-        """What consumers have taken, and producers make of it."""
+        """The chunks that consumers have taken, and the records that producers make of them."""
 
     @property
     def is_inherited(self) -> bool:

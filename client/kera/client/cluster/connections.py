@@ -27,11 +27,11 @@ from kera.v1 import broker_pb2
 class _Connection(NamedTuple):
     channel: Channel
     broker_epoch: int
-    """Of the broker's launch, as far as was known."""
+    """Epoch of the broker's launch, as far as known."""
 
 
 class Connections:
-    """Of one client. Belongs to one event loop."""
+    """The connections of one client. Belongs to one event loop."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What has come of a range, however it came, and its chunks as batches.
+"""Data that have arrived for a range, by push or pull, and its chunks as batches.
 
 The bytes of an answer are in memory of its own. Those of a run that was pushed (``kera.client.cluster.push``) are in
 the broker's arena. Either way they are Arrow buffers, and each chunk's batch refers to a slice of one, without a copy.
@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What a range had to give."""
+    """The data of a range."""
 
     entry: EntryId
     start: Position
@@ -53,7 +53,7 @@ class Fetched(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of all buffers."""
+        """Size of all buffers."""
         return sum([buffer.size for buffer in self.buffers])
 
     def taken(self) -> None:
@@ -71,7 +71,7 @@ class Overwritten(Exception):
     def __init__(self, rest: Wanted) -> None:
         super().__init__(rest)
         self.rest = rest
-        """What has not been given out of a `Fetched`."""
+        """The part of a `Fetched` that has not been given out."""
 
 
 class NewerSchema(Exception):
@@ -83,7 +83,7 @@ class NewerSchema(Exception):
     def __init__(self, rest: Fetched, schema_id: int) -> None:
         super().__init__(rest.entry, schema_id)
         self.rest = rest
-        """What has not been given out, from that chunk on."""
+        """The part that has not been given out, from that chunk on."""
         self.schema_id = schema_id
 
 
@@ -94,7 +94,7 @@ class _Opened(NamedTuple):
     batch: pa.RecordBatch
     copied: bool
     headers: bytes = b""
-    """Of each chunk, if they are several."""
+    """Header of each chunk, if there are several."""
 
 
 class _Opener:

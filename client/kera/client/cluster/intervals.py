@@ -81,7 +81,7 @@ def merged_bounds(assignment: Assignment, entry: int, parts: Mapping[int, EntryB
 
 
 def cuts(assignment: Assignment, position: Position) -> dict[int, Position]:
-    """What "all before `position`" means at each broker that has some of it; the broker of `position` is the last.
+    """The meaning of "all before `position`" at each broker that has some of it; the broker of `position` is the last.
 
     A broker all of whose groups come before is told the start of the interval that follows its last one.
     """

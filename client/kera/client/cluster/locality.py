@@ -1,4 +1,5 @@
-"""Whose memory can be read in place: a push connection per broker of this node and memory domain, or why not.
+"""Brokers whose memory can be read in place: a push connection for each of this node and memory domain, or the reason
+why not.
 
 The setting ``shared_memory`` says what is wanted. *auto*: whatever fails is remembered, the reader pulls, and the log
 says so once; what may pass is tried again after a while. *always*: it is an error that says what is in the way.

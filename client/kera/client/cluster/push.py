@@ -106,7 +106,7 @@ class Subscription:
 
     @property
     def subscriber(self) -> Subscriber:
-        """Who reads it."""
+        """The reader."""
         return self._subscriber
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class Subscriber:
         """Pushed, and not taken by the caller."""
         self.paused = False
         self._credited_bytes = 0
-        """What the broker was told of `held_bytes` as if it was taken."""
+        """The part of `held_bytes` that was reported to the broker as taken."""
         self.on_taken = self.taken
         """The same function each time: runs are many."""
 
@@ -238,7 +238,7 @@ class PushChannel(asyncio.Protocol):
         self._address = pa.py_buffer(memory).address
         rows_end = hello.rows_at + hello.slots * hello.row_bytes
         self._generations = memory[hello.rows_at : rows_end].cast("Q")[:: hello.row_bytes // 8]
-        """Of each slot, now."""
+        """Generation of each slot, now."""
         self._slots_at, self._slot_bytes = hello.slots_at, hello.slot_bytes
         self._window_bytes_max = window_bytes_max(hello.slots, hello.slot_bytes)
         self._window_bytes = 0
@@ -247,7 +247,7 @@ class PushChannel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._closed = self._loop.create_future()
         self.failure: ProtocolError | None = None
-        """What the broker did that makes no sense; it has ended the connection."""
+        """The protocol error by which the broker has ended the connection."""
         self.silent = False
         """The broker was not heard of for so long that it counts as standing still; that has ended the connection."""
         self._alive_interval_s = hello.alive_interval_ms / 1000
@@ -288,7 +288,7 @@ class PushChannel(asyncio.Protocol):
         return len(self._subscribers) > 1
 
     def share_bytes(self, subscriber: Subscriber) -> int:
-        """What a subscriber may hold before others suffer."""
+        """Maximum that a subscriber may hold before others suffer."""
         if not self.shared:
             return subscriber.window_bytes
         return max(0, self._window_bytes - self._slot_bytes) // len(self._subscribers)

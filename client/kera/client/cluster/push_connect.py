@@ -82,7 +82,7 @@ async def _greeting(
 
 
 class _Talk:
-    """What is said before anything is pushed: one message at a time."""
+    """The exchange before anything is pushed: one message at a time."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""What readers are done with, on its way back to the broker that has pushed it: bytes of the window, and slots.
+"""Pushed data that readers have finished with, on their way back to the broker: bytes of the window, and slots.
 
 A little waits for more, as each message has a price at both ends.
 """
@@ -17,7 +17,7 @@ RETURN_DELAY_S = 0.05
 
 
 class Returns:
-    """Of one connection."""
+    """The returns of one connection."""
 
     def __init__(self, send: Callable[[bytes], None], delay_s: float) -> None:
         self._send = send
@@ -28,7 +28,7 @@ class Returns:
         self._released: deque[int] = deque()
         """Slots that were let go of, once per run, and the broker has not been told."""
         self._timer_set = False
-        """Whoever sends at once leaves the timer alone: to set one from another thread has a price."""
+        """Sending at once leaves the timer alone: to set one from another thread has a price."""
 
     def taken(self, taken_bytes: int, *, at_once_bytes: float) -> None:
         """So much of the window is free again. The broker is told at once when `at_once_bytes` have gathered."""

@@ -29,7 +29,7 @@ class Item(Protocol):
 
     @property
     def wanted(self) -> Wanted:
-        """What is left of it."""
+        """The part of the range that is left."""
         ...
 
 
@@ -37,7 +37,7 @@ ItemT = TypeVar("ItemT", bound=Item)
 
 
 class Told(NamedTuple, Generic[ItemT]):
-    """What a range had to tell."""
+    """The outcome of a range's read."""
 
     item: ItemT
     fetched: Fetched

@@ -1,4 +1,4 @@
-"""What has been fetched and not been taken: a queue between those who fetch, and the one who takes.
+"""Data that were fetched and not taken: a queue between the fetching tasks and the one that takes.
 
 Bounded for those who pull: they wait while there is no room. It ends with the first error that is put into it, behind
 what came before, or when it is closed.
@@ -33,9 +33,9 @@ class Arrivals:
         self._woken = False
         self._closed = False
         self._failure: BaseException | None = None
-        """What ended the reading; told to everyone who asks for more."""
+        """The error that ended the reading; raised for every further call."""
         self.pulled_bytes = 0
-        """What was pulled and is not taken yet."""
+        """Bytes that were pulled and are not taken yet."""
 
     def __len__(self) -> int:
         """How much has come and is not taken yet: chunks that came together count as one."""
@@ -59,7 +59,7 @@ class Arrivals:
         self._watchers.pop(item, None)
 
     def waiting(self) -> Iterable[Arrived]:
-        """What has come and is not taken yet, the oldest first; of very much only what comes next."""
+        """Arrivals that are not taken yet, the oldest first; of very many only the next ones."""
         return (item for item in islice(self._queue, LOOK_MAX) if isinstance(item, Arrived))
 
     def wake(self) -> None:
@@ -74,7 +74,7 @@ class Arrivals:
             await self._room.wait()
 
     async def take(self) -> Arrived | None:
-        """What came next; None after `wake`. Raises `ClosedError`, and the error that was put in."""
+        """Take the next arrival; None after `wake`. Raises `ClosedError`, and the error that was put in."""
         while True:
             if self._closed:
                 raise ClosedError("the consumer is closed")

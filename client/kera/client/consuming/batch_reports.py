@@ -1,4 +1,4 @@
-"""What a query that reads in batches takes of records' way through streams with a latency constraint: for brokers.
+"""Measurements of a query that reads in batches, for the brokers of streams with a latency constraint.
 
 Who plans the batches of such a query (Spark's) reads no chunks, and is in no place where a consumer measures. Its hops
 are those of a consumer group: HAND_OVER is until a batch is planned, WORK from there until it is done with; each
@@ -31,7 +31,7 @@ class TakenEntry(NamedTuple):
 
 
 class BatchReports:
-    """Of one query. Get it as `Client.latency.batch_reports`."""
+    """The reports of one query. Get them as `Client.latency.batch_reports`."""
 
     def __init__(self, cluster: Cluster, consumer_group: str, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster

@@ -20,7 +20,7 @@ from kera.core.ids import EntryId, Position
 
 
 class Chunks:
-    """Of what was fetched last."""
+    """The chunks that were fetched last."""
 
     def __init__(self, cluster: Cluster, settings: ConsumerSettings, *, punctuations: bool = False) -> None:
         """`punctuations`: whether they come as well, as batches without records."""
@@ -31,13 +31,14 @@ class Chunks:
         """By id: those that are read, each with the newest columns that a chunk had."""
         self._batches: Iterator[ChunkBatch] = iter(())
         self._rest: Wanted | NewerSchema | None = None
-        """What is to be read again, as it was overwritten before delivery or given back; or what has columns not known
+        """The range to read again, as it was overwritten before delivery or given back; or data with columns not known
         yet."""
         self._copied = False
         """Whether the next one is copied: all its values are looked at."""
         self._begins: dict[EntryId, tuple[int, Position | None]] = {}
-        """Of entries that are read from a record within a chunk: its ordinal, and the position of that chunk. It is the
-        first chunk that comes; until then the position is None. The chunk may come again, as `again` or `give_back`."""
+        """For entries that are read from a record within a chunk: its ordinal, and the position of that chunk. It is
+        the first chunk that comes; until then the position is None. The chunk may come again, as `again` or
+        `give_back`."""
 
     def begin(self, entry: EntryId, record: int) -> None:
         """Leave out the records before ordinal `record` in the first chunk of `entry`; call it before `open`."""

@@ -37,7 +37,7 @@ async def report_cursors(
 
 
 def streamlets_max(stream: StreamDescription) -> int:
-    """Of one request that puts a consumer group elsewhere."""
+    """Maximum of streamlets in one request that resets a consumer group."""
     return max(1, min(RESET_STREAMLETS_MAX, CURSORS_MAX // stream.config.entries))
 
 

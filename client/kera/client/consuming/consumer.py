@@ -82,12 +82,12 @@ class Consumer(DecodedRecords, ReadsTables):
         self._chunks = Chunks(cluster, settings)
         self._started = False
         self._failure: BaseException | None = None
-        """What ended the reading; told to everyone who asks for more."""
+        """The error that ended the reading; raised for every further call."""
         self._decoding = decoding
         self._make_decoding = make_decoding
         self._turns = Turns()
         self._opening = asyncio.Lock()
-        """Of a chunk, or of what was fetched: by one task at a time. What is at hand needs no turn."""
+        """Lock for opening a chunk or fetched data: one task at a time. Data at hand need no turn."""
         self._records = OneByOne(self._next_record)
         self._open = OpenChunk(self._records.take)
         self._closed = False
@@ -150,7 +150,7 @@ class Consumer(DecodedRecords, ReadsTables):
 
     @property
     def fetched_bytes(self) -> int:
-        """What was pulled and is not delivered yet."""
+        """Bytes that were pulled and are not delivered yet."""
         return self._fetcher.arrivals.pulled_bytes
 
     @property
@@ -285,14 +285,14 @@ class Consumer(DecodedRecords, ReadsTables):
                     return record_or_none
 
     def _rest(self, begun: ChunkBatch) -> ChunkBatch:
-        """Of a chunk that was begun as records, and not delivered to its end."""
+        """The rest of a chunk that was begun as records and not delivered to its end."""
         chunk = begun.rest(self._positions[begun.entry])
         self._open.close()
         self._positions[chunk.entry] = chunk.next
         return chunk
 
     async def _chunk_in_turn(self, *, copied: bool = False) -> ChunkBatch | None:
-        """Of several tasks that wait, one opens what comes; else the next one's would be put in its place."""
+        """Open the next chunk in one of several waiting tasks; otherwise another task's chunk would take its place."""
         async with self._opening:
             return await self._next_chunk(copied=copied)
 

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class ReadsTables(ABC):
-    """What consumers with an end have of tables."""
+    """The table methods of consumers with an end."""
 
     _make_decoding: MakeDecoding | None
 
@@ -95,7 +95,7 @@ class DecodedTable:
         self._decoding = decoding
         self._batches = [pa.RecordBatch.from_pylist([], schema=DEFAULT_SCHEMA)]
         self._columns: dict[str, list[Any]] = {name: [] for name in ("value", "key") if decoding.reads(name)}
-        """Of Python values, by name."""
+        """Python values by name of their column."""
 
     async def add(self, rows: Rows) -> None:
         """Deserialize rows.

@@ -1,4 +1,4 @@
-"""What a consumer does to the values and keys of records, if it has deserializers.
+"""The work of a consumer with deserializers on the values and keys of records.
 
 Records of the default schema have a value and keys, each of which is made of bytes; a stream with columns has rows, of
 which a model is made. Schemas that values name are looked up when their chunk is opened (`Decoding.learn`), so that a
@@ -33,7 +33,7 @@ from kera.core.telemetry import get_logger
 log = get_logger("kera.consumer")
 
 _as_record: Callable[[Iterable[Any]], Record] = partial(tuple.__new__, Record)
-"""Of all its fields: a third of what `Record._replace` takes."""
+"""Makes a record from all its fields: in a third of the time that `Record._replace` takes."""
 LOOKED_UP_MAX = 64
 """Schemas, for one chunk."""
 UNKNOWN_MAX = 4_096
@@ -41,7 +41,7 @@ UNKNOWN_MAX = 4_096
 UNKNOWN_FOR_S = 10.0
 WARN_EVERY_S = 1.0
 POLL_RECORDS_LIMIT = 1_000_000_000
-"""What `records_max` of `poll` is at most."""
+"""Maximum of `records_max` of `poll`."""
 
 
 class _Reading:
@@ -199,7 +199,7 @@ class Decoding:
         return found
 
     def left_over(self) -> list[Record] | None:
-        """What `decoded_list` left for this time; None: nothing. Raises the error that it met, once."""
+        """The records that `decoded_list` left for this time; None: nothing. Raises the error that it met, once."""
         if self._bad is not None:
             error, self._bad = self._bad, None
             raise error
@@ -218,12 +218,12 @@ class Decoding:
         self._bad = error
 
     def forget(self) -> None:
-        """What was left over comes in another way."""
+        """Forget the rest, which comes in another way."""
         self._bad, self._behind = None, []
 
 
 MakeDecoding = Callable[[DeserializerLike, DeserializerLike], Decoding | None]
-"""Of a deserializer for values and one for keys; None where both are None."""
+"""Makes a decoding from a deserializer for values and one for keys; None where both are None."""
 
 
 class Decoded(AsyncIterator[Record]):
@@ -240,14 +240,16 @@ class Decoded(AsyncIterator[Record]):
                 return decoded
 
     async def aclose(self) -> None:
-        """Whoever went through it has left."""
+        """The caller has ended its iteration."""
         close = getattr(self._records, "aclose", None)
         if close is not None:
             await close()
 
 
 class DecodedRecords(ABC):
-    """What consumers have of records, with deserializers and without; how records come is theirs."""
+    """The record methods of consumers, with deserializers and without; each kind of consumer fetches records in its own
+    way.
+    """
 
     _decoding: Decoding | None
     _turns: Turns

@@ -59,7 +59,7 @@ class Fetcher:
         """Ranges whose end has not been taken from the queue."""
         measured = settings.consumer_group and not complete
         self.meter = ReaderMeter(settings.consumer_group, cluster.at_work, self.arrivals.waiting) if measured else None
-        """Of what a consumer group takes; None: nobody asks for that."""
+        """The meter of a consumer group's reading; None: it is not measured."""
         self._telling: asyncio.Task[None] | None = None
         self._now_s = asyncio.get_running_loop().time
         self.throttled_ms = 0
@@ -85,7 +85,7 @@ class Fetcher:
             self._close(item)
 
     async def take(self) -> Arrived | None:
-        """What came next; with nothing in it, its range has ended. None after `wake`.
+        """Take the next arrival; an empty one means that its range has ended. None after `wake`.
 
         Raises `ClosedError`, and what ended the fetching: `DataLost`, `UnknownStream`, …, and `Unavailable` or another
         error that has not passed within ``retry_timeout_ms``.
@@ -146,7 +146,7 @@ class Fetcher:
         reader.add(item)
 
     def _home(self, item: Range) -> Home:
-        """Of the next position of a range, as far as is known."""
+        """The broker of a range's next position, as far as known."""
         entry, start, _ = item.wanted
         return entry.stream_id, self._streams[entry.stream_id].assignments[entry.streamlet_id].broker_at(start)
 
@@ -325,7 +325,7 @@ class _PullReader:
         self._session: ReadSession[Range] | None = None
         self._fetching: asyncio.Task[list[Told[Range]]] | None = None
         self._interrupt: asyncio.TimerHandle | None = None
-        """Of the request under way, as another range has come."""
+        """Timer that interrupts the request under way, as another range has come."""
         self._interrupted = False
 
     def add(self, item: Range) -> None:

@@ -119,17 +119,17 @@ class GroupConsumer(DecodedRecords):
         self._guard: Guard | None = None
         self._closing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
-        """What ended the reading; told to everyone who asks for more."""
+        """The error that ended the reading; raised for every further call."""
         self._current: Lease | None = None
-        """Whose chunks are being delivered: the rest of `_chunks`."""
+        """The lease whose chunks are being delivered: the rest of `_chunks`."""
         self._decoding = decoding
         self._open: ChunkBatch | None = None
         """The chunk whose records are being delivered."""
         self._open_records: Iterator[Record] = iter(())
         self._coming: AsyncIterator[Record] | None = None
-        """What `_next_records` goes on with."""
+        """The records that `_next_records` continues with."""
         self._come: list[Record] = []
-        """What had come for it when it was cancelled, or something went wrong."""
+        """The records that had come for it when it was cancelled or failed."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -300,7 +300,7 @@ class GroupConsumer(DecodedRecords):
             await self._guard.disarm()
 
     def loss(self) -> Loss | None:
-        """What it takes longer to learn for others, if this one is dropped without `close`."""
+        """The delay for other consumers if this one is dropped without `close`."""
         if not self._started or self._closed:
             return None
         return Loss(
@@ -338,7 +338,7 @@ class GroupConsumer(DecodedRecords):
             return await self._as_waiting(self._wait_for_chunk(copied=copied))
 
     async def _as_waiting(self, work: Coroutine[Any, Any, T]) -> T:
-        """Whatever ends the wait, also an error or a cancellation: then it is the caller's turn."""
+        """Await `work`; at its end, also by an error or a cancellation, it is the caller's turn."""
         try:
             return await work
         finally:

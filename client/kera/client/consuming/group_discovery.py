@@ -49,7 +49,7 @@ class Finds:
         self.seen.extend(finds.seen)
 
     def take(self, told_max: int = TOLD_MAX) -> Finds:
-        """What goes into one message; the rest stays."""
+        """The finds for one message; the rest stays."""
         taken, count = Finds(), 0
         for each in self.starts:
             count += len(each.cursors)
@@ -88,7 +88,7 @@ class Discovery:
         self._on_found = on_found
         self._looking: set[tuple[int, int]] = set()
         self.finds = Finds()
-        """What the coordinator is to be told."""
+        """Finds that the coordinator has to learn."""
 
     def look(self, looks: Iterable[consumer_group_pb2.Look]) -> None:
         """Find out all this, in the background."""

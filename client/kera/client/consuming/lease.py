@@ -40,7 +40,7 @@ class LeaseKey(NamedTuple):
 
     @classmethod
     def of(cls, message: consumer_group_pb2.GroupStep | consumer_group_pb2.GroupLease) -> LeaseKey:
-        """Of what a message is about."""
+        """The key of the lease that a message is about."""
         cursor = message.next
         return cls(EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry), cursor.group_id, message.lease)
 
@@ -67,9 +67,9 @@ class Lease:
     def __init__(self, key: LeaseKey, message: consumer_group_pb2.GroupLease, fetched: Range) -> None:
         self.key = key
         self.range = fetched
-        """What is fetched of it."""
+        """The range that is fetched."""
         self.former: list[Range] = []
-        """What was fetched of it before; all that is wanted of that has come."""
+        """Ranges that were fetched before; all wanted data of them have arrived."""
         self.delivered = Reach(
             position_of(message.next), message.next_record if message.HasField("next_record") else None
         )
@@ -91,9 +91,9 @@ class Lease:
         self.split_left_bytes = 0
         """So much more of it is to come before it is cut; 0: it is not to be cut."""
         self.opened: Fetched | None = None
-        """What was fetched of it and is being delivered."""
+        """The fetched data that are being delivered."""
         self.opened_range = fetched
-        """Of which that was fetched."""
+        """The range that these data belong to."""
         self.given = self.delivered.next
         """Up to here it was opened for the caller, who may not have got all of that yet."""
         self.ended = False
@@ -127,7 +127,7 @@ class Lease:
         return message.HasField("end") and position_of(message.end) != end
 
     def open(self, fetched: Fetched, of: Range) -> bool:
-        """What was fetched of a range is to be delivered; False: it was given up, as it is behind a cut."""
+        """Deliver the fetched data of a range; False: they were given up, as they are behind a cut."""
         if of.cut_at is not None and fetched.start >= of.cut_at:
             return False
         self.opened, self.opened_range = fetched, of
@@ -208,7 +208,7 @@ class Lease:
         )
 
     def deliver_gaps(self, stream: str) -> DataLost:
-        """What went before the group, and before anybody had found it: what the caller is told."""
+        """The error about records that retention removed before the group, and before it was found."""
         gaps, self.gaps = self.gaps, []
         self.delivered = self.delivered._replace(gaps=(*self.delivered.gaps, *gaps))
         return self._gone_before(stream, gaps)

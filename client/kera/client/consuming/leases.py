@@ -22,7 +22,8 @@ from kera.v1 import consumer_group_pb2
 STEPS_MAX = 4096
 """In one request to the coordinator, of some 60 bytes each; others go with the next round, which follows at once."""
 ENDED_MAX = 8192
-"""Of which one request says that they are waiting for a commit. Who has more of them gets no others before that."""
+"""Maximum of ended groups that one request reports as waiting for a commit. A member with more gets no others before
+that."""
 
 
 class LostGroup(NamedTuple):
@@ -35,7 +36,7 @@ class LostGroup(NamedTuple):
 
 
 class Leases:
-    """Of one member. What they are about is fetched for as long as it may be delivered."""
+    """The leases of one member. Their groups are fetched for as long as they may be delivered."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Leases:
         self._lost: list[LostGroup] = []
         """To be told to the caller."""
         self._in_hand: Lease | None = None
-        """Of which the caller has a chunk that it may not have processed."""
+        """The lease of the chunk that the caller may not have processed."""
 
     # -- what the caller gets --------------------------------------------------------------------------------------
 
@@ -126,7 +127,9 @@ class Leases:
         return told
 
     def next_gaps(self) -> DataLost | None:
-        """What went before one of the groups was found, to be told to the caller; None: there is nothing more."""
+        """The error for the caller about records that were removed before one of the groups was found; None: there is
+        no further one.
+        """
         while self._with_gaps:
             lease = self._with_gaps.popleft()
             if not lease.usable or lease.finished or not lease.gaps:

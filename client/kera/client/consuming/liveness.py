@@ -16,7 +16,9 @@ from kera.core.runtime import MakeHeartbeats
 
 
 class Liveness:
-    """Of one member, with what sends its heartbeats: a thread, unless `heartbeats` makes something else."""
+    """The liveness of one member, with the sender of its heartbeats: a thread, unless `heartbeats` makes something
+    else.
+    """
 
     def __init__(
         self,

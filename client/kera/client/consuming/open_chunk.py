@@ -27,7 +27,7 @@ class OpenChunk:
         self._ends: Iterator[tuple[int, Position]] = iter(())
         """See `ChunkBatch.ends`: of what comes behind `_span`."""
         self._span = (0, 0, EARLIEST)
-        """Of the chunk that is being delivered: its first and last record, and where the next one starts."""
+        """The chunk that is being delivered: its first and last record, and where the next one starts."""
 
     def open(self, chunk: ChunkBatch, records: Iterator[Record]) -> None:
         """Begin with its records."""

@@ -1,4 +1,4 @@
-"""What is fetched, and what comes of it: the words between a `Fetcher` and those who have it fetch."""
+"""Ranges that are fetched and their arrivals: the interface between a `Fetcher` and its users."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rest_of_group(entry: EntryId, start: Position, end: Position | None = None) 
 
 
 class Range:
-    """What is left to read of an entry, or of one of its groups."""
+    """The rest of an entry, or of one of its groups, that has to be read."""
 
     __slots__ = (
         "closed",
@@ -47,11 +47,11 @@ class Range:
         self.pull_until_s: float | None = None
         """It is pulled until then, though its broker may be able to push; None: not so."""
         self.cut_at: Position | None = None
-        """What has come of it from there on is not delivered."""
+        """Data from this position on are not delivered."""
         self.closed = False
         """It has come to its end, or nobody wants it any more."""
         self.dropped = False
-        """What came of it is done with, or somebody else's."""
+        """Its data are no longer needed here, or belong to another member."""
 
     @property
     def ends_with_group(self) -> bool:
@@ -76,12 +76,12 @@ class Came(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """What came of a range: chunks, the news that something is gone, or its end."""
+    """An arrival for a range: chunks, a notice of removed records, or its end."""
 
     range: Range
     fetched: Fetched | None = None
     """It may be without chunks, when all that came of it is that the range goes on at another place."""
     gap: DataLost | None = None
-    """What is gone of a group; what comes then is behind it."""
+    """The removed records of a group; the data that come then are behind them."""
     came: Came | None = None
     """When chunks came, to a consumer of a group."""

@@ -1,4 +1,4 @@
-"""What a consumer of a group measures of streams with a latency constraint, and tells their brokers.
+"""Measurements of a group's consumer in streams with a latency constraint, for their brokers.
 
 Who is pushed to sends no requests that a report could ride on, and an answer that was waited for says little of clocks.
 So reports go by themselves: a request to read that names no ranges, to each broker that chunks come from; while
@@ -46,7 +46,7 @@ NEXT_MAX = 32
 
 
 class _Advice(NamedTuple):
-    """What a broker has said of a stream with a constraint."""
+    """A broker's advice about a stream with a constraint."""
 
     until_s: float
     """It counts until then."""
@@ -61,7 +61,7 @@ NO_ADVICE = _Advice(0.0)
 
 
 class _Taken:
-    """What the application has taken last."""
+    """The data that the application has taken last."""
 
     __slots__ = ("asked_s", "at_s", "broker_id", "entry", "job", "range")
 
@@ -97,7 +97,7 @@ class ReaderMeter:
         self._ahead_us: dict[int, int] = {}
         """By broker: how much later than its time of day HAND_OVER is reckoned with."""
         self._taken: _Taken | None = None
-        """What the application is at."""
+        """The data that the application is working on."""
         self._usual = Usual()
 
     @property
@@ -118,7 +118,7 @@ class ReaderMeter:
         return advice.wait_s if advice.until_s > now_s and 0 < size_bytes < advice.bytes_min else 0.0
 
     def broker_us(self, broker_id: int, at_s: float) -> int | None:
-        """What the time of day was at a broker at this moment; None: that is not known yet."""
+        """The time of day at a broker at this moment; None: not known yet."""
         offset = self._offsets[broker_id].best if broker_id in self._offsets else None
         return None if offset is None else round(at_s * 1e6) + offset.ahead_us
 
@@ -215,7 +215,7 @@ class ReaderMeter:
         return us + ahead_us
 
     def report(self, broker_id: int, stream_ids: Iterable[int]) -> latency_pb2.LatencyReport:
-        """What to tell a broker, of which these streams are read."""
+        """The report for a broker of which these streams are read."""
         report, samples = latency_pb2.LatencyReport(), self._samples.get(broker_id, {})
         while samples and len(report.samples) < SAMPLES_MAX - 1:
             add_sample(report, *samples.popitem())

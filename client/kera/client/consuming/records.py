@@ -17,7 +17,7 @@ from kera.client.types import Record, StreamDescription
 from kera.core.native import accelerated
 
 _as_record: Callable[[Iterable[Any]], Record] = partial(tuple.__new__, Record)
-"""What `Record._make` does, in half the time; there are as many fields as columns in `records`."""
+"""Does the same as `Record._make` in half the time; there are as many fields as columns in `records`."""
 
 
 def records_of(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:

@@ -32,7 +32,7 @@ LEAVE_TIMEOUT_S = 5.0
 
 
 class Rounds:
-    """Of one member."""
+    """The rounds of one member."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Rounds:
         self._answered = asyncio.Event()
         """Set, and replaced, with each answer of the coordinator."""
         self._commits: list[asyncio.Future[None]] = []
-        """Who waits for a commit."""
+        """Calls that wait for a commit."""
         self._steps_left = False
         """The last round could not take all that was to be reported."""
         self._reported_s = clock.boottime_s()
@@ -156,7 +156,7 @@ class Rounds:
                 each.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _empty_request(self) -> consumer_group_pb2.ConsumeRoundRequest:
-        """Who asks, and with what in hand."""
+        """A request with the member and the leases that it holds."""
         return consumer_group_pb2.ConsumeRoundRequest(
             consumer_group=self._settings.consumer_group,
             member_id=self._member_id,

@@ -19,7 +19,7 @@ from kera.v1 import consumer_group_pb2
 
 
 class Splitting:
-    """Of the leases of one member."""
+    """Splits the leases of one member."""
 
     def __init__(self, fetcher: Fetcher, pace: WorkPace, *, report_soon: Callable[[], None]) -> None:
         """`pace`: decides how much is kept. `report_soon`: called when a lease is cut, for the coordinator to know."""
@@ -49,7 +49,7 @@ class Splitting:
         self._stop_at_cut(lease)
 
     def _waiting(self, lease: Lease) -> Iterator[Fetched]:
-        """What was fetched of a lease, and is not being delivered yet."""
+        """Data of a lease that were fetched and are not being delivered yet."""
         for each in self._fetcher.arrivals.waiting():
             if each.range is lease.range and each.fetched is not None:
                 yield each.fetched

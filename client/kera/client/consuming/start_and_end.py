@@ -27,7 +27,8 @@ async def ranges_to_read(
     end: End | Positions | None,
     streamlets: Sequence[int] | None = None,
 ) -> tuple[StreamDescription, list[Wanted]]:
-    """What to read of each entry of a stream, those included that have nothing to read. `streamlets`: None means all.
+    """The ranges to read of each entry of a stream, those included that have nothing to read. `streamlets`: None means
+    all.
 
     Raises `UnknownStream`, `StreamletOutOfRange`, and `InvalidArgument` for positions that leave out an entry or name
     one that is not there.
@@ -75,7 +76,7 @@ def _given(positions: Places, streamlet_id: int, entry: int, stream: StreamDescr
 
 
 def first_records(start: Start | Places, stream: StreamDescription) -> dict[EntryId, int]:
-    """Of entries that `start` has begin within a chunk: the ordinal of the first record to deliver."""
+    """The ordinal of the first record to deliver, for entries that `start` has begin within a chunk."""
     if isinstance(start, str):
         return {}
     return {

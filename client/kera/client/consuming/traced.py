@@ -1,4 +1,4 @@
-"""What of a consumer is traced: for each batch or record that has a context, that it was given out, and what was done.
+"""The spans of a consumer: for each batch or record that has a context, its receipt and its processing.
 
     receive   from when the application asked for more until it got it; links to the contexts of the records
     process   from then until it asks for more, or leaves; within `receive`, with the same links. It is the current span
@@ -36,7 +36,7 @@ LOOKED_AT_MAX = 4 * LINKS_MAX
 
 
 def contexts_of(headers: pa.Array) -> list[TraceContext]:
-    """Of recorded traces, in the headers of a batch's records, up to `LINKS_MAX`."""
+    """The contexts of recorded traces in the headers of a batch's records, up to `LINKS_MAX`."""
     if headers.null_count == len(headers):
         return []
     bounds = np.asarray(headers.offsets)
@@ -59,13 +59,13 @@ def contexts_of(headers: pa.Array) -> list[TraceContext]:
 
 
 def contexts_of_headers(headers: Mapping[str, bytes | None]) -> list[TraceContext]:
-    """Of one record, likewise."""
+    """The contexts in the headers of one record, likewise."""
     context = TraceContext.parse(headers.get(TRACEPARENT), headers.get(TRACESTATE))
     return [context] if context is not None and context.sampled else []
 
 
 class _Seen:
-    """What is told of something that was received."""
+    """The attributes of a receipt."""
 
     def __init__(self, stream: str, streamlet: int | None, messages: int, contexts: list[TraceContext]) -> None:
         self.stream = stream
@@ -88,7 +88,7 @@ class ConsumerTraces:
         return span
 
     def process(self, seen: _Seen, received: Span) -> Span:
-        """Whoever got it begins to do something with it."""
+        """The application begins to process what it has received."""
         return self._span("process", Kind.CONSUMER, seen, received.context, None)
 
     def _span(self, operation: str, kind: Kind, seen: _Seen, parent: TraceContext | None, begun_ns: int | None) -> Span:
@@ -106,7 +106,7 @@ class ConsumerTraces:
 
 
 class TracedIteration(AsyncIterator[T], Generic[T]):
-    """What a consumer gives out, with spans."""
+    """The items that a consumer gives out, with spans."""
 
     def __init__(self, given: AsyncIterator[T], traces: ConsumerTraces, look: Callable[[T], _Seen | None]) -> None:
         self._given = given
@@ -140,7 +140,7 @@ class TracedIteration(AsyncIterator[T], Generic[T]):
         process.end()
 
     async def aclose(self) -> None:
-        """Whoever went through it has left."""
+        """The caller has ended its iteration."""
         self._processed()
         close = getattr(self._given, "aclose", None)
         if close is not None:

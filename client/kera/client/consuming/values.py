@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 _NO_PYTHON_VALUE = (OverflowError, ValueError, SystemError)
-"""What Arrow raises for a time that `datetime` does not have: it depends on the type."""
+"""Errors that Arrow raises for a time that `datetime` does not have: it depends on the type."""
 
 
 def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""What waits still, in figures of what is over: an application that hangs is done with nothing, and would have none.
+"""Waits that are not over, as figures of completed ones: an application that hangs completes nothing, and would have
+none.
 
 So the time so far counts, too: of what has waited longest of a stream, once per report. What is over counts in full,
 and by itself; so the time so far of something that takes no longer than others did would only make the mean less than

@@ -16,7 +16,7 @@ PART_MAX_S = 1.0
 LARGEST = 8
 RECENT_S = 1.0
 RECENT_BYTES = 64 * MIB
-"""What was processed before the last second, or before so many bytes, counts less and less."""
+"""Work before the last second, or before so many bytes, counts less and less."""
 
 
 class WorkPace:

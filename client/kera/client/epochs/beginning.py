@@ -18,11 +18,11 @@ EpochStart: TypeAlias = int | Literal["earliest", "latest", "committed"]
 Bounds: TypeAlias = Mapping[int, Mapping[int, Sequence[EntryBounds]]]
 """By stream, streamlet and entry."""
 Starts: TypeAlias = Mapping[tuple[int, int], Position]
-"""Of a stream, by streamlet and entry."""
+"""Positions in a stream, by streamlet and entry."""
 
 
 class Found(NamedTuple):
-    """What a reader begins with."""
+    """The beginning of a reader."""
 
     bounds: Bounds
     starts: Mapping[int, Starts]
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 class Beginning:
-    """Of some streams."""
+    """Finds the beginning in some streams."""
 
     def __init__(
         self,

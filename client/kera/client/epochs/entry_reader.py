@@ -24,16 +24,17 @@ from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.punctuation import NO_TIME
 
 LOOK_AGAIN_S = 1.0
-"""What is to come by what brokers have said may have been lost with one: then they are asked again."""
+"""Pause before brokers are asked again, when expected records may have been lost with one of them."""
 
 
 class Held(NamedTuple):
-    """What is at hand and not given out yet."""
+    """A chunk at hand that has not been given out yet."""
 
     epoch: int
     chunk: ChunkBatch
     resume_at: Position
-    """Whoever begins there finds it in the same epoch: before the punctuation that opened that, if one did."""
+    """A reader that begins there finds it in the same epoch: before the punctuation that opened the epoch, if one
+    did."""
     size: int
     """In bytes, headers and all."""
 
@@ -66,9 +67,9 @@ class EntryReader:
         self._opened_at: Position | None = None
         """Where the punctuation is that opened the epoch of what comes next."""
         self.pending_bytes = 0
-        """Of what is at hand."""
+        """Size of the chunks at hand."""
         self._corrupt: CorruptChunk | None = None
-        """What ended the reading."""
+        """The error that ended the reading."""
         self._fetcher: Fetcher | None = None
         self._chunks = Chunks(cluster, settings, punctuations=True)
         self._chunks.streams[stream.stream_id] = stream
@@ -102,7 +103,8 @@ class EntryReader:
         return Reached(self.entry, pending, epoch_of(self.settled_us, self._epoch_us))
 
     def learn(self, bounds: EntryBounds, *, by_clock: bool) -> None:
-        """What its brokers say of it now. `by_clock`: they are to promise; one that does not now will again.
+        """Learn the brokers' present bounds of the entry. `by_clock`: they have to promise; one that does not now will
+        again.
 
         Raises `DataLost`: something of it was removed before any of it was read.
         """
@@ -212,7 +214,9 @@ class EntryReader:
         return self._pending[0].resume_at if self._pending else self._opened_at or self.read_to
 
     async def read_again(self, epoch: int) -> None:
-        """Of an epoch that is closed, what is not in its broker's memory any more. Raises what a consumer does."""
+        """Read chunks of a closed epoch again that are no longer in their broker's memory. Raises a consumer's
+        errors.
+        """
         for number, held in enumerate(list(self._pending)):
             if held.epoch != epoch:
                 return
@@ -235,7 +239,7 @@ class EntryReader:
         return 0 if self._fetcher is None else self._fetcher.throttled_ms
 
     def take(self, epoch: int) -> list[ChunkBatch]:
-        """What is at hand of an epoch, which is closed and the first of which there is anything."""
+        """Take the chunks of an epoch, which is closed and the first one with chunks at hand."""
         found = []
         while self._pending and self._pending[0].epoch == epoch:
             _, chunk, _, size = self._pending.popleft()

@@ -116,12 +116,13 @@ class Epoch:
                 )
 
     def rows_of(self, chunk: ChunkBatch) -> pa.RecordBatch:
-        """Of a chunk, with the newest columns of its stream."""
+        """The rows of a chunk, with the newest columns of its stream."""
         schema = self.stream_of(chunk).schema
         return chunk.batch if len(chunk.batch.schema) == len(schema) else widened(chunk.batch, schema)
 
     def times(self, chunk: ChunkBatch) -> npt.NDArray[np.int64]:
-        """Of each record of a chunk, in microseconds since the Unix epoch; of one without, when its chunk was made.
+        """The time of each record of a chunk, in microseconds since the Unix epoch; for records without one, when the
+        chunk was made.
 
         Raises `InvalidArgument`: there is no such column.
         """

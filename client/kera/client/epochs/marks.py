@@ -32,7 +32,7 @@ def epoch_of(time_us: int, epoch_us: int) -> int:
 
 
 class Marker:
-    """Of one entry, from one of its boundaries on."""
+    """Marks the chunks of one entry, from one of its boundaries on."""
 
     def __init__(self, epoch_us: int) -> None:
         self._epoch_us = epoch_us

@@ -23,10 +23,10 @@ class Reached(NamedTuple, Generic[EntryT]):
 
 
 class Decision(NamedTuple, Generic[EntryT]):
-    """What is next."""
+    """The next step."""
 
     epoch: int | None
-    """Of those at hand the first; None: there is nothing at hand."""
+    """The first epoch at hand; None: there is nothing at hand."""
     waits_for: tuple[EntryT, ...]
     """The entries that hold it up; none: it is closed."""
 

@@ -53,16 +53,16 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
         self._decoding = decoding
         self._make_decoding = make_decoding
         self._opening = asyncio.Lock()
-        """Of an epoch, or of more of its records: by one task at a time."""
+        """Lock for opening an epoch, or more of its records: one task at a time."""
         self._rows: OrderedRows | None = None
-        """Of the epoch that is being delivered."""
+        """Rows of the epoch that is being delivered."""
         self._given = 0
         """So many of them came as batches, or before what is being delivered as records."""
         self._opened = 0
         """So many of them did, or are at hand as records."""
         self._at_hand: Iterator[Record] = iter(())
         self._last: Record | None = None
-        """Of the epoch; with it that is delivered."""
+        """The last record of the epoch; its delivery completes the epoch."""
         self._turns = Turns()
         self._records = OneByOne(self._next_record)
         self._delivered: Mapping[EntryId, Position] = {}
@@ -150,7 +150,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
             return batch
 
     async def _open_rows(self) -> OrderedRows | None:
-        """Of the epoch that is next; None: there is none before the end."""
+        """The rows of the next epoch; None: there is none before the end."""
         await self.start()
         await self._turns.give()
         while self._rows is None:

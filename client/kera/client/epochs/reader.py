@@ -32,9 +32,9 @@ POLL_S = 0.05
 """Between two looks at how far entries are that hold up an epoch."""
 PAUSE_S_MAX = 1.0
 LOOKS_SHARE = 0.1
-"""Of the time: brokers are not kept busy by readers that wait, however many entries these have."""
+"""Share of the time for requests: readers that wait do not keep brokers busy, however many entries they have."""
 PREFETCH_BYTES_MIN = 1 << 20
-"""Of an entry, however many there are."""
+"""Minimum of an entry, however many entries there are."""
 
 
 class Epochs(AsyncIterator[Epoch]):
@@ -70,7 +70,7 @@ class Epochs(AsyncIterator[Epoch]):
         self._epoch_us = 0
         self._pause_s = POLL_S
         self._held_bytes = 0
-        """Of what is at hand of all entries."""
+        """Size of the chunks at hand, over all entries."""
         self._first: int | None = None
         """The first that is; None: whichever comes first."""
         self._end: int | None = None
@@ -83,7 +83,7 @@ class Epochs(AsyncIterator[Epoch]):
         self.epochs_read = self.records_read = 0
         """That were given out."""
         self.late_records = 0
-        """Of these records: see `Epoch.late_records`."""
+        """Late ones among these records: see `Epoch.late_records`."""
         self._resumed: Resumed | None = None
         """Where the consumer group has gone on; None: not there."""
         self._starting, self._in_turn = asyncio.Lock(), asyncio.Lock()
@@ -274,7 +274,7 @@ class Epochs(AsyncIterator[Epoch]):
         return {entry: reader.position for entry, reader in self._readers.items()}
 
     def positions_of(self, cursors: Mapping[EntryId, Position], stream: str | None) -> dict[int, list[Position]]:
-        """What `cursors` has said, of one stream, as `positions` says it; None: of the first."""
+        """The places of `cursors` in one stream, in the form of `positions`; None: in the first stream."""
         name = stream or self._names[0]
         found: dict[int, list[Position]] = {}
         for entry, position in sorted(cursors.items()):

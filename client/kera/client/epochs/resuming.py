@@ -1,4 +1,4 @@
-"""What a consumer group goes on with is whole: nothing of it lies before what was committed.
+"""Checks that the epoch at which a consumer group resumes is whole: no record of it lies before the committed place.
 
 Where a group commits, an epoch begins: of the length that it read. With a longer one, also after the stream was
 altered, that may be within an epoch, and the rest of this would be given out under its number.
@@ -34,7 +34,7 @@ class Resumed:
             for stream in streams
         }
         self._left = {stream.stream_id: stream for stream in streams}
-        """Of which nothing was given out yet."""
+        """Streams of which nothing was given out yet."""
 
     async def check(self, epoch: int, stream_ids: AbstractSet[int]) -> None:
         """Raise `EpochPassed` if something of an epoch lies before what was committed of one of these streams.

@@ -42,13 +42,15 @@ class OrderedBatch:
         self.ends_epoch = ends_epoch
         """Whether these are the last rows of the epoch: now `OrderedConsumer.commit` counts it as processed."""
         self.stream = rows.stream_at(indexes[0])
-        """Of the first row; others may be of other streams with the same columns, see `origins`."""
+        """Stream of the first row; other rows may be of other streams with the same columns, see `origins`."""
         self._rows = rows
         self._indexes = indexes
 
     @cached_property
     def origins(self) -> pa.RecordBatch:
-        """Of each row the stream, streamlet, entry and offset, and by which time it was sorted (``timestamp_us``)."""
+        """For each row its stream, streamlet, entry and offset, and the time by which it was sorted
+        (``timestamp_us``).
+        """
         return self._rows.origins(self._indexes)
 
     def records(self) -> Iterator[Record]:
@@ -61,7 +63,7 @@ class OrderedBatch:
 
 
 class _Kind(NamedTuple):
-    """What streams have in common whose rows can be in one batch."""
+    """The common properties of streams whose rows can be in one batch."""
 
     schema: pa.Schema
     typed: bool
@@ -81,14 +83,14 @@ class OrderedRows:
         self.epoch = epoch.number
         chunks = [chunk for chunk in epoch.batches if chunk.batch.num_rows]
         self._streams = [epoch.stream_of(chunk) for chunk in chunks]
-        """Of each chunk."""
+        """The stream of each chunk."""
         counts = np.array([chunk.batch.num_rows for chunk in chunks], np.int64)
         self._ends: Indexes = np.cumsum(counts)
-        """Of each chunk, where it ends in all rows, as they are in the epoch."""
+        """The end of each chunk in all rows, as they are in the epoch."""
         self._streamlets = np.array([chunk.entry.streamlet_id for chunk in chunks], np.uint32)
         self._entries = np.array([chunk.entry.entry for chunk in chunks], np.uint32)
         self._first_records = np.array([chunk.header.first_record for chunk in chunks], np.int64) - self._ends + counts
-        """Of each chunk, what makes an ordinal of a place in all rows."""
+        """For each chunk, the difference between an ordinal and a place in all rows."""
         self._times = np.concatenate([epoch.times(chunk) for chunk in chunks] or [np.zeros(0, np.int64)])
         self._order: Indexes = np.argsort(self._times, kind="stable")
         kinds: dict[_Kind, int] = {}
@@ -98,7 +100,7 @@ class OrderedRows:
         }
         self._kinds = np.array([of_stream[chunk.entry.stream_id] for chunk in chunks], np.int64)
         self._shifts = np.zeros(len(chunks), np.int64)
-        """Of each chunk, what makes a place among those of its kind of a place in all rows."""
+        """For each chunk, the difference between a place among the rows of its kind and a place in all rows."""
         self._tables: list[pa.Table] = []
         for kind in range(len(kinds)):
             mine = np.flatnonzero(self._kinds == kind)
@@ -127,7 +129,7 @@ class OrderedRows:
         return OrderedBatch(self, batch, indexes, ends_epoch=end == len(self))
 
     def stream_at(self, index: np.int64) -> StreamDescription:
-        """Of a row."""
+        """The stream of a row."""
         return self._streams[int(self._chunks_of(np.array([index]))[0])]
 
     def origins(self, indexes: Indexes) -> pa.RecordBatch:

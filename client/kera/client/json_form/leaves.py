@@ -373,4 +373,4 @@ LEAVES: list[tuple[Callable[[pa.DataType], bool], Build]] = [
     (types.is_duration, _durations),
     (types.is_interval, _intervals),
 ]
-"""What builds the types without parts; the first that fits counts."""
+"""Builders of the types without parts; the first that fits counts."""

@@ -220,7 +220,7 @@ _KINDS = bytes(
     _DIGIT if chr(byte).isdecimal() else _POINT if byte == ord(".") else _EXPONENT if chr(byte) in "eE" else 0
     for byte in range(256)
 )
-"""What a byte is within a number."""
+"""The kind of each byte within a number."""
 
 
 def _has_long_numbers(block: bytes, exponent_digits: int) -> bool:

@@ -30,7 +30,7 @@ from kera.core.schema import DEFAULT_SCHEMA
 
 FIELDS = {"key", "keys", "key_base64", "value", "value_base64", "headers", "timestamp"}
 PLACE_FIELDS = {"stream", "streamlet", "entry", "offset"}
-"""What ``kera consume --json`` adds; a line may be handed on as it is, to be stored in another place."""
+"""Fields that ``kera consume --json`` adds; a line may be handed on as it is, to be stored in another place."""
 _BASE64 = '{"base64": '
 
 # -- writing ---------------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def _translated(text: str, parse: Callable[[str], Any]) -> Any:
 
 
 def _members(text: str) -> list[tuple[str, str, Any]]:
-    """Of an object, or of a list, whose elements have no name."""
+    """The members of an object, or the elements of a list, which have no name."""
     at = _skip(text, 0)
     named = text[at] == "{"
     end = "}" if named else "]"

@@ -178,7 +178,7 @@ def _times(column: pa.Array) -> pa.Array:
 
 
 def _temporal(column: pa.Array, low: int, high: int, write: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """What `write` makes of values from `low` to below `high`, and others as integers."""
+    """Write values from `low` to below `high` with `write`, and others as integers."""
     numbers = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
     least, most = (each.as_py() for each in pc.min_max(numbers).values())
     if least is None or (least >= low and most < high):

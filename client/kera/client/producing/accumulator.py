@@ -38,7 +38,7 @@ class Pending(Accepted, Awaitable[Delivery]):
         return self._accumulator.part_of(self._index)[1].done()
 
     def result(self) -> Delivery:
-        """What awaiting it gives, without waiting. Raises the record's error, or `asyncio.InvalidStateError`."""
+        """The result of awaiting it, without waiting. Raises the record's error, or `asyncio.InvalidStateError`."""
         first, outcome = self._accumulator.part_of(self._index)
         return self._of(outcome.result(), first)
 
@@ -71,7 +71,7 @@ class Accumulator(Gathered):
         self.opened_s = opened_s
         """When the first record was accepted, on the loop's clock."""
         self.delivered = Outcome()
-        """Of the chunk; of its first part, if it is split."""
+        """Outcome of the chunk; of its first part, if it is split."""
         self.epoch_end_us = epoch_end_us
         self.epoch_end_s = in_seconds(epoch_end_us)
         self.size = 0
@@ -104,7 +104,7 @@ class Accumulator(Gathered):
     def describe_last(
         self, keys: Sequence[bytes] | None, timestamp_us: int | None, headers: Sequence[Header] | None
     ) -> None:
-        """What the record that was added last has besides its value."""
+        """Add keys, time and headers to the record that was added last."""
         index = len(self.values) - 1
         if keys is not None:
             if self.keys is None:
@@ -129,7 +129,7 @@ class Accumulator(Gathered):
             first += count
 
     def part_of(self, index: int) -> tuple[int, Outcome]:
-        """Of the chunk that record number `index` has gone into: the number of its first record, and its outcome."""
+        """The chunk that record number `index` has gone into: the number of its first record, and its outcome."""
         found = (0, self.delivered)
         for part in self._parts or ():
             if part[0] <= index:

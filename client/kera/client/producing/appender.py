@@ -53,7 +53,7 @@ from kera.v1 import broker_pb2
 
 
 class AppendResult(NamedTuple):
-    """What became of a call of `Appender.append`."""
+    """The result of a call of `Appender.append`."""
 
     record_count: int
     """So many rows, the first ones, made up the chunk."""
@@ -63,7 +63,7 @@ class AppendResult(NamedTuple):
     position: Position | None
     """None: of a repeat of a chunk that is not in the broker's memory any more, or has been removed since."""
     same: bool | None = None
-    """Of a duplicate: whether the stored chunk has the payload of this one. None: the broker does not know, as it
+    """For a duplicate: whether the stored chunk has the payload of this one. None: the broker does not know, as it
     remembers the payloads of the last 256 chunks only, beside those in its memory."""
 
 

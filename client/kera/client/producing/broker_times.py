@@ -1,4 +1,4 @@
-"""What the time of day is at brokers, by a clock that is never set: for chunks of streams with a latency constraint.
+"""The time of day at brokers, by a clock that is never set: for chunks of streams with a latency constraint.
 
 Readers compare a chunk's ``created_us`` with the broker's time of day. A writer's own may be set while it runs, by
 seconds, and would be in what they find out for as long as such chunks are measured. So chunks of a stream that somebody
@@ -26,9 +26,9 @@ class BrokerTimes:
     def __init__(self) -> None:
         self._offsets: dict[int, ClockOffset] = {}
         self._until_s: dict[int, float] = {}
-        """Of streams that are measured."""
+        """Streams that are measured, with the end of the measurement."""
         self.own: set[int] = set()
-        """Of these, those whose chunks have their writer's time, whatever is known of others'."""
+        """Those of these streams whose chunks have their writer's time, whatever is known of brokers' times."""
 
     def answered(self, broker_id: int, asked_s: float, answered_s: float, broker_us: int) -> None:
         """A broker has told its time of day between these two."""
@@ -50,7 +50,7 @@ class BrokerTimes:
         return None if offset is None else offset.best
 
     def created_us(self, broker_id: int, stream: StreamDescription, at_s: float) -> int | None:
-        """What the time of day was at a broker; None: a chunk of this stream has its writer's."""
+        """The time of day at a broker at that moment; None: a chunk of this stream has its writer's time."""
         if not self._until_s:
             return None
         until_s = self._until_s.get(stream.stream_id)

@@ -1,4 +1,4 @@
-"""What a producer has accepted and not delivered yet, within ``buffer_bytes_max``; and whether it takes more.
+"""Records that a producer has accepted and not delivered yet, within ``buffer_bytes_max``; and whether it takes more.
 
 Records of open chunks count with an estimate of their bytes, chunks that are closed with their payload's. Each chunk
 is finished once: `finish` tells its outcome and makes room. Errors are kept for `flush`, the first one since the last.
@@ -18,9 +18,9 @@ from kera.core.errors import ClosedError, KeraError, Uncertain
 from kera.core.forks import inherited, leave_to_parent
 
 _CHUNK_COST_BYTES = 16 << 10
-"""What a chunk costs besides its bytes, in bytes: so many small ones are not queued for long before any is sent."""
+"""Cost of a chunk besides its bytes, in bytes: so many small chunks are not queued for long before any is sent."""
 _BUNDLED_CHUNK_COST_BYTES = 1 << 10
-"""Of one in a bundle."""
+"""The same for a chunk in a bundle."""
 
 
 class Buffer(Room):
@@ -30,7 +30,7 @@ class Buffer(Room):
         self.bytes_max = bytes_max
         self.left_bytes = bytes_max
         self.queued_bytes = 0
-        """Of chunks since the event loop last had a chance to send, and what they cost besides."""
+        """Bytes and costs of chunks that were queued since the event loop last had a chance to send."""
         self.failure: KeraError | None = None
         """Why nothing more is taken, though nobody has closed the producer."""
         self.ended = False
@@ -157,7 +157,7 @@ class Buffer(Room):
             self.finish(chunk, _given_up(chunk))
 
     def record_counts(self) -> Counter[str]:
-        """Of the chunks that are not finished, by stream."""
+        """Records of the unfinished chunks, by stream."""
         records: Counter[str] = Counter()
         for chunk in self._unfinished:
             records[chunk.lane.identity.stream] += chunk.payload.record_count

@@ -42,7 +42,7 @@ class Bundle:
         self.streamlets = payloads.streamlets
         self.record_counts = payloads.record_counts
         self.identity = identity = lanes.lanes[int(payloads.streamlets[0])].identity
-        """Of one of the lanes: all of them are of one stream and producer."""
+        """Identity of one of the lanes: all of them belong to one stream and producer."""
         self.payload_bytes = int(payloads.payload_bytes.sum())
         self._payloads = payloads
         self._sequences = sequences

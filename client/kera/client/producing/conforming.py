@@ -166,7 +166,7 @@ class Conformer:
 
 
 def _fit_of(schema: pa.Schema, stream: StreamDescription) -> _Fit | None:
-    """Of batches of which one has conformed; None: columns have to be converted."""
+    """The fit of batches like one that has conformed; None: columns have to be converted."""
     wanted = stream.schema
     at = {name: number for number, name in enumerate(schema.names)}
     if any(schema.field(field.name).type != field.type for field in wanted if field.name in at):

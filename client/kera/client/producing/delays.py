@@ -1,4 +1,4 @@
-"""What a producer was held up by."""
+"""The delays of a producer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer is told about chunks that are stored: brokers' words, of which deliveries are made when asked for."""
+"""Results for chunks that are stored: brokers' answers, from which deliveries are made on demand."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StoredBundle(NamedTuple):
     streamlets: Numbers
     record_counts: Numbers
     statuses: Sequence[broker_pb2.ChunkStatus]
-    """Of all chunks that were answered with them; theirs begin with the `first`."""
+    """Statuses of all chunks in the answer; those of this bundle begin with the `first`."""
     first: int
     places: Mapping[int, tuple[int, ...]]
     """The backups of virtual segments."""

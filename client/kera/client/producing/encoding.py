@@ -44,16 +44,16 @@ _FEW = 16
 
 
 class Payload(NamedTuple):
-    """What goes into one chunk, and what its header says about it."""
+    """The content of one chunk, and the fields of its header that describe it."""
 
     payload: pa.Buffer | bytes
     record_count: int
     min_timestamp_us: int
     max_timestamp_us: int
     schema_id: int
-    """Of the columns that it was made with: those of a stream may become more."""
+    """Schema id of the columns that it was made with: a stream may get more."""
     version: int = ARROW_VERSION
-    """Of the format of chunks."""
+    """Version of the chunk format."""
 
 
 def timestamps(times_s: Sequence[float], given_us: Mapping[int, int] | None) -> Timestamps:
@@ -171,7 +171,7 @@ def checked_size(batch: pa.RecordBatch, stream: StreamDescription, chunk_bytes_m
 
 
 def size_of(batch: pa.RecordBatch, *, lean: bool) -> int:
-    """What the chunk of a batch takes without compression: exactly of version 1, at most about so much of version 2."""
+    """The size of a batch's chunk without compression: exact for version 1, about the maximum for version 2."""
     return HEADER_BYTES + OVERHEAD_BYTES + lean_bytes_of(batch) if lean else chunk_bytes_of(batch)
 
 
@@ -217,7 +217,7 @@ def _readable(batch: pa.RecordBatch, stream: StreamDescription) -> Iterator[pa.R
 
 
 def limit_of(stream: StreamDescription, chunk_bytes_max: int) -> int:
-    """What a chunk's length may be at most."""
+    """Maximum length of a chunk."""
     return stream.segment_bytes_min or chunk_bytes_max
 
 
@@ -302,7 +302,7 @@ def too_large(size: int, limit: int, stream: StreamDescription) -> RecordTooLarg
 
 
 def room_in_words(limit: int, stream: StreamDescription) -> str:
-    """What a record has to fit into, and what can be done when it does not."""
+    """The container that a record has to fit into, and the way out when it does not."""
     if stream.message_bytes_max and limit == stream.message_bytes_max & -ALIGNMENT_BYTES:
         return f"a request ({limit} bytes); split it, or set message_bytes_max higher, of the client and of brokers"
     return (

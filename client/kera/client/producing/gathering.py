@@ -58,7 +58,7 @@ class Gathering:
         self.created_us = created_us
         self.opened_s = opened_s
         self.delivered = Outcome()
-        """Of the first chunk that it becomes, or why it has become none."""
+        """Outcome of the first chunk that it becomes, or the reason why it has become none."""
         self.size = 0
         """Estimate of its bytes, from above."""
         self.row_count = 0
@@ -94,7 +94,7 @@ class Gathering:
         self._chunks, self._ends, self._order = chunks, np.cumsum(counts, dtype=np.int64), order
 
     def parts(self, first: int, end: int) -> list[tuple[Outcome, int, int]]:
-        """Of the rows from `first` to `end`: the chunks they are in, the first row there, and how many.
+        """The chunks of the rows from `first` to `end`: the outcome, the first row there, and the number of rows.
 
         Rows that follow each other in a batch do so in each chunk.
         """

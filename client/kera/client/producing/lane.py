@@ -48,7 +48,7 @@ class PendingChunk:
 
     sequence = 0
     header = b""
-    """Of the last time that it was given a sequence."""
+    """The header as of the last time that it was given a sequence."""
     in_flight = False
     """Sent, and not answered yet."""
     uncertain = False
@@ -75,7 +75,7 @@ class PendingChunk:
 
 @dataclass(frozen=True, slots=True)
 class LaneIdentity:
-    """What all chunks of a lane have in common."""
+    """The identity that all chunks of a lane share."""
 
     stream: str
     stream_id: int
@@ -128,7 +128,7 @@ class Lane:
 
     @property
     def next(self) -> PendingChunk | None:
-        """What `take` would return; None: nothing may be sent."""
+        """The chunk that `take` would return; None: nothing may be sent."""
         if not self.waiting or self._returned or self.exhausted or self.in_flight >= UNANSWERED_CHUNKS_MAX:
             return None
         chunk = self.waiting[0]
@@ -247,7 +247,7 @@ class Lane:
         return doubtful
 
     def _remove_doubtful(self, cause: KeraError) -> list[Failure]:
-        """Of the chunks behind a hole, those that may be stored, if the one of the hole may be."""
+        """Remove the chunks behind a hole that may be stored, if the chunk of the hole may be."""
         if not isinstance(cause, Uncertain):
             return []
         doubtful = [chunk for chunk in self.waiting if chunk.uncertain]

@@ -1,4 +1,4 @@
-"""What all lanes of a stream have, in columns: so a bundle for a thousand of them takes one look, and not a thousand.
+"""Columns with the state of all lanes of a stream: a bundle for a thousand of them takes one look, not a thousand.
 
 Each `Lane` keeps its own place in them up to date; whole bundles go through `join`, `leave` and `stored`.
 """
@@ -26,7 +26,7 @@ class LaneColumns:
         self.epoch_used = bytearray(count)
         """Something of this epoch is stored, or may be."""
         self.busy = bytearray(count)
-        """What comes now has to wait for what is there already, or cannot be sent at all."""
+        """Lanes whose new chunks have to wait for earlier ones, or cannot be sent at all."""
         self._next_sequence, self._in_flight, self._producer_epoch = (
             np.frombuffer(column, np.int64) for column in (self.next_sequence, self.in_flight, self.producer_epoch)
         )
@@ -44,7 +44,7 @@ class LaneColumns:
         return bool(self._settled[streamlet] != NOBODY)
 
     def unsettle(self) -> None:
-        """Of no lane it is known where its chunks go."""
+        """Forget for all lanes where their chunks go."""
         self._settled.fill(NOBODY)
 
     def brokers(self, streamlets: Numbers) -> Numbers:

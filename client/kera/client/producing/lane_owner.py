@@ -1,4 +1,4 @@
-"""Who gives senders their lanes, as senders see it: `kera.client.producing.routes`, and behind it the producer."""
+"""The owner of lanes as senders see it: `kera.client.producing.routes`, and behind it the producer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CloseDueChunks(Protocol):
 
 
 class LaneOwner(Protocol):
-    """Who gives a sender its lanes, and is told of them."""
+    """Gives lanes to a sender, and is notified about them."""
 
     @property
     def close_due_chunks(self) -> CloseDueChunks:
@@ -33,7 +33,7 @@ class LaneOwner(Protocol):
 
     @property
     def times(self) -> BrokerTimes:
-        """What the time of day is at brokers."""
+        """The time of day at brokers."""
         ...
 
     @property

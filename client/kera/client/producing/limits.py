@@ -12,7 +12,7 @@ class ProducerLimits(NamedTuple):
     """See the head of this module."""
 
     epochs: int = PRODUCER_EPOCHS
-    """Of one instance of a named producer."""
+    """Producer epochs of one instance of a named producer."""
     request_chunks_max: int = REQUEST_CHUNKS_MAX
 
 

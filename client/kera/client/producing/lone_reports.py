@@ -23,7 +23,7 @@ TIMEOUT_S = 5.0
 
 
 class LoneReports:
-    """Of a `Sender`, whose alarm tells when the next one is due."""
+    """The reports of a `Sender` that sends nothing else; its alarm rings when the next one is due."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class _Told:
 
 
 class Outcome(_Told, Awaitable[Delivery]):
-    """Of one chunk; await it for its `Delivery`, or its error."""
+    """The outcome of one chunk; await it for its `Delivery`, or its error."""
 
     _outcome: Delivery | Stored | KeraError | None = None
 
@@ -103,7 +103,7 @@ class Outcome(_Told, Awaitable[Delivery]):
 
 
 class BundleOutcome(_Told):
-    """Of chunks that were sent together: all are stored, or each has an outcome of its own."""
+    """The outcome of chunks that were sent together: all are stored, or each has an outcome of its own."""
 
     _outcome: StoredBundle | tuple[Outcome, ...] | None = None
 
@@ -156,7 +156,7 @@ class BundleOutcome(_Told):
         return next((error for one in each if (error := one.exception()) is not None), None)
 
     def results(self) -> list[Delivery | StoredBundle]:
-        """What the deliveries are made of. Raises the first error."""
+        """The results that deliveries are made from. Raises the first error."""
         each = self._outcome
         if each is None:
             raise _not_known()
@@ -197,7 +197,7 @@ class BatchDelivery(Awaitable[Sequence[Delivery]]):
         return all(outcome.done() for outcome in self._outcomes)
 
     def result(self) -> Sequence[Delivery]:
-        """What awaiting it gives, without waiting. Raises the first error, or `asyncio.InvalidStateError`."""
+        """The result of awaiting it, without waiting. Raises the first error, or `asyncio.InvalidStateError`."""
         return Deliveries(part for outcome in self._outcomes for part in outcome.results())
 
     def exception(self) -> KeraError | None:

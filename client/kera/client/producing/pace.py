@@ -32,19 +32,20 @@ from kera.core.latency.window import Running
 from kera.v1 import latency_pb2
 
 WINDOW_S = 10.0
-"""What is measured counts for so long."""
+"""Measurements count for so long."""
 MARGIN = 0.1
-"""Of a target: for what is not measured, as that the event loop is busy."""
+"""Share of a target for delays that are not measured, such as a busy event loop."""
 QUANTILES = (0.99, 0.95, 0.9, 0.75, 0.5)
 LEFT = 0.5
-"""Of a target: so much has to be left for a quantile to be taken, but for the last one."""
+"""Share of a target that has to be left for a quantile to be taken, but for the last one."""
 SLACK, SLACK_OF_FEW, FEW = 1 / 8, 1 / 2, 16
 """A chunk may go this part of its time early with one that is due, and the second one if fewer than so many go then.
 
 A request costs as much as some eight chunks: it is worth a few that are not as full as they could be, but not many.
 """
 WAIT_SHARE_MAX, HELD_SHARE_MAX = 1 / 2, 1 / 4
-"""Of the delivery timeout: so much a chunk waits at most by advice or target, and is held back by a broker."""
+"""Shares of the delivery timeout: the maximum for which a chunk waits by advice or target, and for which a broker holds
+it back."""
 ADVICE_MAX = 1000
 """Streams about which there is advice."""
 ADVISED_S_MAX = 3600.0
@@ -55,7 +56,7 @@ TIMER_S = 0.001
 
 
 class Due(NamedTuple):
-    """What has come of a look at open chunks."""
+    """The result of a look at open chunks."""
 
     closed: bool
     """Some were due, and are closed."""
@@ -76,7 +77,7 @@ def earlier(one_s: float | None, other_s: float | None) -> float | None:
 
 
 def all_of(found: Sequence[Due]) -> Due:
-    """What has come of several looks."""
+    """The result of several looks."""
     if len(found) == 1:
         return found[0]
     next_s = min((each.next_s for each in found if each.next_s is not None), default=None)
@@ -158,7 +159,7 @@ class Pace:
             self._rest_until_s = 0.0
 
     def rest_s(self, now_s: float) -> float | None:
-        """What the rest of the way takes; None: that is not known."""
+        """The time that the rest of the way takes; None: unknown."""
         if now_s >= self._rest_until_s:
             sample = self._rest.sample(now_s)
             self._rest_s = self._reckoned_s(sample) if sample.count else None
@@ -189,7 +190,7 @@ class Pace:
         return stream_id in self._advice
 
     def advise(self, advice: Iterable[latency_pb2.WriterAdvice], now_s: float) -> None:
-        """What a broker has said. What is odd is bounded; what is too old is forgotten."""
+        """Take a broker's advice. Odd values are bounded; old advice is forgotten."""
         self._advice = {stream_id: each for stream_id, each in self._advice.items() if each[1] > now_s}
         for each in advice:
             if each.stream_id in self._advice or len(self._advice) < ADVICE_MAX:

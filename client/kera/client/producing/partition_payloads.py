@@ -21,14 +21,14 @@ from kera.core.record_batch import DECOMPRESSED_BYTES_MAX
 from kera.core.written_out import may_grow
 
 TOGETHER_BYTES_MAX = 4 << 20
-"""Of chunks whose payloads are made at once: about as much memory is taken for them."""
+"""Size of chunks whose payloads are made at once: about as much memory is taken for them."""
 ROWS_TOGETHER_MAX = 1024
 """Chunks of more rows are made one by one: what each costs by itself is little beside its bytes."""
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 class Payloads(NamedTuple):
-    """What goes into some chunks, in columns; see `Payload`."""
+    """The contents of some chunks, in columns; see `Payload`."""
 
     streamlets: _Numbers
     chunks: memoryview
@@ -139,7 +139,7 @@ def partition_payloads(
 
 
 def one_by_one(made: Payloads | tuple[int, Iterator[Payload]]) -> Iterator[tuple[int, Payload]]:
-    """What `partition_payloads` gives, each chunk by itself, with its streamlet."""
+    """The result of `partition_payloads`, chunk by chunk, each with its streamlet."""
     if isinstance(made, Payloads):
         yield from zip(made.streamlets.tolist(), made.all(), strict=True)
     else:

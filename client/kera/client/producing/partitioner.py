@@ -28,7 +28,7 @@ class Partitioner(NamedTuple):
     name: str
     hash_of: Callable[[bytes], int]
     hash_each: Callable[[Any, Any], bytes]
-    """Of each piece of some bytes: see `crc32c_each`."""
+    """Hashes each piece of some bytes: see `crc32c_each`."""
     mask: int = (1 << 32) - 1
     """The bits of the hash that count."""
     takes_empty: bool = True
@@ -156,7 +156,7 @@ def primary_keys(keys: pa.Array) -> pa.Array:
 
 
 def _hashes(keys: pa.Array, partitioner: Partitioner) -> npt.NDArray[np.uint32]:
-    """Of each key; of none, anything."""
+    """The hash of each key; arbitrary for a missing key."""
     if pa.types.is_string(keys.type) or pa.types.is_binary(keys.type):
         _, offsets, data = keys.buffers()
         if not len(keys) or data is None:  # all are empty or null

@@ -111,7 +111,7 @@ class Producer(SendsRows, Punctuates, Delays):
         self._identity: ProducerIdentity | None = None
         self._preparing = asyncio.Lock()
         self._room_wanted_bytes = 0
-        """What the last `send` asked for that found the buffer full."""
+        """The size that the last `send` asked for when the buffer was full."""
         self._closed = False
         self._guard = Guard(self)
         self._open_chunks: dict[str, tuple[int, dict[int, Accumulator]]] = {}
@@ -130,7 +130,7 @@ class Producer(SendsRows, Punctuates, Delays):
             self.__dict__["send"] = traces.sending(self.send)
             self.__dict__["send_batch"] = traces.sending_batches(self.send_batch, self._described)
         self.serialization = serialization
-        """Of values and keys; None: they are bytes, and `send` is what it would be if there were no such thing."""
+        """Serializers of values and keys; None: they are bytes, and `send` is used unwrapped."""
         self._send_bytes: Callable[..., Pending] | None = None
         if serialization is not None:  # behind the traces: who serializes elsewhere sends bytes, and is traced as well
             self._send_bytes = self.send
@@ -398,7 +398,9 @@ class Producer(SendsRows, Punctuates, Delays):
             await self._guard.disarm()
 
     def loss(self) -> Loss | None:
-        """What was accepted and is not delivered, as those are told who drop a producer without `close`."""
+        """The records that were accepted and are not delivered, for the warning when a producer is dropped without
+        `close`.
+        """
         records = self._buffer.record_counts()
         for name, writer in self._writers.items():
             records[name] += writer.open_records()

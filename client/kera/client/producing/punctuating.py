@@ -25,7 +25,7 @@ _TIMESTAMP_US_MAX = (1 << 63) - 1
 
 
 class Punctuated(NamedTuple):
-    """What became of a time that was said."""
+    """The result of a punctuation."""
 
     entries: int
     """That have got so far by now: to the others nothing was ever written."""

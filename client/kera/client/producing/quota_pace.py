@@ -8,11 +8,11 @@ longer than 2 s, so that large ones would use more than the quota says."""
 
 
 class QuotaPace:
-    """Of the requests to one broker."""
+    """The size of the requests to one broker."""
 
     def __init__(self, request_bytes_max: int) -> None:
         self.bytes_max = request_bytes_max
-        """Of a request now: less while a quota has it wait for long."""
+        """Size of a request now: smaller while a quota makes it wait for long."""
         self.throttled = False
         """The broker held the last answer back: what is sent in advance would only wait there, and its time be up."""
         self._request_bytes_max = request_bytes_max

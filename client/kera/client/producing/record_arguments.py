@@ -10,7 +10,7 @@ from kera.client.headers import Header
 from kera.core.errors import InvalidArgument
 
 RECORD_OVERHEAD_BYTES = 32
-"""Of a record in a chunk, besides its value and keys: timestamp and offsets; estimated from above."""
+"""Size of a record in a chunk besides its value and keys: timestamp and offsets; estimated from above."""
 _TIMESTAMP_US_MAX = (1 << 63) - 1
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 _FEW = 100
-"""Of so many, Python makes a list sooner than numpy an array."""
+"""Up to so many items, Python makes a list sooner than numpy an array."""
 _OFFSET_MAX = (1 << 31) - 1
 _TABLE = struct.Struct("<40sq24sq8s38q8s16q")
 _START = bytes.fromhex("ffffffff0802000014000000000000000c0016000600050008000c000c0000000003040018000000")
@@ -55,7 +55,8 @@ def write_message(timestamps_us: Any, values: Sequence[bytes], keys: Sequence[Se
 
 @functools.lru_cache(maxsize=64)
 def _constants(rows: int, value_bytes: int, keyed: tuple[int, int] | None) -> tuple[bytes, ...]:
-    """What is before each buffer that depends on the records, and after the last: the table, buffers of zeros, padding.
+    """The constant bytes before each buffer that depends on the records, and after the last: the table, buffers of
+    zeros, padding.
 
     `keyed`: how many keys there are in all, and their bytes. Small chunks at a low rate often have the same of all.
     """

@@ -89,7 +89,7 @@ class Routes:
         self._traces = traces
         self._loop = asyncio.get_running_loop()
         self._routes: dict[Lane, _Route] = {}
-        """Of the lanes that a sender serves."""
+        """Routes of the lanes that a sender serves."""
         self.unsettled: set[Lane] = set()
         """Lanes whose broker was not the owner when it was last asked, and those that end when nothing is in flight."""
         self.deleted: set[str] = set()
@@ -124,7 +124,7 @@ class Routes:
         return route.sender.pace.wait_s(lane.identity.stream_id, self._loop.time())
 
     def created_us(self, lanes: StreamLanes, lane: Lane, at_s: float, own_us: int) -> int:
-        """What the time of day was, as a chunk of one of `lanes` has it; `own_us`: by the producer's clock."""
+        """The time of day for a chunk of one of `lanes`; `own_us`: by the producer's clock."""
         broker_us = self.times.created_us(lanes.owner(lane), lanes.stream, at_s)
         return own_us if broker_us is None else broker_us
 

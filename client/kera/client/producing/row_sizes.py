@@ -14,18 +14,18 @@ import pyarrow as pa
 from kera.core.chunk import HEADER_BYTES
 
 OVERHEAD_BYTES = 64
-"""Of a payload of a few columns, beside what is in them."""
+"""Size of a payload of a few columns, beside their values."""
 LENGTH_BYTES = 2
-"""Of a value that is text or binary."""
+"""Size of the length of a text or binary value."""
 
 
 def lean_room(chunk_bytes: int) -> int:
-    """What may be in the rows of a chunk of that size."""
+    """Room for rows in a chunk of that size."""
     return max(1, chunk_bytes - HEADER_BYTES - OVERHEAD_BYTES)
 
 
 def lean_bytes_of(batch: pa.RecordBatch) -> int:
-    """Of all rows of a batch."""
+    """The size of all rows of a batch."""
     rows, size = batch.num_rows, 0
     for column in batch.columns:
         offsets = _offsets(column)
@@ -37,7 +37,7 @@ def lean_bytes_of(batch: pa.RecordBatch) -> int:
 
 
 class RowSizes:
-    """Of each row of a batch, and of rows that follow each other."""
+    """The sizes of a batch's rows, and of runs of rows."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         rows, each = batch.num_rows, 0.0
@@ -56,7 +56,7 @@ class RowSizes:
         self._list: list[float] | None = None
 
     def largest(self, ends: npt.NDArray[np.int64]) -> float:
-        """Of the parts up to each end, which follow each other."""
+        """The largest of the parts up to each end, which follow each other."""
         return float(np.max(np.diff(self._up_to[ends], prepend=self._up_to[0]), initial=0.0))
 
     def ends(self, start: int, end: int, room: int) -> npt.NDArray[np.int64]:

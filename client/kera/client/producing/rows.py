@@ -1,4 +1,4 @@
-"""What a producer makes columns of before it sends them: instances of models, and data frames."""
+"""Rows that a producer turns into columns before it sends them: instances of models, and data frames."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _as_json(batch: pa.RecordBatch, stream: str) -> pa.Array:
 
 
 class SendsRows(ABC):
-    """What a producer sends besides records and batches."""
+    """The other inputs of a producer, besides records and batches."""
 
     @abstractmethod
     async def prepare(self, stream: str) -> StreamDescription:

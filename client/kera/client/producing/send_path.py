@@ -1,4 +1,4 @@
-"""What `Producer.send` does to most records, it does in C where the native core is there; here is what it does it to.
+"""The state that `Producer.send` changes for most records; where the native core is there, a function in C does it.
 
 A record of a value, or of a value and a key, that goes to a chunk which is open, and stays so, and is of its epoch: it
 is appended to the chunk's lists, and its bytes are taken from the room of the producer. That is all that happens to it
@@ -23,7 +23,7 @@ if TYPE_CHECKING or native is None:
         """Below 0 when a record is larger than the buffer."""
 
     class Gathered:
-        """What is in an open chunk: lists of the same length."""
+        """The content of an open chunk: lists of the same length."""
 
         __slots__ = ("epoch_end_s", "headers", "keys", "size", "times_s", "values")
 

@@ -39,7 +39,7 @@ from kera.v1 import broker_pb2
 log = get_logger("kera.producer")
 
 REQUEST_TIMEOUT_S_MIN = 0.05
-"""What the last attempt gets of a chunk whose time is almost up."""
+"""Timeout of the last attempt for a chunk whose time is almost up."""
 JOINED_BYTES_MAX = 4 << 10
 """Payloads of fewer bytes, on average, are copied so that a request is in one piece."""
 
@@ -183,7 +183,8 @@ class Sender:
         return due.closed
 
     def _gather(self, bytes_max: int) -> tuple[list[Bundle], list[PendingChunk]]:
-        """What is queued, for one request: the lanes in turn, each lane's chunks in order; bundles before all of them.
+        """Take queued chunks for one request: the lanes in turn, each lane's chunks in order; bundles before all of
+        them.
 
         What is in a bundle and in the queue before it is never of the same lane.
         """
@@ -442,7 +443,7 @@ class Sender:
 
 
 def _shut_out(error: ProducerFenced, name: str) -> ProducerFenced:
-    """What a broker's refusal means: another writer has the id or the name, and nothing more can be sent."""
+    """The error for a broker's refusal that shuts this producer out: another writer has the id or the name."""
     if "sequence" in error.attributes:
         return ProducerFenced(f"{error.message}; this producer takes no more records", **error.attributes)
     whose = f"a newer producer with the name {name!r}" if name else "a newer instance of this producer"

@@ -1,4 +1,4 @@
-"""What a producer does to values and keys before it sends them, if it has serializers.
+"""The work of a producer with serializers on values and keys before it sends them.
 
 A producer without any has nothing of this: `Producer.send` is what it is.
 """
@@ -16,11 +16,11 @@ from kera.client.types import StreamDescription
 from kera.core.errors import CannotEncode, InvalidArgument, KeraError, SchemaMismatch
 
 NO_KEYS = ()
-"""What `Producer.send` has for keys that are not given."""
+"""The default of `Producer.send` for keys."""
 
 
 class _Prepared(NamedTuple):
-    """Of one stream."""
+    """The serializers of one stream."""
 
     stream_id: int
     typed: bool

@@ -11,12 +11,12 @@ from kera.core.errors import UnknownStream
 
 
 class ProducerIdentity(NamedTuple):
-    """What the coordinator has given to a producer."""
+    """The identity that the coordinator has given to a producer."""
 
     producer_id: int
     first_epoch: int
     last_epoch: int
-    """Of the epochs that are this instance's."""
+    """The last of this instance's epochs."""
 
 
 class StreamLanes:

@@ -37,7 +37,7 @@ from kera.core.forks import leave_to_parent
 from kera.core.lean import is_lean
 
 GATHERED_ROW_BYTES = 16
-"""What a row of a gathered batch takes besides its values; estimated from above."""
+"""Size of a row of a gathered batch besides its values; estimated from above."""
 BATCH_OVERHEAD_BYTES = 1024
 """Chunk header, and what Arrow adds to a batch of one row; estimated from above."""
 
@@ -423,7 +423,9 @@ def close_due_chunks(writers: Mapping[str, StreamWriter], lanes: set[Lane], pace
 
 
 def _bytes_of(batch: pa.RecordBatch, limit: int) -> int:
-    """What its rows take. Up to `limit` what its buffers take is good enough: of a slice those are of the whole."""
+    """The size of a batch's rows. Up to `limit` the size of its buffers is good enough: a slice has those of the
+    whole.
+    """
     size: int = batch.get_total_buffer_size()
     return size if size <= limit else int(batch.nbytes)
 

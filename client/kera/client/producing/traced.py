@@ -1,4 +1,4 @@
-"""What of a producer is traced: a span for each record that is sampled, and one for each request that has any.
+"""The spans of a producer: one for each record that is sampled, and one for each request that has any.
 
     create      a record is accepted: its context is the record's from then on, in its headers. A record that comes with
                 a context of its own keeps it
@@ -42,7 +42,7 @@ Answered = asyncio.Future[Reply[broker_pb2.MultiWriteChunksResponse]]
 
 
 class ProducerTraces:
-    """Of one producer. Everything is called in its event loop."""
+    """The spans of one producer. Everything is called in its event loop."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -166,7 +166,7 @@ def _delivered(span: Span, delivery: BatchDelivery) -> None:
 
 
 class SendSpan:
-    """Of a request that is under way."""
+    """The span of a request that is under way."""
 
     def __init__(self, span: Span) -> None:
         self._span = span

@@ -1,4 +1,4 @@
-"""What a producer measures of its requests to one broker, for streams with a latency constraint, and is advised.
+"""Measurements of a producer's requests to one broker, for streams with a latency constraint, and the broker's advice.
 
 Once per interval a request names the streams that are written to; the answer has advice about those with a constraint,
 and the broker's time of day (`broker_times`). From then on, as long as advice comes, chunks of such a stream are

@@ -33,19 +33,19 @@ class RegisteredSchema:
 
     subject: str
     version: int
-    """Of the subject, from 1."""
+    """Version within the subject, from 1."""
     schema_id: int
-    """Of the cluster, from 1; the same text has the same one under every subject."""
+    """Id within the cluster, from 1; the same text has the same one under every subject."""
     schema_type: SchemaType
     definition: str
     """Avro and JSON: the text; Protobuf: a serialized FileDescriptorSet in base64; Arrow: an IPC message in base64."""
     message: str = ""
-    """Of Protobuf: the full name of the message that values are; empty: the first one of the last file."""
+    """For Protobuf: the full name of the values' message; empty: the first one of the last file."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionDescription:
-    """What is known of a version of a subject, but for the schema itself."""
+    """The properties of a subject's version, except for the schema itself."""
 
     version: int
     schema_id: int
@@ -86,7 +86,7 @@ class SchemaRegistry:
     async def check(
         self, subject: str, schema_type: SchemaType | str, definition: str, *, message: str = ""
     ) -> list[str]:
-        """What would break if this were registered, a text for each field; empty: nothing. Raises `InvalidSchema`."""
+        """The incompatibilities if this were registered, a text for each field; empty: none. Raises `InvalidSchema`."""
         request = schema_pb2.CheckSchemaRequest(
             subject=checked_subject(subject), schema=_definition(schema_type, definition, message)
         )

@@ -1,4 +1,4 @@
-"""What turns values and keys into bytes, and back: JSON, Avro, Protobuf, msgpack, models, and what is plain.
+"""Conversions of values and keys into bytes, and back: JSON, Avro, Protobuf, msgpack, models, and plain values.
 
 A *serializer* is called with a value and its `Context`, and gives bytes; a *deserializer* is called with bytes. Give
 them to `Client.producer`, `Client.consumer` and `Client.group_consumer`; any function will do. Those here promise:

@@ -83,7 +83,7 @@ class AvroSerializer:
 
 
 class AvroDeserializer:
-    """What `AvroSerializer` writes; what others have written with Avro and a registry, too."""
+    """Reads the output of `AvroSerializer`, and that of others with Avro and a registry."""
 
     def __init__(self, schema: AvroSchema | None = None, *, framed: bool = True) -> None:
         """Values are resolved to `schema`, if it is given. Those that are not `framed` were written with just that one.
@@ -171,7 +171,7 @@ def _document_of(schema: AvroSchema) -> tuple[str, Any]:
 
 
 def _parsed(document: Any, needed_by: str) -> tuple[Any, dict[str, Any]]:
-    """What fastavro makes of a schema, with its defaults set aside; and its named types."""
+    """A schema as fastavro parses it, with its defaults set aside; and its named types."""
     fastavro = library("fastavro", needed_by)
     named: dict[str, Any] = {}
     try:
@@ -228,4 +228,4 @@ def _blamed(error: Exception) -> tuple[str, object]:
 _FIELD = re.compile(r"(?:Field\()?[^\s.()]+\.([^\s()]+)\)? (?=is )")
 """Behind the name of the record, which is no field."""
 _INSIDE = re.compile(r", '__fastavro_parsed.*\}", re.DOTALL)
-"""What fastavro notes in a schema."""
+"""Notes of fastavro in a schema."""

@@ -22,7 +22,7 @@ from kera.client.serializers.avro_limits import DECIMAL_BYTES_MAX
 from kera.client.serializers.refusing import library, words
 
 VALUES_MAX = 100_000
-"""Of all defaults of a schema together: a few records that have each other twice are millions of values."""
+"""Maximum over all defaults of a schema: a few records that have each other twice are millions of values."""
 _SHOWN_CHARS_MAX = 80
 _ASIDE = "kera_default"
 _FIELD_OF_VALUE = "value"
@@ -79,7 +79,7 @@ def _restore(schema: Any, found: list[tuple[str, dict[str, Any]]]) -> None:
 
 
 class Readable(NamedTuple):
-    """What a reader has to know of a schema's defaults."""
+    """The properties of a schema's defaults that a reader needs."""
 
     shared: bool
     """Some are mappings or lists, which the values of all records share: each value needs `a_copy`."""
@@ -173,7 +173,9 @@ class Defaults:
         return {key: self._value(kind["values"], each) for key, each in default.items()}
 
     def _of_union(self, branches: list[Any], default: Any) -> Any:
-        """Of the first branch that it is a value of: until version 1.12 of the specification that is the first one."""
+        """The default of the first branch that it is a value of: until version 1.12 of the specification that is the
+        first one.
+        """
         for branch in branches:
             try:
                 return self._value(branch, default)

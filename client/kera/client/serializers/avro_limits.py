@@ -1,4 +1,4 @@
-"""What bytes of Avro may ask of their reader, and values and schemas of who works with them.
+"""Limits on the cost of Avro's bytes, values and schemas for the program that handles them.
 
 Most schemas bound that by themselves: each value takes about as many bytes as it has parts, and none has another of its
 own kind in it. Others do not, and values of those are walked through first, in Python:
@@ -24,7 +24,7 @@ PARTS_OF_FEW_BYTES = 64
 """The same of a schema's smallest value, without what is in arrays and maps; one that may have more is refused."""
 PARTS_SPARE = 1_000
 PARTS_OF_NOTHING_MAX = 100
-"""Of a value of no bytes: there may be one for each record."""
+"""Maximum of values without bytes in a value: there may be one for each record."""
 DECIMAL_BYTES_MAX = 128
 """Three hundred digits."""
 _FIXED_BYTES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
@@ -32,7 +32,7 @@ _VARINT_BYTES_MAX = 10
 
 
 class _Size(NamedTuple):
-    """Of the values of a schema, besides what is in arrays and maps."""
+    """The size of a schema's values, besides the contents of arrays and maps."""
 
     bytes_min: int
     parts_max: int
@@ -42,7 +42,7 @@ class _Size(NamedTuple):
 
 
 class Limits:
-    """Of what is written with a schema, as fastavro has parsed it."""
+    """The limits of data of a schema, as fastavro has parsed it."""
 
     def __init__(self, schema: Any) -> None:
         """Raises `ValueError` for a schema of which a value of next to no bytes has very many parts."""

@@ -1,4 +1,4 @@
-"""What may be given for a serializer or a deserializer: one, a function, or the type of the values."""
+"""The forms in which a serializer or a deserializer may be given: an object, a function, or the type of the values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from kera.client.serializers.protocols import Deserializer, Serializer
 from kera.core.errors import InvalidArgument
 
 SerializerLike: TypeAlias = Serializer[Any] | type[Any] | None
-"""What a producer takes; None: bytes."""
+"""The serializers that a producer accepts; None: bytes."""
 DeserializerLike: TypeAlias = Deserializer[Any] | type[Any] | None
-"""What a consumer takes."""
+"""The deserializers that a consumer accepts."""
 _PLAIN: dict[Any, tuple[type[Serializer[Any]], type[Deserializer[Any]]]] = {
     bytes: (BytesSerializer, BytesDeserializer),
     str: (StrSerializer, StrDeserializer),

@@ -69,7 +69,7 @@ class JsonSerializer:
 
 
 class JsonDeserializer:
-    """What `JsonSerializer` writes, with a frame or without."""
+    """Reads the output of `JsonSerializer`, with a frame or without."""
 
     def __init__(self, schema: JsonSchema | None = None) -> None:
         """With a JSON Schema, values are checked against it. Raises `InvalidArgument`."""
@@ -163,7 +163,9 @@ def _can_be_written(value: Any) -> bool:
 
 
 def checker(schema: JsonSchema) -> Callable[[Any], Iterable[Any]]:
-    """What gives the errors of a value. Raises `InvalidArgument` when `schema` is none, or refers to another one."""
+    """A function that gives the errors of a value. Raises `InvalidArgument` when `schema` is none, or refers to another
+    one.
+    """
     jsonschema = library("jsonschema", "a JSON Schema")
     referencing = library("referencing", "a JSON Schema")
     try:

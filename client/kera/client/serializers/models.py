@@ -31,7 +31,7 @@ _DATACLASSES = CoreConfig(ser_json_bytes="base64", val_json_bytes="base64", ser_
 
 
 class JsonForm(NamedTuple):
-    """What writes and reads a model."""
+    """The functions that write and read a model."""
 
     serializer: SchemaSerializer
     validator: SchemaValidator
@@ -118,7 +118,7 @@ class ModelSerializer(Generic[ModelT]):
 
 
 class ModelDeserializer(Generic[ModelT]):
-    """What `ModelSerializer` writes, with a frame or without, as instances of the model."""
+    """Reads the output of `ModelSerializer`, with a frame or without, as instances of the model."""
 
     def __init__(self, model: type[ModelT]) -> None:
         """Raises `InvalidArgument`."""

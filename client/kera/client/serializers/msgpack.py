@@ -69,7 +69,7 @@ def _look_at(value: Any) -> None:
 
 
 class MsgpackDeserializer:
-    """What `MsgpackSerializer` writes."""
+    """Reads the output of `MsgpackSerializer`."""
 
     def __init__(self) -> None:
         """Raises `InvalidArgument` when `msgpack` is not installed."""

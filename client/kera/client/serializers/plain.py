@@ -25,7 +25,7 @@ class BytesDeserializer:
     """Bytes as they are."""
 
     def __call__(self, data: bytes, _context: Context, /) -> bytes:
-        """Whatever they are."""
+        """Any bytes, unchanged."""
         return data
 
 

@@ -21,7 +21,7 @@ from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import message_path_to_bytes, split_message_path
 
 _SHOWN_CHARS = 100
-"""Of a name that somebody else has made up."""
+"""Maximum of a name that somebody else has made up."""
 MessageT = TypeVar("MessageT", bound=Message)
 
 
@@ -59,7 +59,7 @@ class ProtobufSerializer(Generic[MessageT]):
 
 
 class ProtobufDeserializer(Generic[MessageT]):
-    """What `ProtobufSerializer` writes; what others have written with Protobuf and a registry, too."""
+    """Reads the output of `ProtobufSerializer`, and that of others with Protobuf and a registry."""
 
     def __init__(self, message: type[MessageT], *, framed: bool = True) -> None:
         """Raises `InvalidArgument`."""

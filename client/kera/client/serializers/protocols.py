@@ -1,4 +1,4 @@
-"""What serializers and deserializers are, and what they may ask the registry of schemas.
+"""The interfaces of serializers and deserializers, and of the registry of schemas that they use.
 
 Sending is synchronous and the registry is not. So whoever needs a schema's id asks for it before the first value: a
 producer calls `ready` when it prepares a stream, and sends with what that gives. Whoever needs a schema to read is told
@@ -23,7 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Context(NamedTuple):
-    """Of which stream something is, and what of its records."""
+    """The stream that data belong to, and their part of its records."""
 
     stream: str
     part: Part = "value"
@@ -60,11 +60,11 @@ class NeedsSchema(Protocol):
 
 
 class Schema(Protocol):
-    """What is used of a registered schema."""
+    """The used part of a registered schema."""
 
     @property
     def schema_id(self) -> int:
-        """Of the cluster."""
+        """Id within the cluster."""
         ...
 
     @property
@@ -79,12 +79,12 @@ class Schema(Protocol):
 
     @property
     def message(self) -> str:
-        """Of Protobuf: the message; empty: the first one of the last file."""
+        """For Protobuf: the message; empty: the first one of the last file."""
         ...
 
 
 class Registry(Protocol):
-    """What is used of `Client.schemas`."""
+    """The used part of `Client.schemas`."""
 
     async def register(self, subject: str, schema_type: SchemaType, definition: str, *, message: str = "") -> Schema:
         """Make it the next version, or find it."""
@@ -113,7 +113,9 @@ class FramedDeserializer(Protocol):
         ...
 
     def reader_of(self, schema: Schema) -> Deserializer[Any]:
-        """Of payloads that were written with `schema`. Raises `CannotDecode` if there cannot be one."""
+        """The deserializer for payloads that were written with `schema`. Raises `CannotDecode` if there cannot be
+        one.
+        """
         ...
 
 
@@ -122,7 +124,7 @@ class RowDeserializer(Protocol):
     """A deserializer that also makes values of the rows of streams with columns."""
 
     def rows_of(self, schema: pa.Schema, stream: str) -> Callable[[Mapping[str, Any]], Any]:
-        """What makes them, of rows by the names of columns; raises `CannotDecode`.
+        """A function that makes them from rows by the names of columns; raises `CannotDecode`.
 
         Raises `InvalidArgument` for columns that it has no use for.
         """

@@ -9,7 +9,7 @@ from kera.client.serializers.protocols import Context
 from kera.core.errors import CannotDecode, CannotEncode, InvalidArgument
 
 REASON_CHARS_MAX = 500
-"""What is wrong with a value may be as long as the value."""
+"""Maximum of a reason, which may be as long as the value."""
 
 
 def cannot_encode(context: Context, reason: object, field: str = "") -> CannotEncode:
@@ -32,7 +32,7 @@ def undecodable(reason: object) -> CannotDecode:
 
 
 def words(reason: object) -> str:
-    """What went wrong, in a line that is not too long."""
+    """The reason of an error, in a line that is not too long."""
     if isinstance(reason, RecursionError):
         return "it is nested too deeply, or contains itself"
     text = str(reason) or type(reason).__name__

@@ -90,7 +90,7 @@ class Access:
         )
 
     def default_quota(self) -> Quota:
-        """Of each user that has none of its own, and is no super user."""
+        """The quota of each user that has none of its own, and is no super user."""
         return self._thread.run(self._access.default_quota())
 
     def delete_user(self, name: str) -> DeletedUser:

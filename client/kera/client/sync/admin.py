@@ -203,7 +203,7 @@ class Admin:
         self._thread.run(self._admin.reset_consumer_group(name, stream, to, force=force, streamlets=streamlets))
 
     def plan_reset(self, name: str, stream: str, to: ResetTo, *, streamlets: Sequence[int] | None = None) -> ResetPlan:
-        """What `reset_consumer_group` would do, entry by entry: old and new cursors, records read again and skipped."""
+        """Plan a `reset_consumer_group`, entry by entry: old and new cursors, records read again and skipped."""
         return self._thread.run(self._admin.plan_reset(name, stream, to, streamlets=streamlets))
 
     def delete_consumer_group(self, name: str, *, idle_ms: int = 0) -> None:

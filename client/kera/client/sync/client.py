@@ -51,7 +51,7 @@ class Client:
     def __init__(
         self, bootstrap: str, settings: ClientSettings | None = None, *, runtime: Runtime = MACHINE, **overrides: Any
     ) -> None:
-        """Of the cluster whose coordinators are at `bootstrap`: ``host:port``, several with commas.
+        """Connect to the cluster whose coordinators are at `bootstrap`: ``host:port``, several with commas.
 
         `overrides` are fields of `ClientSettings`. A cluster that is not there shows at the first call.
         """
@@ -60,7 +60,7 @@ class Client:
         self._thread = loop_thread()
         self._client = self._thread.run(AsyncClient.connect(bootstrap, settings, runtime=runtime))
         self._handovers: WeakSet[Handover] = WeakSet()
-        """Of its producers: they have what the client's own producers have not got yet."""
+        """Handovers of its producers: they have the records that the client's own producers have not got yet."""
         self.admin = Admin(self._thread, self._client.admin)
         self.access = Access(self._thread, self._client.access)
         self.schemas = SchemaRegistry(self._thread, self._client.schemas)

@@ -91,7 +91,7 @@ class Wakeups:
 
 
 class RecordsOf(Generic[ConsumerT]):
-    """What all kinds have."""
+    """The methods that all kinds of consumers have."""
 
     def __init__(self, thread: LoopThread, consumer: ConsumerT) -> None:
         self._thread = thread
@@ -169,7 +169,7 @@ class RecordsOf(Generic[ConsumerT]):
         self._at_hand = iter(await self._wakeups.wait(poll))
 
     def _prepare_for_records(self) -> None:
-        """What was fetched in another form comes as records; called on the client's thread."""
+        """Turn data that were fetched in another form into records; called on the client's thread."""
 
     def __iter__(self) -> Iterator[Record]:
         return self.records()
@@ -201,7 +201,7 @@ class Consumer(RecordsOf[AsyncConsumer]):
         self._ahead: deque[ChunkBatch] = deque()
         """Batches that have come and are not delivered."""
         self._handing_out = threading.Lock()
-        """Of what is ahead, to one thread each."""
+        """Lock for handing out records that are ahead, to one thread each."""
 
     def batches(self) -> Iterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place, small ones several together; raises what the asynchronous one does."""
@@ -306,7 +306,7 @@ class GroupConsumer(RecordsOf[AsyncGroupConsumer]):
 
 
 def following(thread: LoopThread, batches: AsyncIterator[ChunkBatch]) -> Iterator[ChunkBatch]:
-    """What comes, one after the other."""
+    """Yield the batches one after the other."""
     while (batch := thread.run(_next(batches))) is not None:
         yield batch
         del batch  # and with it the place in the broker's memory, though the next one may be long in coming

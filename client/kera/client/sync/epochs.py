@@ -63,12 +63,12 @@ class Epochs(Iterator[Epoch]):
 
     @property
     def records_read(self) -> int:
-        """Of these epochs."""
+        """Records that were read of these epochs."""
         return self._epochs.records_read
 
     @property
     def late_records(self) -> int:
-        """Of these records: see `Epoch.late_records`."""
+        """Late ones among these records: see `Epoch.late_records`."""
         return self._epochs.late_records
 
     def held_up_by(self) -> list[EntryId]:

@@ -1,4 +1,4 @@
-"""What a producer for those who write no asyncio has accepted, on its way to the client's thread.
+"""Records that a producer without asyncio has accepted, on their way to the client's thread.
 
     put ──► waiting (bounded) ──► the client's thread: `kera.client.Producer`
 
@@ -26,7 +26,7 @@ log = get_logger("kera.producer")
 
 WAITING_MAX = 10_000
 WAITING_BYTES_MAX = 16 << 20
-"""Of values; more has to wait in `send`."""
+"""Maximum of values; `send` waits when there are more."""
 BUSY = 16
 PAUSE_S = 0.001
 """After so many at once: who sends in a loop is let do so for a while, as taking turns for each costs more."""
@@ -108,7 +108,7 @@ class Sent(Generic[ResultT]):
 
 
 class Handover:
-    """What was sent and waits for the client's thread, which gives it to the producer."""
+    """Records that were sent and wait for the client's thread, which gives them to the producer."""
 
     def __init__(self, thread: LoopThread, producer: AsyncProducer) -> None:
         """To be made on the client's thread."""
@@ -116,16 +116,16 @@ class Handover:
         self._thread = thread
         self._send = producer.send_bytes
         self._lock = threading.Lock()
-        """Of what follows."""
+        """Lock for the following attributes."""
         self._changed = threading.Condition(self._lock)
         self._waiting: list[Sent[Any] | asyncio.Future[None]] = []
-        """What was sent; and those who want to know when all before them was given to the producer."""
+        """Records that were sent; and futures that complete when all records before them were given to the producer."""
         self._waiting_bytes = 0
         self._working = False
         """The client's thread is at it, or about to be."""
         self._closed = False
         self._first_error: Exception | None = None
-        """Of what the producer has not taken, since the last `flush`."""
+        """The first error of records that the producer has not taken, since the last `flush`."""
         self._guard = Guard(self, feeds=True)
 
     def __del__(self) -> None:
@@ -247,7 +247,7 @@ class Handover:
             await self._guard.disarm()
 
     def _refuse(self, dropped: list[Sent[Any] | asyncio.Future[None]]) -> None:
-        """What was not given to the producer fails."""
+        """Fail the records that were not given to the producer."""
         lost: Counter[str] = Counter()
         for each in dropped:
             if isinstance(each, asyncio.Future):
@@ -259,7 +259,7 @@ class Handover:
             log.warning("producer closed before all was sent", sent=lost.total(), streams=sorted(lost))
 
     def loss(self) -> Loss | None:
-        """What was not given to the producer."""
+        """The records that were not given to the producer."""
         with self._lock:
             streams = Counter(each.stream for each in self._waiting if not isinstance(each, asyncio.Future))
         if not streams:

@@ -25,7 +25,7 @@ class SchemaRegistry:
         return self._thread.run(self._schemas.register(subject, schema_type, definition, message=message))
 
     def check(self, subject: str, schema_type: SchemaType | str, definition: str, *, message: str = "") -> list[str]:
-        """What would break if this were registered, a text for each field; empty: nothing."""
+        """The incompatibilities if this were registered, a text for each field; empty: none."""
         return self._thread.run(self._schemas.check(subject, schema_type, definition, message=message))
 
     def by_id(self, schema_id: int) -> RegisteredSchema:

@@ -34,7 +34,7 @@ class FakeBroker:
         self.info = common_pb2.BrokerInfo(broker_id=broker_id, broker_epoch=10 + broker_id, segment_bytes=segment_bytes)
         """As the coordinator describes it."""
         self.requests = Requests(api.BROKER_METHODS)
-        """What came."""
+        """The requests that came."""
         self._changes = changes
         self._reads = Reads(broker_id, streams)
         self._grpc = grpc

@@ -21,7 +21,7 @@ STREAMLETS_MAX = 16_384
 SEGMENT_BYTES = 1 << 20
 SEGMENT_BYTES_MAX = 1 << 30
 PATIENCE: dict[str, Any] = {"retry_backoff_ms": 1, "retry_timeout_ms": 10_000}
-"""Of clients, unless they are given other settings: nothing here takes long."""
+"""Settings of clients, unless they are given others: nothing here takes long."""
 
 
 class _State(Enum):

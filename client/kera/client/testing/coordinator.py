@@ -21,7 +21,7 @@ from kera.v1 import common_pb2, consumer_group_pb2, coordinator_pb2
 HOST = "127.0.0.1"
 FIRST_STREAM_ID = 7
 _NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
-"""Of streams and producers: a real coordinator takes no others."""
+"""The form of names of streams and producers: a real coordinator accepts no others."""
 
 
 def _check_name(whose: str, name: str) -> None:
@@ -57,7 +57,7 @@ class FakeCoordinator:
         methods: list[Method[Any, Any]] = [*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS]
         methods += api.SCHEMA_REGISTRY_METHODS
         self.requests = Requests(methods)
-        """What came."""
+        """The requests that came."""
         self.address = ""
         """Where it listens, ``host:port``."""
         self._brokers = brokers

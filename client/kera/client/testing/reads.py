@@ -1,4 +1,4 @@
-"""What a fake broker answers to reads: ranges of its streams' logs, and sessions that remember them."""
+"""The answers of a fake broker to reads: ranges of its streams' logs, and sessions that remember them."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class FakeStreamlet:
     intervals: list[Interval]
     """Where its groups are; the last is the owner's."""
     log: list[StoredChunk] = field(default_factory=list)
-    """What has not been truncated."""
+    """Chunks that have not been truncated."""
     sealed: bool = False
     """The owner takes no chunks."""
     opened: bool = True

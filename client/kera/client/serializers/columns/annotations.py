@@ -1,4 +1,4 @@
-"""What annotations of a model's fields are as columns. Each has one type of Arrow's, or is refused with its path.
+"""The columns for the annotations of a model's fields. Each has one Arrow type, or is refused with its path.
 
 ==============================  =====================================================================
 `int`, `float`, `bool`, `str`   int64, double, bool, string

@@ -29,7 +29,7 @@ class DoesNotFit(KeraError):
 
 
 class Shape(ABC):
-    """Of one annotation."""
+    """The column of one annotation."""
 
     kind: pa.DataType
     """The type of the column, unless the stream has another one with room for its values."""
@@ -46,7 +46,7 @@ class Shape(ABC):
         """The value, of what Arrow gives, which is not None. Raises what Python does with one that is none."""
 
     def field(self, name: str) -> pa.Field:
-        """Of a schema."""
+        """The field of a schema."""
         return pa.field(name, self.kind, nullable=self.nullable)
 
 
@@ -93,7 +93,7 @@ class Leaf(Shape):
             raise DoesNotFit(path, f"{error} (the column is {kind})") from error
 
     def _look_at(self, value: Any, path: str) -> None:
-        """Of a class of its own: one of a subclass will do, but for those that mean something else."""
+        """Check a value's class: a subclass will do, except for those with another meaning."""
         of_another = isinstance(value, bool) or (
             isinstance(value, datetime.datetime) and datetime.datetime not in self._types
         )
@@ -211,7 +211,7 @@ class Member(NamedTuple):
     name: str
     shape: Shape
     argument: str
-    """What the model's constructor calls it."""
+    """Name of the argument of the model's constructor."""
     optional: bool
     """The model has a value for it if there is none."""
 
