@@ -247,7 +247,7 @@ async def serve(
 
 
 def _prepare(settings: BrokerSettings) -> Path:
-    """What is to be right before anything is made; returns where the data are. Raises `InvalidSettings`."""
+    """Check the settings before anything is made; returns the data directory. Raises `InvalidSettings`."""
     with setting("advertised_address"):
         advertised_address(settings.advertised_address, settings.host, settings.port or 1)
     if settings.cpus:  # before there are other threads, and before memory is given

@@ -19,7 +19,7 @@ class BackupWays(NamedTuple):
     """See the head of this module."""
 
     node_id: str = ""
-    """Of the broker; empty: no unix socket is used."""
+    """Node id of the broker; empty: no unix socket is used."""
     tls: Tls | None = None
     """For what goes over TCP."""
     introduction: Introduction | None = None
@@ -42,4 +42,4 @@ class BackupWays(NamedTuple):
 
 
 OVER_TCP = BackupWays()
-"""Whatever node backups are on."""
+"""For backups on any node."""

@@ -1,4 +1,4 @@
-"""What the broker counts on its hot path: plain integers, which ``kera.broker.metrics`` shows when it is asked."""
+"""The broker's counts on its hot path: plain integers, which ``kera.broker.metrics`` reads on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kera.v1 import push_pb2
 
 @dataclass(slots=True)
 class Counters:
-    """What has happened since the start."""
+    """Counts since the start."""
 
     write_requests: int = 0
     chunks_appended: int = 0
@@ -39,7 +39,7 @@ class Latencies:
 
 @dataclass(slots=True)
 class PushTotals:
-    """What was pushed to readers of this node since the start, and to how many now."""
+    """Counts of pushes to readers of this node since the start, and the number of readers now."""
 
     connections: int = 0
     subscriptions: int = 0

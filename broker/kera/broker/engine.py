@@ -58,7 +58,7 @@ RETENTION_TICKS = 10
 THREADS = 5
 """One commit, one flush, two loads and one removal can be under way."""
 IDS_LOGGED_MAX = 100
-"""Of streams, in one message."""
+"""Maximum of stream ids in one message."""
 REPLICATE_TIMEOUT_S = 3.0
 """For what backups do not have yet, of that."""
 

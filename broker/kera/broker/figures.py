@@ -1,4 +1,4 @@
-"""What the broker tells of single streams to whoever watches it live: as of now, and not of the last heartbeat."""
+"""The broker's figures of single streams for live views: as of now, and not of the last heartbeat."""
 
 from __future__ import annotations
 

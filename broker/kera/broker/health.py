@@ -11,7 +11,7 @@ from kera.core.monitoring.health import Finding, Health, concern, well, wrong
 
 
 def watch_log(health: Health, engine: LogEngine) -> None:
-    """What there is to say of a log that is open."""
+    """Watch a log that is open."""
 
     def disk() -> Finding:
         error = engine.memory.disk.error
@@ -39,7 +39,7 @@ def watch_log(health: Health, engine: LogEngine) -> None:
 
 
 def watch_clock(health: Health, offset: ClockOffset) -> None:
-    """What there is to say of its clock: by that it promises that nothing older comes (docs/epochs.md)."""
+    """Watch the broker's clock, which its promises depend on (docs/epochs.md)."""
 
     def clock() -> Finding:
         off_s = offset.least_us / 1e6
@@ -55,7 +55,7 @@ def watch_clock(health: Health, offset: ClockOffset) -> None:
 
 
 def watch_registration(health: Health, registration: BrokerRegistration, lease: Lease, clock: Clock) -> None:
-    """What there is to say of its tie to the coordinator, which is made next."""
+    """Watch the broker's registration at the coordinator, which comes next."""
 
     def coordinator() -> Finding:
         if not registration.broker_epoch:

@@ -1,4 +1,4 @@
-"""What a broker tells with each heartbeat: loads, starts that moved, what is empty and stored, recoveries, latencies.
+"""The content of a broker's heartbeats: loads, starts that moved, empty and stored intervals, recoveries, latencies.
 
 Loads are rates since the last heartbeat, whether that was answered or not. The rest is told until an answer says that
 it has arrived, or for as long as it is so. All of it is bounded: what does not fit goes with the next heartbeats.
@@ -34,13 +34,13 @@ Recoveries = Callable[[], Iterable[coordinator_pb2.RecoveryProgress]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatLimits:
-    """Of one heartbeat; what does not fit goes with the next. The defaults are the product's."""
+    """Limits of one heartbeat; the rest goes with the next. The defaults are the product's."""
 
     loads_max: int = 1000
     starts_max: int = 1000
     empty_intervals_max: int = 1000
     hops_max: int = 1000
-    """Of streams with a latency constraint."""
+    """Maximum of hops of streams with a latency constraint."""
     moved_max: int = 1000
     """Streamlets with older intervals, of which one heartbeat finds out whether they are empty."""
 

@@ -254,7 +254,7 @@ class BrokerCollector:
         )
 
     def _over_streams(self) -> Steps:
-        """What is added up over all streams."""
+        """Sums over all streams."""
         counts = {"owned": 0, "sealed": 0, "held": 0}
         lag_bytes = in_flight = lag_ms = 0
         now_ms = self._engine.replication.logs.now_ms

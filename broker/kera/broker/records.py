@@ -46,12 +46,12 @@ TO_COME = 0
 
 
 class SegmentRecord(NamedTuple):
-    """What the index has of one segment."""
+    """The index's record of one segment."""
 
     physical_id: int
     """Names its file, or is `TO_COME`."""
     length: int
-    """Of its chunks, in bytes; while `open`, what was durable when this was written down."""
+    """Size of its chunks, in bytes; while `open`, the durable size when this was written down."""
     open: bool
     """The file is still written to: its chunks say up to where."""
     chunk_count: int
@@ -89,7 +89,7 @@ class Gap(NamedTuple):
 
 
 class EntryRecord(NamedTuple):
-    """What the index has of one entry: its stored part, as a whole."""
+    """The index's record of one entry: its stored part, as a whole."""
 
     start: Position = EARLIEST
     """First position that is there; `EARLIEST` when nothing ever was."""
@@ -122,7 +122,7 @@ class Digests(NamedTuple):
     next_sequence: int
     """They end before this sequence."""
     digests: bytes
-    """Of consecutive sequences, the oldest first, `DIGEST_BYTES` each; at most `DIGESTS_MAX`."""
+    """Digests of consecutive sequences, the oldest first, `DIGEST_BYTES` each; at most `DIGESTS_MAX`."""
 
     @property
     def first_sequence(self) -> int:
@@ -156,7 +156,9 @@ class OriginRecord(NamedTuple):
     """That no replica had, though they may have been acknowledged."""
 
     def without_sources(self) -> OriginRecord:
-        """What stays when all has been got: readers were sent to where its groups begin, if nothing is in them yet."""
+        """The record that stays when all data have arrived: readers were sent to where its groups begin, if nothing is
+        in them yet.
+        """
         return OriginRecord(frozenset(), self.next_group_id, 0)
 
 
@@ -173,7 +175,7 @@ class UnsureTail(NamedTuple):
 
 
 class Graft(NamedTuple):
-    """What comes into the stored part of an entry from elsewhere: segments that follow each other, or only gaps."""
+    """An addition to the stored part of an entry from elsewhere: segments that follow each other, or only gaps."""
 
     start: Position
     """`EARLIEST` if it is not to change."""
@@ -183,7 +185,7 @@ class Graft(NamedTuple):
     bytes: int
     segments: int
     end: Position
-    """Of the last one; `EARLIEST` if there is none."""
+    """End of the last segment; `EARLIEST` if there is none."""
     gaps: tuple[Gap, ...] = ()
     watermark_us: int = NO_TIME
     """The greatest time in the segments."""
@@ -195,7 +197,7 @@ class Graft(NamedTuple):
 
 
 class SegmentLookup(Protocol):
-    """What the log asks of the index: an entry knows of segments that are on disk only by it."""
+    """The log's queries to the index: an entry knows of segments on disk only by it."""
 
     def segment(self, address: SegmentAddress) -> SegmentRecord | None:
         """The record of a segment, None when it is not on disk."""
@@ -206,5 +208,5 @@ class SegmentLookup(Protocol):
         ...
 
     def digests(self, stream_id: int, streamlet_id: int, producer_id: int) -> Digests | None:
-        """Of a producer's last chunks that have left memory; None: none are known."""
+        """Digests of a producer's last chunks that have left memory; None: none are known."""
         ...

@@ -86,11 +86,11 @@ class BrokerRegistration(registration.Registration):
         self.broker_id = 0
         self.broker_epoch = 0
         self.elsewhere_stream_ids: list[int] = []
-        """Of the held streams, those that are others' now."""
+        """Held streams that belong to other brokers now."""
         self.recovered_before_epoch = 0
-        """What launches before that had is recovered by others, or was."""
+        """Data of launches before this epoch are recovered by others, or were."""
         self.has_holes = False
-        """What a launch had in memory was lost, and others have yet to recover it."""
+        """Data that a launch had in memory were lost, and others have yet to recover them."""
 
     async def register(
         self,

@@ -193,7 +193,7 @@ class BrokerSettings(DaemonAccessSettings, TracesSettings):
 
     @property
     def unix_socket_mode(self) -> int:
-        """Of its unix sockets: who may connect."""
+        """Mode of its unix sockets, which says which users may connect."""
         return ANY_USER if self.unix_socket_users == "any" else OWN_USER
 
     @property
@@ -202,7 +202,7 @@ class BrokerSettings(DaemonAccessSettings, TracesSettings):
         return STOP_TIMEOUT_S + (0 if self.ephemeral else (self.handover_ms + self.stop_flush_ms) / 1000)
 
     def replication_limits(self) -> ReplicationLimits:
-        """What bounds replication."""
+        """Limits of replication."""
         return ReplicationLimits(
             segment_bytes=self.segment_bytes,
             lag_bytes_max=self.replication_lag_bytes_max,

@@ -18,7 +18,7 @@ Step = Callable[[], bool]
 
 
 class Timer(Protocol):
-    """What `Loop.call_later` returns."""
+    """The return value of `Loop.call_later`."""
 
     def cancel(self) -> None:
         """Do not call."""
@@ -26,7 +26,7 @@ class Timer(Protocol):
 
 
 class Loop(Protocol):
-    """What is needed of an event loop."""
+    """The used part of an event loop."""
 
     def time(self) -> float:
         """Seconds on its clock."""
@@ -48,7 +48,7 @@ class Slices:
         self._loop = loop
         self._slice_s = slice_s
         self._steps: OrderedDict[Step, None] = OrderedDict()
-        """Whose turn it is, in this order."""
+        """The steps whose turn it is, in this order."""
         self._scheduled = False
 
     def add(self, step: Step) -> None:

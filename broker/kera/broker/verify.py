@@ -37,13 +37,13 @@ from kera.core.verifying import Finding, check_identity, unused
 
 @dataclass(slots=True)
 class SegmentsChecked:
-    """What was looked at and is whole, up to now."""
+    """Data that were checked and are whole, up to now."""
 
     segments: int = 0
     chunks: int = 0
     records: int = 0
     bytes: int = 0
-    """Of segments, damaged chunks included."""
+    """Size of the segments, damaged chunks included."""
     segments_to_come: int = 0
     """That are being recovered, and are on backups only."""
     segments_expected: int = 0
@@ -92,7 +92,7 @@ def verify(data_dir: Path, totals: SegmentsChecked, progress: Callable[[], None]
 
 @contextlib.contextmanager
 def index_copy(path: Path) -> Iterator[IndexCopy]:
-    """What is intact of the index in `path`, copied: damaged pages of LMDB can crash whoever follows them."""
+    """A copy of the intact part of the index in `path`: damaged pages of LMDB can crash a process that follows them."""
     if not (path / "data.mdb").exists():
         yield IndexCopy(None)
         return
@@ -160,7 +160,7 @@ def _check_index(path: Path, copy: IndexCopy) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of an entry so far."""
+    """The part of an entry that was read so far."""
 
     end_record: int
     """Ordinal behind the last segment."""

@@ -9,7 +9,7 @@ from kera.core.latency.hop import Hop
 from kera.v1 import latency_pb2
 
 STREAMS_MAX = 1000
-"""Of which there are budgets; the coordinator has no more constraints than that."""
+"""Maximum of streams with budgets; the coordinator has no more constraints than that."""
 WINDOW_MS_MIN = 100
 WINDOW_MS_MAX = 3_600_000
 WAIT_US_MAX = 3_600_000_000
@@ -20,7 +20,7 @@ NEXT_MAX = 1000
 
 
 class Budget(NamedTuple):
-    """Of a stream; what is odd is bounded, as whoever gets it would rather wait for too little."""
+    """The budget of a stream; odd values are bounded, since waiting for too little is better than for too much."""
 
     window_s: float
     gather_us: int

@@ -35,7 +35,7 @@ ItemT = TypeVar("ItemT", bound=Hashable)
 
 
 class Hold(NamedTuple):
-    """What the buffer of a stream may wait."""
+    """The time for which the buffer of a stream may wait."""
 
     wait_us: int
     way_us: int
@@ -68,7 +68,7 @@ class Holds:
         self._now_us = now_us
 
     def set(self, stream_id: int, hold: Hold) -> None:
-        """What the buffer of a stream may wait from now on."""
+        """Set the time for which the buffer of a stream may wait from now on."""
         if hold.wait_us:
             self.of[stream_id] = hold
         else:
@@ -102,7 +102,7 @@ class Holds:
 
 
 class Held(Generic[ItemT]):
-    """What is held back."""
+    """Items that are held back."""
 
     def __init__(self) -> None:
         self._until: dict[ItemT, float] = {}
@@ -137,7 +137,7 @@ class Held(Generic[ItemT]):
         return self._heap[0][0] if self._heap else math.inf
 
     def take(self, now_s: float) -> list[ItemT]:
-        """What is due, and with it what almost is; it is held no more."""
+        """Take the items that are due, and those that almost are; they are held back no more."""
         found: list[ItemT] = []
         if self.next_s > now_s + TIMER_S:
             return found

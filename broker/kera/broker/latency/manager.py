@@ -38,7 +38,7 @@ GROUPS_MAX = 32
 HOPS_MAX = 6000
 """Measured by a broker: for as many streams as have budgets those of writers and of one consumer group."""
 STREAMLETS_MAX = 100_000
-"""Of hops, with a mean of their own: some 10 MB of a broker."""
+"""Maximum of hops with a mean of their own: some 10 MB of a broker."""
 FETCH_BYTES = 256 << 10
 """For which a reader need not wait longer: as much as a chunk has at most, unless it was made larger."""
 
@@ -49,7 +49,7 @@ _NOTHING = Sums(0, 0)
 
 
 class Figures(NamedTuple):
-    """Of a hop over the last window, in microseconds."""
+    """The figures of a hop over the last window, in microseconds."""
 
     stream_id: int
     hop: Hop
@@ -58,12 +58,12 @@ class Figures(NamedTuple):
     mean_us: int
     p99_us: int
     worst_mean_us: int
-    """Of the worst streamlet."""
+    """Mean of the worst streamlet."""
     worst_streamlet_id: int
     clock_error_us: int = 0
-    """Of HAND_OVER: by how much the mean can be off, as clocks are known no better; 0: nobody knows."""
+    """For HAND_OVER: the possible error of the mean, from the error of the clocks; 0: unknown."""
     own_linger_us: int = 0
-    """Of GATHER: the longest linger_ms that a writer has of its own."""
+    """For GATHER: the longest linger_ms that a writer has set itself."""
 
     def message(self) -> latency_pb2.HopFigures:
         """As heartbeats carry it."""
@@ -88,7 +88,7 @@ class _Watched:
         self.clock_errors: dict[str, RunningMost] = {}
         """By how much clocks can be off: those of readers by consumer group, and of writers (empty)."""
         self.own_linger = RunningMost(budget.window_s)
-        """Of writers that go by no advice."""
+        """The longest linger_ms of writers that follow no advice."""
 
     def go_by(self, budget: Budget, hops_max: int, streamlets_max: int) -> None:
         """This is its budget from now on, and there is room for so much; what is beyond that is forgotten."""
@@ -150,7 +150,7 @@ class LatencyManager:
         self._clock = clock or SystemClock()
         self._streams: dict[int, _Watched] = {}
         self.version = 0
-        """Of the budgets, as the coordinator counts them."""
+        """Version of the budgets, as the coordinator counts them."""
         self.replicate = Holds(self._clock.monotonic_s, self._clock.now_us)
         """How long references to chunks wait for others."""
         self.hand_over = Holds(self._clock.monotonic_s, self._clock.now_us)
@@ -264,7 +264,7 @@ class LatencyManager:
         return sorted({each for group in groups for each in known.get(group, ())})
 
     def figures(self) -> list[Figures]:
-        """Of all hops that something went through within the last window."""
+        """The figures of all hops that chunks went through within the last window."""
         return self._figures(self._hops())
 
     def next_figures(self, most: int) -> tuple[list[Figures], int]:
@@ -309,7 +309,7 @@ class LatencyManager:
 def _by_hop(
     samples: Iterable[tuple[Of, Sample]],
 ) -> dict[tuple[int, Hop, str], tuple[Sample, dict[int, Sums]]]:
-    """Of each hop all together, and what came of each streamlet."""
+    """The sum of each hop, and the sums of each of its streamlets."""
     found: dict[tuple[int, Hop, str], tuple[Sample, dict[int, Sums]]] = {}
     for of, sample in samples:
         key = of.stream_id, of.hop, of.consumer_group
@@ -323,7 +323,7 @@ def _by_hop(
 
 
 def _before_us(watched: _Watched, hop: Hop, group: str, now_s: float) -> tuple[float, float]:
-    """What is in what was reported of a hop and does not belong to it: of the mean, and of the p99."""
+    """The part of a hop's report that does not belong to the hop: of the mean, and of the p99."""
     if hop is Hop.SEND:
         return _of_hops(watched, [Hop.REPLICATE], now_s)
     if hop is Hop.HAND_OVER:

@@ -1,4 +1,4 @@
-"""What a hop of a stream takes over a window: of all streamlets together, and of each its mean."""
+"""The time that a hop of a stream takes over a window: of all streamlets together, and the mean of each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunningHop:
             self._means.add(now_s, of_streamlets, min(STREAMLETS_MAX, len(self._means) + max(0, room)))
 
     def sample(self, now_s: float) -> Sample:
-        """Of all streamlets."""
+        """The sample of all streamlets."""
         return self._all.sample(now_s)
 
     def worst(self, now_s: float) -> tuple[int, int]:
@@ -52,7 +52,7 @@ class RunningHop:
 
 
 class Sums(NamedTuple):
-    """Of the chunks of a streamlet."""
+    """The sums over the chunks of a streamlet."""
 
     us: int
     chunks: int

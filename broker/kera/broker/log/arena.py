@@ -63,7 +63,7 @@ class Slot:
         self._arena = arena
         self.index = index
         self.arena_offset = file.geometry.slot_at(index)
-        """Of the slot's first byte, in each file of the arena."""
+        """Offset of the slot's first byte, in each file of the arena."""
         self._bind(file)
         self.leases = 0
         """Readers that still look at the slot's bytes."""
@@ -78,7 +78,7 @@ class Slot:
         """In which it has its memory, if it has any."""
         self._u64 = row.cast("Q")
         self.row = row.cast("I")
-        """What it says of its segment, as numbers of 32 bits: the native core writes the heads."""
+        """The row of its segment, as numbers of 32 bits: the native core writes the heads."""
         self.view = file.slot_view(self.index)
 
     @property
@@ -136,11 +136,11 @@ class Slot:
         u32[_STATE] = _CLOSED if content.closed else _OPEN  # last: from here on the row counts
 
     def write_head(self, head: int) -> None:
-        """What is before `head` is there."""
+        """Publish that the bytes before `head` are there."""
         self.row[_HEAD] = head
 
     def write_durable_head(self, durable_head: int) -> None:
-        """What is before `durable_head` may be read."""
+        """Publish that the bytes before `durable_head` may be read."""
         self.row[_DURABLE_HEAD] = durable_head
 
     def write_closed(self) -> None:
@@ -197,7 +197,7 @@ class Slot:
         return bool(self.leases)
 
     def advance_generation(self) -> None:
-        """What was referred to before is gone."""
+        """Invalidate all earlier references to the slot."""
         self._u64[_GENERATION] += 1
 
 
@@ -293,7 +293,7 @@ class Arena:
 
     @property
     def paths(self) -> list[Path]:
-        """Of its files."""
+        """Paths of its files."""
         return [file.path for file in self._files]
 
     @property

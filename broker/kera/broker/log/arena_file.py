@@ -73,7 +73,7 @@ class ArenaFile:
         self.path = path
         self.domain = domain
         self.number = number
-        """Of the files of its domain that there have been: the last one is in use."""
+        """Number of the file within its domain, from the first one on: the last one is in use."""
         self.geometry = geometry
         self._fd = fd
         self._calls = calls
@@ -200,7 +200,7 @@ class ArenaFile:
         return not self.row(index).cast("I")[HOLE]
 
     def row(self, index: int) -> memoryview:
-        """What is written of a slot."""
+        """The row of a slot."""
         at = HEAD_BYTES + index * ROW_BYTES
         return self._view[at : at + ROW_BYTES]
 
@@ -316,7 +316,7 @@ def remove_orphans(shm_dir: Path, data_dir: Path, *, keep: Collection[Path] = ()
 
 
 def _arenas_in(shm_dir: Path) -> list[Path]:
-    """Whatever has a name as arenas of this user have; nothing in a directory that is not there."""
+    """Files with names like arenas of this user; none in a directory that does not exist."""
     try:
         return sorted(shm_dir.glob(f"kera-{os.getuid()}-*.arena"))
     except OSError as error:  # a name that is too long; pathlib takes what is no directory, or not ours, for empty

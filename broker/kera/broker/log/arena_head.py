@@ -19,7 +19,7 @@ from kera.core.push import DEFAULT_DOMAIN
 
 FORMAT = 2
 DOMAIN_FORMAT = 3
-"""Of files of other domains: a program that knows only format 2 does not take one of these for its arena."""
+"""Format of files of other domains: a program that knows only format 2 does not take one of these for its arena."""
 HEAD_BYTES = 4096
 PAGE_BYTES = 4096
 ROW_BYTES = 64

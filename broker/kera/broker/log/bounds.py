@@ -17,7 +17,7 @@ from kera.broker.records import Key, SegmentRecord
 from kera.core.ids import EARLIEST, Position
 
 LAG_SEGMENTS_MAX = 1024
-"""Of which the bytes before a reader are counted exactly; those behind them are estimated."""
+"""Segments before a reader whose bytes are counted exactly; those behind them are estimated."""
 
 
 def ordinal_at(streamlet: Streamlet, entry: Entry, position: Position) -> int:
@@ -157,7 +157,9 @@ def _next_group(entry: Entry, after: int) -> int | None:
 
 
 def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> Generator[None, None, GroupBounds | None]:
-    """Of one group; None while nothing of it was ever durable, or if nothing is left of it and nothing more comes."""
+    """The bounds of one group; None while nothing of it was ever durable, or if nothing is left of it and nothing more
+    comes.
+    """
     active = streamlet.is_active(group_id, entry)  # first: what comes while others run is not in what was looked at
     start = entry.start if entry.start.group_id == group_id else None
     end, first_record, record, length, whole = EARLIEST, 0, 0, 0, True

@@ -103,12 +103,12 @@ class Entry(EntryProgress):
         self.unsure: UnsureTail | None = None
         """See `UnsureTail`; None: there is none."""
         self.memory_priority = 0
-        """What is on disk of entries with a lower one leaves memory first."""
+        """Entries with a lower priority lose their data on disk from memory first."""
         self.memory_domain = DEFAULT_DOMAIN
         """In whose memory its segments are."""
         self.tail = []
         self.resident: dict[Key, Segment] = {}
-        """What is in memory or on its way there: the tail, and stored segments that are kept or were loaded."""
+        """Segments in memory or on their way there: the tail, and stored segments that are kept or were loaded."""
         self.waiters = set()
         self.readers: dict[int, Key] = {}
         """Where each connected reader is."""
@@ -143,7 +143,7 @@ class Entry(EntryProgress):
 
     @property
     def length_bytes(self) -> int:
-        """Of what readers can see."""
+        """Size of the part that readers can see."""
         start = self.start
         skipped = start.offset if self.exists((start.group_id, start.segment_id)) else 0
         return self.stored_bytes + sum(segment.durable_head for segment in self.tail) - skipped
@@ -228,7 +228,7 @@ class Entry(EntryProgress):
             self.start, self.start_record = Position(*segment.key, 0), segment.first_record
 
     def record(self) -> EntryRecord:
-        """What the index is to have of the entry."""
+        """The entry's record for the index."""
         return EntryRecord(
             self.start,
             self.start_record,
@@ -242,7 +242,7 @@ class Entry(EntryProgress):
         )
 
     def record_with(self, segments: list[Segment]) -> EntryRecord:
-        """What the index is to have when `segments`, the oldest of the tail, are stored."""
+        """The record for the index when `segments`, the oldest of the tail, are stored."""
         last = segments[-1]
         return self.record()._replace(
             next_record=last.first_record + last.record_count,
@@ -254,7 +254,7 @@ class Entry(EntryProgress):
         )
 
     def grafted(self, graft: Graft) -> EntryRecord:
-        """What the index is to have when a graft is stored. Nothing of the tail is before it."""
+        """The record for the index when a graft is stored. Nothing of the tail is before it."""
         record = self.record()
         if _starts_with(self, graft):
             record = record._replace(start=graft.start, start_record=graft.start_record)
@@ -303,7 +303,7 @@ class Entry(EntryProgress):
         self.stored_segments -= 1
 
     def move_start(self, position: Position, record: int) -> None:
-        """What is before a position, and before the record there, is not there any more."""
+        """Move the start to a position, with the ordinal `record`: the records before it are gone."""
         self.removed_watermark_us = max(self.removed_watermark_us, watermark_before(self, position))
         self.start, self.start_record = position, record
 
@@ -372,7 +372,7 @@ class Entries:
         return iter(self.made) if self._gone else map(self.__getitem__, range(self.count))
 
     def digests(self, producer_id: int) -> Digests | None:
-        """Of a producer's last chunks that have left memory; None: none are known."""
+        """Digests of a producer's last chunks that have left memory; None: none are known."""
         return self._segment_index.digests(*self._ref, producer_id)
 
     @property
@@ -443,7 +443,7 @@ def written_end(entry: Entry) -> Position:
 
 
 def still_unsure(entry: Entry) -> Recovering:
-    """What those are told who ask for more of an entry than is before its unsure tail."""
+    """The error for requests of records behind the start of an entry's unsure tail."""
     _, streamlet_id, index = entry.log_id
     return Recovering(
         f"entry {index} of streamlet {streamlet_id} has just been recovered, and its last records may not be on as many"

@@ -1,4 +1,6 @@
-"""What a broker does for the epochs of a stream (docs/epochs.md): which times it takes, what it promises. Pure data."""
+"""A broker's part in the epochs of a stream (docs/epochs.md): the times that it accepts, and its promises. Pure
+data.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from kera.v1 import common_pb2
 
 
 class EpochRules(NamedTuple):
-    """Of a stream; without epochs there are none of these."""
+    """The rules of a stream with epochs; a stream without them has none."""
 
     by_clock: bool = False
     """The broker promises that nothing older than its clock says, less the grace, comes to entries."""
@@ -26,7 +28,7 @@ class EpochRules(NamedTuple):
 
     @classmethod
     def of(cls, config: common_pb2.StreamConfig) -> EpochRules:
-        """What a stream's configuration says."""
+        """The rules of a stream's configuration."""
         if not config.epoch_ms:
             return cls(clock_until_us=config.clock_until_us)
         grace_ms = config.epoch_grace_ms if config.HasField("epoch_grace_ms") else EPOCH_GRACE_MS

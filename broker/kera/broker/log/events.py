@@ -1,4 +1,4 @@
-"""What happens in a broker's log and concerns others: made first, then handed to those that tell and are told."""
+"""Events in a broker's log that concern other parts: made first, then handed to those that send and receive them."""
 
 from __future__ import annotations
 

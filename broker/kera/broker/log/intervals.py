@@ -75,18 +75,18 @@ class Interval(NamedTuple):
 
 
 _ALL = (Interval(0),)
-"""Of a streamlet that has never been elsewhere: one for all of them."""
+"""The intervals of a streamlet that has never been elsewhere: one for all groups."""
 
 
 class Holding(NamedTuple):
-    """What a broker has of a streamlet."""
+    """The part of a streamlet that a broker holds."""
 
     intervals: tuple[Interval, ...] = _ALL
     """In the order of their groups; none: nothing of the streamlet is here."""
     owned: bool = True
     """It takes the streamlet's chunks; the last interval is open then."""
     broker_epoch: int = 0
-    """Of the launch that owns the streamlet, this broker's or another one's."""
+    """Epoch of the launch that owns the streamlet, this broker's or another one's."""
 
     @property
     def inherits(self) -> bool:
@@ -95,7 +95,7 @@ class Holding(NamedTuple):
 
 
 def holding(assignment: common_pb2.StreamletAssignment, broker_id: int) -> Holding:
-    """What an assignment gives to a broker."""
+    """The part of a streamlet that an assignment gives to a broker."""
     owned = assignment.broker_id == broker_id
     if not assignment.intervals:
         return Holding(_ALL if owned else (), owned, assignment.broker_epoch)
@@ -135,7 +135,7 @@ def interval_after(intervals: Sequence[Interval], group_id: int) -> Interval | N
 
 
 def records_elsewhere(intervals: Sequence[Interval], entry: int, first_record: int, end_record: int) -> int:
-    """Of the records of an entry from one ordinal up to another, those that other brokers have."""
+    """The number of records from one ordinal up to another that other brokers have."""
     return sum(
         max(0, min(end_record, after.first_record(entry)) - max(first_record, before.end_record(entry)))
         for before, after in pairwise(intervals)

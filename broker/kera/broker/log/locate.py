@@ -30,7 +30,7 @@ from kera.core.ids import EARLIEST, Position
 
 
 class Query(NamedTuple):
-    """What is looked for, up to `end` or the durable head. Exactly one of the last three is set."""
+    """A query for a place, up to `end` or the durable head. Exactly one of the last three is set."""
 
     end: Position | None = None
     records_max: int | None = None
@@ -47,7 +47,7 @@ class Progress(NamedTuple):
     position: Position
     """At first the start."""
     bytes: int = 0
-    """Of chunks that were passed over."""
+    """Size of the chunks that were passed over."""
     start_record: int | None = None
     """Ordinal at the start, as soon as it is known."""
 
@@ -59,7 +59,7 @@ class FoundPlace(NamedTuple):
     record: int
     """Ordinal of the record there."""
     bytes: int
-    """Of chunks before it, from the start on."""
+    """Size of the chunks before it, from the start on."""
     moved: bool = False
     """It is behind `position`: at another broker, or to be looked for with another request."""
 
@@ -196,7 +196,9 @@ def list_segments(
 
 
 def _first(entry: Entry, interval: Interval, start: Position) -> Position | None:
-    """What a start means that may be `EARLIEST`; that itself if there never was anything; None: it is elsewhere."""
+    """The position that a start stands for, which may be `EARLIEST`; `EARLIEST` itself if there never was anything;
+    None: it is elsewhere.
+    """
     if start.group_id:
         return start
     if interval.closed and (entry.start == EARLIEST or entry.start.group_id >= interval.end_group_id):

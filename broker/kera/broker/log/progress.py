@@ -1,4 +1,5 @@
-"""What appending changes of a streamlet, an entry and a segment: the bases of `Streamlet`, `Entry` and `Segment`.
+"""The state that appending changes in a streamlet, an entry and a segment: the bases of `Streamlet`, `Entry` and
+`Segment`.
 
 Where the native core is there, they are types of its own: it appends to a place that it knows without a look at any
 object of Python. Its getters write down what it has put off (where the last chunks end, how far producers have got) and
@@ -55,7 +56,7 @@ if TYPE_CHECKING or native is None:
         chunk_ends: array[int]
         """Where each chunk ends, ascending: 4 bytes per chunk, and a read need not walk headers."""
         producers: dict[int, ProducerRecord]
-        """Who has appended, and up to which sequence: goes into the index with the segment."""
+        """Producers that have appended, each with its last sequence: stored in the index with the segment."""
 
     class EntryProgress:
         """The open end of an entry."""
@@ -72,10 +73,10 @@ if TYPE_CHECKING or native is None:
         """Readers to wake when the durable head moves."""
 
     class StreamletProgress:
-        """What a streamlet takes, and has taken."""
+        """The state of a streamlet that appending needs and changes."""
 
         broker_epoch: int
-        """Of the launch that took, or takes, its chunks."""
+        """Epoch of the launch that took, or takes, its chunks."""
         takes_chunks: bool
         """It is owned, and not sealed."""
         bytes_appended: int

@@ -1,4 +1,4 @@
-"""What a streamlet does for epochs (docs/epochs.md): it promises that nothing older comes, and writes that down. Pure.
+"""A streamlet's part in epochs (docs/epochs.md): it promises that nothing older comes, and writes that down. Pure.
 
 A promise is in memory. It is written down, as a punctuation, before a chunk that is older, and when a producer says so.
 """
@@ -43,7 +43,7 @@ class Promising(StreamletProgress):
         self._owner_before_promised_us = self._memory.now_us
 
     def set_epochs(self, rules: EpochRules) -> None:
-        """What goes for its epochs from now on."""
+        """Set the rules of its epochs from now on."""
         self.epochs = rules
         self.timestamp_ahead_us = rules.timestamp_ahead_us
         if not self.owned:

@@ -29,7 +29,7 @@ class Range(NamedTuple):
 
 
 class ReadPlan(NamedTuple):
-    """What a read returns, and where the next one goes on."""
+    """The result of a read, and the place where the next one goes on."""
 
     ranges: list[Range]
     next: Position
@@ -133,7 +133,7 @@ def _nothing_comes_before(streamlet: Streamlet, entry: Entry, end: Position) -> 
 
 
 def _plan_at_head(streamlet: Streamlet, entry: Entry, start: Position, bytes_max: int) -> ReadPlan | None:
-    """What `plan_read` finds for who follows the appends: all that is readable of the open segment, if it fits.
+    """The plan of a reader that follows the appends: all that is readable of the open segment, if it fits.
 
     None in all other cases. An open segment is of the last interval, and that is here; there is nothing behind it.
     """

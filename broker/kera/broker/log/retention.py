@@ -96,7 +96,7 @@ def new_starts(streamlet: Streamlet, rules: Rules, now_us: int, segments_max: in
 
 
 def _leaving_bytes(entry: Entry) -> int:
-    """Of segments before the start that are counted in its length, as they have yet to be removed."""
+    """Size of the segments before the start that are counted in its length, as they have yet to be removed."""
     leaving, start_key = 0, (entry.start.group_id, entry.start.segment_id)
     found = entry.following(NO_SEGMENT)
     while found is not None and found[0] < start_key:

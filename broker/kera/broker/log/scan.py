@@ -35,21 +35,22 @@ _MAGIC = int.from_bytes(MAGIC, "little")
 
 @dataclass(slots=True)
 class SegmentScan:
-    """What a segment holds."""
+    """The content of a segment."""
 
     end: int = 0
-    """Of the last chunk or hole, in bytes from the segment's start."""
+    """End of the last chunk or hole, in bytes from the segment's start."""
     chunk_ends: array[int] = field(default_factory=lambda: array("I"))
     """Where each chunk or hole ends, ascending."""
     holes: list[Hole] = field(default_factory=list)
     torn_bytes: int = 0
-    """What was cut behind `end`."""
+    """Bytes that were cut behind `end`."""
     headers: list[ChunkHeader] = field(default_factory=list)
-    """Of the chunks that are whole, in order."""
+    """Headers of the whole chunks, in order."""
     address: SegmentAddress | None = None
     """As the chunks say; None when there is none."""
     unknown_version: int = 0
-    """Of a chunk that a newer program has written: to all else it is damage, or torn. 0: there is none."""
+    """Format version of a chunk that a newer program has written; for other programs it is damaged, or torn. 0: there
+    is none."""
 
     @property
     def record_count(self) -> int:

@@ -93,7 +93,7 @@ class Segment(SegmentProgress):
         """Damage that was found when it was loaded."""
         self.producers = {}
         self.physical_id = 0
-        """Of its file; 0: none yet."""
+        """Physical id of its file; 0: none yet."""
         self.stored = 0
         """Up to where its file is durable."""
         self.crc32c = 0
@@ -118,7 +118,7 @@ class Segment(SegmentProgress):
 
     @classmethod
     def found(cls, entry: Entry, slot: Slot, content: SlotContent, scan: SegmentScan) -> Segment:
-        """What the last launch left in `slot`."""
+        """The segment that the last launch left in `slot`."""
         segment = cls(entry, SegmentAddress(*content[:5]), slot, content.first_record)
         for header in scan.headers:
             segment._count(header)
@@ -298,7 +298,7 @@ class Segment(SegmentProgress):
         return read_header(self.slot.view, offset)
 
     def record(self) -> SegmentRecord:
-        """What the index is to have of it."""
+        """The segment's record for the index."""
         return SegmentRecord(
             physical_id=self.physical_id,
             length=self.head if self.closed else 0,

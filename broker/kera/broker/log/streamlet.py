@@ -32,12 +32,12 @@ NO_FENCES: Mapping[int, int] = MappingProxyType({})
 
 
 class ProducerLimits(NamedTuple):
-    """Of how many producers a streamlet remembers how far they got."""
+    """Limits on the number of producers whose progress a streamlet remembers."""
 
     kept: int = 32_768
-    """Of those whose ids the coordinator gave: the others, longest unheard of, are forgotten. One that comes back
-    begins a new epoch, as after any loss of that. So many do not come and go within the time for which a chunk is sent
-    again."""
+    """Maximum of producers whose ids the coordinator gave: beyond it, the one that was silent for longest is forgotten.
+    When it comes back, it begins a new epoch, as after any loss of its progress. So many do not come and go within the
+    time for which a chunk is sent again."""
     spare: int = 2048
     """So many more are remembered before any is forgotten: it takes a look at all of them."""
     in_order: int = 1024
@@ -61,15 +61,15 @@ class Appended(NamedTuple):
     """None for a repeat of a chunk that is not in memory any more."""
     end: int
     same: bool | None = None
-    """Of a repeat by a writer that chose its id: whether it has the payload that is stored; None: that is not known."""
+    """For a repeat by a writer that chose its id: whether it has the payload that is stored; None: unknown."""
 
 
 _as_appended = _as_record = tuple.__new__
-"""What `Appended._make` does, in half the time: one is made for each chunk."""
+"""Does the same as `Appended._make` in half the time: one is made for each chunk."""
 
 
 class SlotSource(Protocol):
-    """Who gives slots: see ``kera.broker.storage.slots``."""
+    """The source of slots: see ``kera.broker.storage.slots``."""
 
     @property
     def slot_bytes(self) -> int:
@@ -82,7 +82,7 @@ class SlotSource(Protocol):
 
 
 class Memory(Protocol):
-    """Who gives memory and learns what happens to it: see ``kera.broker.storage.persistence``."""
+    """The owner of memory, which is notified of changes to it: see ``kera.broker.storage.persistence``."""
 
     @property
     def slots(self) -> SlotSource:
@@ -396,7 +396,7 @@ class Streamlet(Promising):
 
     @property
     def length_bytes(self) -> int:
-        """Of what readers can see, over all entries."""
+        """Size of the part that readers can see, over all entries."""
         return sum(entry.length_bytes for entry in self.entries.made)
 
     def entry_of(self, group_id: int) -> Entry | None:

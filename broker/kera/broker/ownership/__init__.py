@@ -1,4 +1,4 @@
-"""What this broker owns: its streams, the coordinator's orders about them, and whether it may still act on them.
+"""This broker's ownership: its streams, the coordinator's orders about them, and whether it may still act on them.
 
 ``streams`` has all streams (``stream``) and opens, alters and drops them (``opener``, ``removal``); ``orders`` takes
 the coordinator's orders (``sealing``, ``receiving``), ``handover`` and ``stream_records`` write down what outlives a

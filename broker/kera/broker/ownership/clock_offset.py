@@ -18,7 +18,7 @@ COARSE_US = 100_000
 
 
 class ClockOffset:
-    """Of this broker; belongs to its event loop."""
+    """The clock offset of this broker; belongs to its event loop."""
 
     def __init__(self, now_us: Callable[[], int] = lambda: 0) -> None:
         """`now_us`: the time that promises are made by."""

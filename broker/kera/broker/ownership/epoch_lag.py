@@ -71,7 +71,9 @@ def _of_streamlet(streamlet: Streamlet, promised_us: int, created_us: int) -> Fu
 
 
 def _settled(streamlet: Streamlet, promised_us: int, created_us: int) -> Iterator[tuple[int, int]]:
-    """Of its entries up to when nothing older comes; those that were never asked for are all like the first of them."""
+    """For each entry, the time up to which nothing older comes; entries that were never asked for are all like the
+    first of them.
+    """
     entries, by_clock = streamlet.entries, streamlet.epochs.by_clock
     if by_clock and len(entries.made_by_index) < len(entries):
         first = next(index for index in range(len(entries)) if index not in entries.made_by_index)
@@ -83,5 +85,5 @@ def _settled(streamlet: Streamlet, promised_us: int, created_us: int) -> Iterato
 
 
 def _known(time_us: int, created_us: int) -> int:
-    """What nobody has written to holds up epochs from the first on."""
+    """The time, or that of the stream's creation: an entry without writers holds up epochs from the first on."""
     return created_us if time_us == NO_TIME else time_us

@@ -1,4 +1,4 @@
-"""What a broker writes down when it gets a streamlet from another one, before it takes the first chunk.
+"""The records that a broker writes when it gets a streamlet from another one, before it takes the first chunk.
 
 A streamlet that moves brings along how far its producers have got: without that, a chunk that was sent twice would be
 stored twice. So it is durable in the index, with the ordinals at which the entries go on, before the new owner says
@@ -44,7 +44,7 @@ def put_handed_over(stream_id: int, streamlet_id: int, first_group_id: int, firs
 
 
 def handed_over(index: SegmentIndex, stream_id: int, streamlet_id: int) -> HandedOver:
-    """What the index has of that."""
+    """The index's record of the handover."""
     for _, value in index.records(_KEY.pack(b"h", stream_id, streamlet_id)):
         first_group_id, *first_records = (number for (number,) in _NUMBER.iter_unpack(value))
         return HandedOver(first_group_id, tuple(first_records))
@@ -62,7 +62,7 @@ def producers_of(state: common_pb2.StreamletState) -> dict[int, ProducerRecord]:
 
 
 def digests_of(state: common_pb2.StreamletState) -> dict[int, Digests]:
-    """Of the producers' last chunks at the old owner; none of those that it knew none of."""
+    """Digests of the producers' last chunks at the old owner; empty where it had none."""
     return {
         each.producer_id: Digests(each.producer_epoch, each.next_sequence, each.digests)
         for each in state.producers
@@ -73,7 +73,7 @@ def digests_of(state: common_pb2.StreamletState) -> dict[int, Digests]:
 def changes_for(
     index: SegmentIndex, stream_id: int, state: common_pb2.StreamletState, held: Holding, *, known: bool
 ) -> list[Change]:
-    """What the index has to have before the last interval of `held` is opened.
+    """The changes that the index needs before the last interval of `held` is opened.
 
     `known`: the streamlet has older intervals here, so its entries go on from what they are.
     """

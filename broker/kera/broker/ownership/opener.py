@@ -85,7 +85,7 @@ class StreamletOpener:
                 self._start_behind(entry, removed_between(entry.index, before, held.intervals))
 
     def _start_behind(self, entry: Entry, start: tuple[Position, int] | None) -> None:
-        """What is before a place was removed, elsewhere or here; None: nothing was."""
+        """Move the start behind records that were removed, elsewhere or here; None: none were."""
         if start is not None and start[0] > entry.start:
             entry.move_start(*start)
             self._moved_starts.note([entry])
@@ -215,7 +215,7 @@ def until(intervals: Sequence[Interval], handed_over: HandedOver) -> tuple[Inter
 
 
 def still_missing(entry: Entry, intervals: Iterable[Interval], *, persisted: bool = False) -> list[Gap]:
-    """What of an entry's gaps is in intervals that are here, and may have had something in it.
+    """The parts of an entry's gaps that are in intervals here, and may have had records.
 
     A start without memory takes everything behind what is on disk for lost. An interval that was closed ends where the
     next one goes on: when what is here ends with that record, nothing is missing of it, and what is behind it is not

@@ -1,4 +1,4 @@
-"""What the coordinator tells a broker to do with streamlets: seal them, open them, take over those of a lost broker.
+"""The coordinator's orders about streamlets: seal them, open them, take over those of a lost broker.
 
 A streamlet moves in three steps, of which the coordinator drives each until it is answered:
 
@@ -34,7 +34,7 @@ from kera.v1 import broker_pb2, common_pb2
 log = get_logger("kera.orders")
 
 RETRY_INTERVAL_S = 1.0
-"""Of what a registration has to find out from backups that are away."""
+"""Pause before a registration asks again for answers of backups that are away."""
 
 
 class StreamletRecovery(Protocol):
@@ -83,7 +83,7 @@ class Orders:
         self._coordinator = coordinator
         self._broker_id = self._broker_epoch = 0
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
-        """Of streams whose streamlets are being opened."""
+        """Locks of streams whose streamlets are being opened."""
         self._late: set[asyncio.Task[None]] = set()
         self._turns = turns or Turns()
         self._retry_interval_s = retry_interval_s
@@ -227,7 +227,7 @@ class Orders:
     def _unprepared(
         self, info: common_pb2.StreamInfo, recovered: Iterable[common_pb2.StreamletAssignment]
     ) -> list[int]:
-        """Of the streamlets that are recovered here, those of which nothing is known yet."""
+        """The streamlets that are recovered here and not yet known."""
         takeovers = self._takeovers
         return [
             each.streamlet_id

@@ -14,12 +14,12 @@ class ProducerFences:
 
     def __init__(self) -> None:
         self.version = 0
-        """Of the coordinator's, up to which all are noted here."""
+        """Version of the coordinator's fences; all up to it are noted here."""
         self.first_epochs: dict[int, int] = {}
         """By producer: lower epochs are refused. Never goes back."""
 
     def note(self, fences: coordinator_pb2.ProducerFences) -> None:
-        """What the coordinator has told."""
+        """Note the coordinator's fences."""
         for producer_id, first_epoch in zip(fences.producer_ids, fences.first_epochs, strict=True):
             self.first_epochs[producer_id] = max(first_epoch, self.first_epochs.get(producer_id, 0))
         self.version = fences.version

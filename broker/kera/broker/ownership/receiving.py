@@ -65,7 +65,7 @@ class Receiving:
         return self._streams.get(stream_id).streamlets.get(streamlet_id) if stream_id in self._streams else None
 
     async def _wait_for_removal(self, stream_id: int, streamlet_id: int) -> None:
-        """What this broker had of the streamlet at an earlier time goes first."""
+        """Wait until the streamlet's earlier data at this broker are removed."""
         await until_done(lambda done: self._streams.removal.when_removed(stream_id, streamlet_id, lambda: done(None)))
 
     async def _remove_remains(self, info: common_pb2.StreamInfo, streamlet_id: int) -> None:

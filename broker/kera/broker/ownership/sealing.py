@@ -25,7 +25,7 @@ from kera.v1 import broker_pb2, common_pb2
 
 WAIT_MS_MAX = 60_000
 STATE_BYTES = 800_000
-"""Of a streamlet's state, from which on it has no room for digests: the coordinator writes it down as one value."""
+"""Size of a streamlet's state from which on it has no room for digests: the coordinator writes it down as one value."""
 DIGESTS_SHARE = 16
 """So many digests of a producer are handed over at least, of the producers that were heard last."""
 _PRODUCER_BYTES = 32

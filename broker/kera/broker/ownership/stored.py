@@ -60,7 +60,7 @@ class StoredBytes:
         self._streams = streams
         self._at_once = streamlets_at_once
         self._of_stream: dict[int, tuple[str, int]] = {}
-        """Whose it is, and what it has: as it was looked at last, and what was appended since."""
+        """The owner and size of each stream: as of the last look, with later appends added."""
         self._totals: Counter[str] = Counter()
         self._creators: Counter[str] = Counter()
         """How many of its streams are in there."""

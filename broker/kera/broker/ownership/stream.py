@@ -34,7 +34,7 @@ class Stream:
         self.bytes_appended = self.records_appended = self.bytes_read = 0
         """Since it was opened here, as far as heartbeats have told."""
         self.assignments_version = 0
-        """Of the assignments that are carried out here."""
+        """Version of the assignments that are carried out here."""
         self.alter(info)
 
     def alter(self, info: common_pb2.StreamInfo) -> None:
@@ -111,5 +111,5 @@ class Stream:
 
 @lru_cache(SCHEMAS_KEPT)
 def _known(arrow_schema: bytes) -> Known:
-    """What is known of a schema, empty for the default one. Most streams share that. Raises `SchemaMismatch`."""
+    """The properties of a schema, empty for the default one. Most streams share that. Raises `SchemaMismatch`."""
     return learn(schema_from_bytes(arrow_schema) if arrow_schema else DEFAULT_SCHEMA)

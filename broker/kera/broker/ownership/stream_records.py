@@ -1,4 +1,4 @@
-"""What the index has of a stream as such: its description, as the coordinator told it when the stream was opened here.
+"""The index's record of a stream as such: its description, as the coordinator sent it when the stream was opened here.
 
 A coordinator whose metadata were put back to an older copy may not know the stream any more, or an older version of it.
 The broker then still knows what its data is, and whether the coordinator's word on it is older than what is here.

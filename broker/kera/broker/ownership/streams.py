@@ -42,14 +42,14 @@ class Streams:
         self._restart = restart
         self._replication = replication
         self._has_holes = restart.found.lost_memory
-        """What is here of replicated streamlets that are not owned is not opened."""
+        """Data of replicated streamlets that are here and not owned are not opened."""
         self.by_id: dict[int, Stream] = {}
         self.dropped = Event[[int]]()
         """A stream is not here any more."""
         self.fences = ProducerFences()
-        """Of all its streamlets."""
+        """The fences of all its streamlets."""
         self.full = Full()
-        """Whose streams take no more."""
+        """Principals whose streams take no more data."""
         self.moved_starts = MovedStarts(memory.removals.collect)
         self.unknown: dict[int, Unserved] = {}
         """Streams that are here and of which the coordinator did not know: kept, and not served."""
@@ -62,7 +62,7 @@ class Streams:
 
     @property
     def index(self) -> SegmentIndex:
-        """Of what is on disk."""
+        """The index of the data on disk."""
         return self._restart.index
 
     def __iter__(self) -> Iterator[Stream]:
@@ -237,7 +237,7 @@ class Streams:
         return []
 
     def move_start(self, entry: Entry, position: Position, record: int, done: Done = nothing) -> None:
-        """What is before a position goes, see `MovedStarts.move`."""
+        """Remove the records before a position, see `MovedStarts.move`."""
         replicated = bool(self.get(entry.log_id.stream_id).replication)
         self.moved_starts.move(entry, position, record, done, replicated=replicated)
 

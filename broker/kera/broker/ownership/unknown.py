@@ -1,4 +1,5 @@
-"""What a broker tells the coordinator of streams that it holds and the coordinator does not know, or not as they are.
+"""Reports to the coordinator about streams that this broker holds and the coordinator does not know, or knows
+differently.
 
     who leads is new  ──► all ids and versions that are here ──► the answer names those that it does not know
                                                                  ──► what they are and have, with the next heartbeats
@@ -41,7 +42,7 @@ class UnknownReport:
         self._streams = streams
         self._leader_epoch = leader_epoch
         self._asked_epoch = -1
-        """Of the coordinator that has said what it does not know."""
+        """Epoch of the coordinator that has reported which streams it does not know."""
         self._sent_held = False
         self._naming_to = -1
         """The coordinator to which `_left` has yet to be named."""

@@ -1,4 +1,4 @@
-"""What was a lost broker's: found on backups, merged, taken over, and brought here (thesis 7.4).
+"""Data of a lost broker: found on backups, merged, taken over, and brought here (thesis 7.4).
 
 ``takeover`` has this broker own streamlets: ``survey`` finds out what they are, from headers that ``scan`` reads, and
 ``merge`` and ``plan`` decide which chunks are where (pure). ``rebuild`` brings their data here while others read and

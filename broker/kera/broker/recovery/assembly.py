@@ -41,7 +41,7 @@ class Target:
     path: Path
     physical_id: int
     here: bytearray = field(default_factory=bytearray)
-    """Of each chunk whose place is known, whether it has come."""
+    """For each chunk with a known place, whether it has come."""
     missing: int = 0
     """How many of these have not."""
     holes: bool = False
@@ -49,7 +49,7 @@ class Target:
     installing: bool = False
     """Nothing more comes of it."""
     memory: memoryview | None = None
-    """What has come, if it is put together there; None: it is in the file."""
+    """The data that have come, if they are put together in memory; None: they are in the file."""
     begun: bool = False
     """It is decided which of these."""
     writers: int = 0
@@ -127,7 +127,7 @@ class Assembly:
 
 
 class Taken(NamedTuple):
-    """What came of an answer."""
+    """The outcome of an answer."""
 
     chunks: list[tuple[Target, int]]
     """That were written, with their numbers in their targets."""

@@ -14,7 +14,7 @@ from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.header_table import Column, Headers, chunk_bytes, column, end_records
 
 HOLE_BYTES = ALIGNMENT_BYTES
-"""Of a hole where nobody knows how much is missing: less than any chunk."""
+"""Size of a hole where the missing size is unknown: less than any chunk."""
 
 
 def lay_out(chunks: Headers, *, from_start: bool) -> tuple[Column, int]:

@@ -65,10 +65,10 @@ class Cut(NamedTuple):
 
 @dataclass(slots=True)
 class Recovered:
-    """What came of reading."""
+    """The outcome of reading."""
 
     runs: list[MergedRun] = field(default_factory=list)
-    """Of all entries, in the order of the log."""
+    """The runs of all entries, in the order of the log."""
     cuts: list[Cut] = field(default_factory=list)
     sure: dict[EntryId, int] = field(default_factory=dict)
     """By entry: ordinal up to which as many backups had all as were promised, as far as that was seen."""
@@ -77,7 +77,7 @@ class Recovered:
 
 
 class Origin(NamedTuple):
-    """What a source has of a segment."""
+    """The part of a segment that a source has."""
 
     source: int
     address: SegmentAddress
@@ -86,7 +86,7 @@ class Origin(NamedTuple):
 
 
 def digest_of(header: ChunkHeader) -> int:
-    """Of all its checksums: two chunks that were verified and have the same digest are the same bytes."""
+    """A digest of all its checksums: two verified chunks with the same digest have the same bytes."""
     high = header.header_crc32c ^ header.payload_crc32c
     return high << _LOW_BITS | header.payload_crc32c ^ header.placement_crc32c
 
@@ -235,7 +235,9 @@ def _order_of_empty(headers: Headers, empty: Rows) -> list[npt.NDArray[np.uint64
 
 
 def _first_of_empty(headers: Headers) -> Rows:
-    """Of chunks in that order: those without records that did not come before, and the chunks behind such."""
+    """For chunks in that order: True for those without records that did not come before, and for the chunks behind
+    such.
+    """
     empty = headers["record_count"] == 0
     digests = digests_of(headers)
     first = np.ones(len(headers), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""What a streamlet is to be, from what backups have of it and what is here already: segments, ends, producers. Pure.
+"""The plan of a streamlet, from the data of backups and those that are here already: segments, ends, producers. Pure.
 
     headers of chunks ──StreamletMerge──► chunks that count, by segment ──plan()──► StreamletPlan
     what the index has ──────────────────────────────────────────────────┘
@@ -56,7 +56,7 @@ class EntryStart:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a streamlet before any chunk is."""
+    """The facts about a streamlet before any of its chunks is known."""
 
     stream_id: int
     streamlet_id: int
@@ -70,7 +70,7 @@ class Known:
     next_group_id: int = 1
     producers: Mapping[int, ProducerRecord] = field(default_factory=dict)
     digests: Mapping[int, Digests] = field(default_factory=dict)
-    """Of the producers' last chunks."""
+    """Digests of the producers' last chunks."""
     keeps_all: bool = True
     """Nothing is ever removed from the stream."""
     may_lose: bool = False
@@ -92,7 +92,7 @@ class SegmentPlan:
     address: SegmentAddress
     chunks: Headers
     record: SegmentRecord
-    """Of what is to come."""
+    """Record of the future segment."""
     records_lost: int
     """In holes, except what would be before it."""
 
@@ -104,7 +104,7 @@ class SegmentPlan:
 
 @dataclass(slots=True)
 class EntryPlan:
-    """What an entry is to be, with what the index has of it."""
+    """The plan of an entry, with the data that the index has of it."""
 
     record: EntryRecord
     new: dict[SegmentAddress, SegmentRecord] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class EntryPlan:
 
 @dataclass(slots=True)
 class StreamletPlan:
-    """What a streamlet is to be."""
+    """The plan of a streamlet."""
 
     entries: list[EntryPlan]
     producers: dict[int, ProducerRecord]
@@ -129,7 +129,7 @@ class StreamletPlan:
     bytes_new: int
     chunks_cut: int
     digests: dict[int, Digests]
-    """Of producers' chunks, beside those that the index has."""
+    """Digests of producers' chunks, beside those that the index has."""
 
 
 class StreamletMerge:
@@ -157,7 +157,9 @@ class StreamletMerge:
         self._merges = [Merge(self._starts(interval), self._ends(interval)) for interval in known.intervals]
 
     def remove(self, starts: Mapping[int, EntryStart]) -> None:
-        """What is before these has been removed, by entry, since it was found out what is known of the streamlet."""
+        """Note that records before these starts, by entry, have been removed since the facts about the streamlet were
+        collected.
+        """
         for index, start in starts.items():
             for mine in (self._known_starts, self._told_starts):
                 known = mine.get(index)
@@ -208,7 +210,7 @@ class StreamletMerge:
         return {address: chunks for merge in self._merges for address, chunks in merge.segments().items()}
 
     def plan(self, entries: Sequence[EntryRecord | None], producers: Mapping[int, ProducerRecord]) -> StreamletPlan:
-        """What the streamlet is to be; `entries` and `producers`: what the index has of it."""
+        """The plan of the streamlet; `entries` and `producers`: the index's records of it."""
         known = self.known
         found = [merge.finish() for merge in self._merges]
         segments: dict[int, list[SegmentPlan]] = {index: [] for index in range(known.entries)}
@@ -298,7 +300,7 @@ class StreamletMerge:
     def _gaps(
         self, index: int, ordered: list[tuple[SegmentAddress, SegmentRecord]], next_group_id: int
     ) -> tuple[list[Gap], int]:
-        """What is missing in the intervals, outside of segments; and how many records that is, as far as is known."""
+        """The gaps in the intervals, outside of segments, and the number of their records, as far as known."""
         gaps: list[Gap] = []
         lost = 0
         told = self._told_starts.get(index)

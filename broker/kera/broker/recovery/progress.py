@@ -15,14 +15,14 @@ from kera.broker.replication.manager import Replication
 from kera.broker.storage.index import SegmentIndex
 
 WAITS_MAX = 20
-"""Of what a streamlet waits for, so much is told."""
+"""Maximum of reported reasons for which a streamlet waits."""
 CHECKED_MAX = 2_000
 """Segments of which a look at the progress finds out whether they are covered."""
 UNEXPECTED = "an unexpected error of the broker, see its log"
 
 
 def of_disk(error: OSError) -> str:
-    """What is told of an error of the broker's disk."""
+    """The text for an error of the broker's disk."""
     return f"the broker's disk: {error}"
 
 
@@ -57,7 +57,7 @@ class RebuildProgress:
 
 @dataclass(slots=True)
 class RecoveryTotals:
-    """What has happened since the start."""
+    """Totals since the start."""
 
     bytes_recovered: int = 0
     bytes_restored: int = 0
@@ -140,7 +140,7 @@ class ProgressBook:
             self._replication.backlog.add(address, length)
 
     def note_waits(self, waits: Mapping[Ref, list[str]], of_all: str) -> None:
-        """What streamlets wait for, and (`of_all`) what all of them do that are not here."""
+        """Note the reasons for which streamlets wait, and (`of_all`) that of all whose data are not here."""
         for ref, progress in self.streamlets.items():
             general = [progress.cannot_begin, of_all] if progress.to_come else []
             progress.waits_for = [*filter(None, general), *waits.get(ref, [])][:WAITS_MAX]

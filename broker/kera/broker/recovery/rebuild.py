@@ -65,7 +65,7 @@ Rescan = Callable[[set[Ref]], Awaitable[Materials]]
 
 @dataclass(frozen=True, slots=True)
 class RebuildLimits:
-    """What bounds it, and how long it waits."""
+    """Limits and pauses of rebuilding."""
 
     parallel_max: int = 8
     """Replicas that are read at the same time."""
@@ -73,7 +73,7 @@ class RebuildLimits:
     read_bytes_max: int = 8 << 20
     """In one answer: a whole replica of the usual size."""
     assembled_bytes_max: int = 64 << 20
-    """Of segments that are put together in memory."""
+    """Maximum of segments that are put together in memory."""
     retry_s: float = 1.0
     """After a failure: of a backup, or of the disk."""
     rescan_s: float = 5.0
@@ -141,14 +141,14 @@ class Rebuild:
             retry_s=limits.retry_s,
         )
         self._targets: dict[SegmentAddress, Target] = {}
-        """What is to come, until it is installed. Read by threads, too."""
+        """Segments to come, until they are installed. Threads read it, too."""
         self._cursors: dict[EntryId, Position] = {}
         """Up to where entries were read by all consumer groups, if the coordinator has told."""
         self._nowhere: dict[SegmentAddress, str] = {}
-        """What is on no backup that answers, in words."""
+        """Segments that no answering backup has, in words."""
         self._more_to_read = asyncio.Event()
         self._ordering = False
-        """What has to be read is about to be put in order."""
+        """The replicas to read are about to be put in order."""
         self._order_rest_s = limits.order_rest_s
         """Until the next time, so that many streamlets that begin one after the other are put in order together."""
         self._rescan_at_s = 0.0
@@ -362,7 +362,7 @@ class Rebuild:
         self.book.note_waits(waits, self._installer.failing)
 
     async def _look_for_lacking(self) -> None:
-        """What is missing when all was read, but for what fails: look once more who has it.
+        """When all was read but failed replicas, and data are missing: look once more which backups have them.
 
         What is on none of the backups that answer waits for those that do not, or is given up.
         """

@@ -37,7 +37,7 @@ class Source(NamedTuple):
 
 
 def choose(lists: Mapping[int, Iterable[backup_pb2.ReplicaInfo]]) -> list[Source]:
-    """What to read of what backups (by id) have of one broker, in the order of virtual segments' ids.
+    """The replicas of one broker to read, from the lists of backups (by id), in the order of virtual segments' ids.
 
     Of replicas that are as good as each other, that comes first whose backup has least to do so far.
     """
@@ -60,7 +60,7 @@ def choose(lists: Mapping[int, Iterable[backup_pb2.ReplicaInfo]]) -> list[Source
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """What bounds reading from a backup: so many answers of `read_bytes_max` (or of one larger chunk) are in memory."""
+    """Limits of reading from a backup: so many answers of `read_bytes_max` (or of one larger chunk) are in memory."""
 
     per_backup_max: int = 2
     """Replicas that are read at the same time."""
@@ -86,7 +86,7 @@ class BackupLink:
         self._connecting = asyncio.Lock()
 
     async def list_replicas(self, broker_id: int) -> list[backup_pb2.ReplicaInfo]:
-        """What the backup has of a broker; nothing when it fails."""
+        """The backup's replicas of a broker; none when it fails."""
         replicas: list[backup_pb2.ReplicaInfo] = []
         request = backup_pb2.ListReplicasRequest(broker_id=broker_id)
         if not await self.connect():

@@ -78,7 +78,7 @@ class ReplicasToRead:
 
 @dataclass(slots=True)
 class Scanned:
-    """What there is."""
+    """The replicas to read, and the problems of finding them."""
 
     replicas: dict[VirtualKey, ReplicasToRead] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)

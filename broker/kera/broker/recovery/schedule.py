@@ -28,7 +28,7 @@ class Schedule:
     def __init__(self) -> None:
         self._replicas: dict[VirtualKey, ReplicasToRead] = {}
         self._sources: dict[SegmentAddress, list[VirtualKey]] = {}
-        """Of each segment that is to come, what has chunks of it."""
+        """For each segment to come, the virtual segments with chunks of it."""
         self._queue: deque[VirtualKey] = deque()
         """As `order` has put it."""
         self._urgent: deque[VirtualKey] = deque()
@@ -67,7 +67,7 @@ class Schedule:
                 each.clear()
 
     def again(self, address: SegmentAddress, reason: str) -> None:
-        """What has come of a segment is lost: all that has chunks of it is to be read once more, after `retry`."""
+        """Read all replicas with chunks of a segment once more, after `retry`: the data that had come are lost."""
         for key in self._sources.get(address, ()):
             self._replicas[key].tried.clear()
             self._failed[key] = reason
@@ -99,7 +99,9 @@ class Schedule:
         self._urgent.extend(key for key in self._sources.get(address, ()) if key not in self._urgent)
 
     def next(self, is_missing: Callable[[SegmentAddress], bool]) -> ReplicasToRead | None:
-        """What to read now, if anything; it must be given to `ended`. `is_missing`: whether a segment needs chunks."""
+        """The replicas to read now, if any; they must be given to `ended`. `is_missing`: whether a segment needs
+        chunks.
+        """
         for queue in (self._urgent, self._queue):
             while queue:
                 key = queue.popleft()
@@ -132,7 +134,7 @@ class Schedule:
         return not (self._reading or self._queue or self._urgent)
 
     def unread(self, addresses: Iterable[SegmentAddress]) -> set[VirtualKey]:
-        """What has chunks of these segments and was not read to its end."""
+        """The virtual segments with chunks of these segments that were not read to their end."""
         sources = {key for address in addresses for key in self._sources.get(address, ())}
         return {key for key in sources if key not in self._taken or key in self._reading}
 

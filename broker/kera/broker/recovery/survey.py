@@ -68,7 +68,7 @@ class Materials:
 
 @dataclass(frozen=True, slots=True)
 class SurveyResult:
-    """What was found out of a streamlet."""
+    """The findings about a streamlet."""
 
     sources: Sources
     merge: StreamletMerge
@@ -83,7 +83,7 @@ class SurveyResult:
 
 
 class SurveyResults:
-    """What was found out of streamlets that have yet to be opened.
+    """The findings about streamlets that have yet to be opened.
 
     By streamlet and sources: of several brokers that are lost at a time, each had something else of it.
     """
@@ -100,7 +100,7 @@ class SurveyResults:
         return sources in self._found[ref]
 
     def get(self, ref: Ref, sources: Sources) -> SurveyResult | None:
-        """What was found out for these sources; or for more, if some of those have been released since."""
+        """The findings for these sources; or for more, if some of those have been released since."""
         fitting = [each for of, each in self._found.get(ref, {}).items() if of >= sources]
         return min(fitting, key=lambda each: len(each.sources), default=None)
 
@@ -112,7 +112,7 @@ class SurveyResults:
         return result
 
     def forget_old(self, now_s: float) -> None:
-        """What was not opened for so long belongs to others by now."""
+        """Forget findings of streamlets that were not opened for so long: they belong to other brokers by now."""
         for ref, found in list(self._found.items()):
             for sources in [sources for sources, each in found.items() if now_s - each.made_s > KEPT_S_MAX]:
                 del found[sources]
@@ -203,7 +203,7 @@ class Survey:
     async def plan(
         self, ref: Ref, merge: StreamletMerge, removed: Mapping[int, EntryStart] | None = None
     ) -> StreamletPlan:
-        """What a streamlet is to be, as of now. `removed`: see `StreamletMerge.remove`."""
+        """The plan of a streamlet, as of now. `removed`: see `StreamletMerge.remove`."""
         merge.remove(removed or {})
         merge.present = await self._present(ref)
 
@@ -230,7 +230,7 @@ def seek(
     states: Iterable[common_pb2.StreamletState] = (),
     is_ours: bool = True,
 ) -> Sought:
-    """What is to be found out of a streamlet's groups that a broker holds; `states`: as they were handed over to it.
+    """The search for a streamlet's groups that a broker holds; `states`: as they were handed over to it.
 
     `is_ours`: see `Sought`.
     """

@@ -114,12 +114,12 @@ class Takeovers:
         )
         self._book = self._rebuild.book
         self._began: dict[Ref, list[Position]] = {}
-        """Of streamlets with something that was written down: where their entries started then."""
+        """For streamlets with changes written down: where their entries started then."""
         memory.events.awaited.listen(self._rebuild.wanted)
 
     @property
     def totals(self) -> RecoveryTotals:
-        """What was recovered since the start."""
+        """The recovered data since the start."""
         return self._book.totals
 
     @property
@@ -465,7 +465,7 @@ class Takeovers:
 
 
 def _graft(plan: EntryPlan) -> Graft:
-    """What comes into an entry that is open."""
+    """The addition to an open entry."""
     record: EntryRecord = plan.record
     if not plan.new:
         start, start_record = (EARLIEST, 0) if record.stored_segments else (record.start, record.start_record)

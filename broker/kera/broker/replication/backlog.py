@@ -1,4 +1,4 @@
-"""What no virtual segment covers, and what too few backups have: it is covered again, in the background. Pure.
+"""Data that no virtual segment covers, and data on too few backups: they are covered again, in the background. Pure.
 
 The *backlog* is the end of the log after a restart, and what a stream of level leader could not replicate for want of
 backups. It is appended to the stream's repair log, a virtual log of its own, at a pace of its own, and so is what has
@@ -55,7 +55,7 @@ class Backlog:
         self._strangers: list[tuple[int, int, int]] = []
         """Backup, virtual segment and stream."""
         self._restored: list[Batch] = []
-        """What was not covered when this launch began, and is in memory."""
+        """Data in memory that were not covered when this launch began."""
 
     # -- what comes ------------------------------------------------------------------------------------------------
 
@@ -95,7 +95,9 @@ class Backlog:
         self._strangers.append((backup_id, virtual_segment_id, stream_id))
 
     def shed(self, stream: StreamLogs) -> bool:
-        """What the logs of a stream cannot send now, and nobody waits for, is covered later; whether there was any."""
+        """Move data that a stream's logs cannot send now, and for which no request waits, to the backlog; whether there
+        were any.
+        """
         extents = stream.shed()
         self.extents += extents
         return bool(extents)
@@ -115,7 +117,7 @@ class Backlog:
     # -- repair ----------------------------------------------------------------------------------------------------
 
     def next_deficient(self) -> VirtualSegment | None:
-        """What to repair next. None while there is nothing, or no place."""
+        """The virtual segment to repair next. None while there is none, or no place."""
         priority = partial(priority_of, self._logs.streams)
         return self._coverage.next_deficient(self._backups.usable(self._logs.now_ms), priority)
 

@@ -54,7 +54,7 @@ class Backups:
         """Those of which the coordinator was told, or is being told, that nothing of ours is there: not to be used."""
 
     def update(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
-        """What the coordinator knows. One that it has forgotten is gone for good."""
+        """Take the coordinator's list. A backup that it has forgotten is gone for good."""
         infos = list(infos)
         known_ids = {info.backup_id for info in infos}
         self._backups = {id_: each for id_, each in self._backups.items() if id_ in known_ids or each.up}

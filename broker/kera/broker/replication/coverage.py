@@ -24,7 +24,7 @@ from kera.v1 import backup_pb2
 
 
 class Note(Protocol):
-    """Who writes to the index: see `IndexWriter.note`."""
+    """Writes to the index: see `IndexWriter.note`."""
 
     def __call__(self, changes: list[Change], done: Done) -> None:
         """Write `changes`, then call `done`."""
@@ -55,7 +55,8 @@ class Coverage:
         self.deficient: dict[VirtualSegment, None] = {}
         """With fewer than R replicas."""
         self.replacing: list[tuple[VirtualSegment, set[VirtualSegment]]] = []
-        """What was covered again → when these are written down, it is retired."""
+        """Virtual segments whose data were covered again → those that cover them; when these are written down, the old
+        one is retired."""
         self._note = note
         self._totals = totals
         self._effect = effects
@@ -67,7 +68,7 @@ class Coverage:
     # -- what comes and goes ---------------------------------------------------------------------------------------
 
     def begin(self, segments: Iterable[VirtualSegment], *, spare_before: int) -> None:
-        """What the index has. It counts when its stream is opened (`adopt`)."""
+        """Take the virtual segments of the index. They count when their stream is opened (`adopt`)."""
         self.spare_before = spare_before
         for segment in segments:
             segment.written = True
@@ -87,7 +88,7 @@ class Coverage:
         return bool(self._of_stream.get(stream_id))
 
     def adopt(self, stream_id: int) -> None:
-        """What was found of a stream counts from now on, as far as it is still in the log."""
+        """Count the virtual segments of a stream from now on, as far as their data are still in the log."""
         self._adopted.add(stream_id)
         for segment in list(self._of_stream[stream_id].values()):
             self._begin_covering(segment)
@@ -170,7 +171,7 @@ class Coverage:
     # -- what is covered -------------------------------------------------------------------------------------------
 
     def uncovered(self, address: SegmentAddress, length: int) -> list[Extent]:
-        """What of the first `length` bytes of a segment no closed virtual segment covers."""
+        """The parts of the first `length` bytes of a segment that no closed virtual segment covers."""
         covering = self._covering.get(address, ())
         covered = sorted(extent[1:] for each in covering for extent in each.extents if extent.address == address)
         found: list[Extent] = []
@@ -258,7 +259,8 @@ class Coverage:
     # -- repair ----------------------------------------------------------------------------------------------------
 
     def next_deficient(self, usable: int, priority_of: Callable[[int], int] = lambda _: 0) -> VirtualSegment | None:
-        """What to repair next, if `usable` backups are enough: with the fewest replicas, then the oldest.
+        """The virtual segment to repair next, if `usable` backups are enough: with the fewest replicas, then the
+        oldest.
 
         Those of streams of which there is no replica left come first, and then those with a higher priority.
         """
@@ -276,7 +278,7 @@ class Coverage:
         )
 
     def replaced(self, old: VirtualSegment, new: set[VirtualSegment]) -> None:
-        """What is left of `old` is covered by `new`, too: it is retired when those are written down."""
+        """Note that the rest of `old` is covered by `new`, too: it is retired when those are written down."""
         self.replacing.append((old, new))
         self._retire_replaced()
 

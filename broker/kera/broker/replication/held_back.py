@@ -44,7 +44,7 @@ class HeldBack:
                 batch.due_s = 0.0
 
     def planned(self, log: VirtualLog, now_s: float) -> None:
-        """What a log has to send was looked at, and is held back."""
+        """Hold back a log whose next batch was planned."""
         self._held.hold(log, log.held_until_s, now_s)
 
     def discard(self, log: VirtualLog) -> None:

@@ -1,4 +1,4 @@
-"""What bounds replication; see the settings of the broker."""
+"""Limits of replication; see the settings of the broker."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class ReplicationLimits:
     """See the head of this module."""
 
     segment_bytes: int
-    """Of a virtual segment."""
+    """Size of a virtual segment."""
     request_bytes_max: int = REPLICATED_BYTES_MAX
-    """Of chunks that go to a backup at once."""
+    """Maximum of chunks that go to a backup at once."""
     pipelined_bytes_min: int = 256 << 10
     """While a request is under way, the next one is sent only if it has as much; smaller ones go on gathering."""
     in_flight_bytes_max: int = 4 << 20
-    """Of a virtual log."""
+    """Maximum of a virtual log's requests under way."""
     lag_bytes_max: int = 64 << 20
-    """Of a virtual log: what has been appended and is not on backups; then writers wait."""
+    """Maximum of a virtual log's data that were appended and are not on backups; then writers wait."""
     wait_ms_max: int = 5_000
     """How long a write waits for backups, before its writer is told that it is not known what will become of it."""
     idle_close_ms: int = 60_000

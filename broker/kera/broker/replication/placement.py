@@ -20,7 +20,7 @@ class Candidate(NamedTuple):
     rack: str
     """Empty: not known."""
     free_bytes: int
-    """Of its memory, as far as is known."""
+    """Free memory of the backup, as far as known."""
 
 
 def place(replication: int, candidates: Iterable[Candidate], *, node_id: str, random: Random) -> list[int] | None:
@@ -43,5 +43,5 @@ def place(replication: int, candidates: Iterable[Candidate], *, node_id: str, ra
 
 
 def _conflicts(each: Candidate, own: str, nodes: set[str], racks: set[str]) -> tuple[bool, bool, bool]:
-    """What speaks against a backup, the worst first."""
+    """The reasons against a backup, the worst first."""
     return each.node_id in nodes, each.node_id == own, bool(each.rack) and each.rack in racks

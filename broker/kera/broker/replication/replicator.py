@@ -67,7 +67,7 @@ class Replicator:
         await asyncio.shield(self._fenced)
 
     def update_backups(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
-        """What the coordinator knows: connect to those that are new."""
+        """Take the coordinator's list of backups: connect to new ones."""
         infos = self._known = list(infos)
         if not self._broker_epoch:
             return
@@ -84,12 +84,12 @@ class Replicator:
 
     @property
     def known_backups(self) -> list[common_pb2.BackupInfo]:
-        """What the coordinator has told last."""
+        """The coordinator's last list."""
         return self._known
 
     @property
     def broker_id(self) -> int:
-        """Of this broker; 0 before it is registered."""
+        """Id of this broker; 0 before it is registered."""
         return self._broker_id
 
     async def close(self) -> None:

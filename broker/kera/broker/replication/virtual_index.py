@@ -1,4 +1,4 @@
-"""What the index has of a closed virtual segment: where its replicas are, and which parts of which segments it covers.
+"""The index's record of a closed virtual segment: where its replicas are, and which parts of which segments it covers.
 
 Records belong to their stream, and go with it. One that is missing does no harm: what it covered is replicated again.
 Of a stream that was dropped while backups were away, there is which these are: they may have replicas of it.

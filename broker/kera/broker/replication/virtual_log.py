@@ -90,11 +90,11 @@ class VirtualLog:
         """R: copies on backups."""
         self.open: VirtualSegment | None = None
         self.lag_bytes = 0
-        """What is not complete."""
+        """Size of the data that are not complete."""
         self.starved = False
         """There are not enough backups for the next virtual segment."""
         self.held_until_s = 0.0
-        """What is to be sent next is held back until then; 0: it is not."""
+        """The next batch is held back until then; 0: it is not."""
         self._limits = limits
         self._batch_bytes_max = min(limits.request_bytes_max, limits.segment_bytes)
         self._held_bytes_max = min(HELD_BYTES_MAX, self._batch_bytes_max)
@@ -162,7 +162,7 @@ class VirtualLog:
     # -- what goes out ---------------------------------------------------------------------------------------------
 
     def plan(self, now_ms: int, open_next: Opener, now_s: float = math.inf) -> list[Effect]:
-        """What to send now. `now_s`: on the clock of what is held back; infinity: nothing is."""
+        """The requests to send now. `now_s`: on the clock by which batches are held back; infinity: none are."""
         effects: list[Effect] = []
         self.held_until_s = 0.0
         if self._after:

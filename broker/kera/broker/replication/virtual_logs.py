@@ -24,7 +24,7 @@ from kera.core.chunk import created_us_at
 from kera.core.errors import KeraError, NotReplicated
 
 REPAIR_LOG_ID = (1 << 32) - 1
-"""Of each stream: what has to be covered again goes through it."""
+"""The log of each stream through which data are covered again."""
 IDLE_CLOSED_MAX = 8
 """Virtual segments that are closed at once, to make room on backups that are full."""
 IDLE_MS_MIN = 500
@@ -79,7 +79,7 @@ class StreamLogs:
 
 
 def priority_of(streams: Mapping[int, StreamLogs], stream_id: int) -> int:
-    """Of a stream; 0 if it is not here."""
+    """The priority of a stream; 0 if it is not here."""
     stream = streams.get(stream_id)
     return stream.priority if stream is not None else 0
 
@@ -105,7 +105,7 @@ class VirtualLogs:
         self.opened: dict[int, VirtualSegment] = {}
         """Virtual segments that are not closed, by id."""
         self.last_id = 0
-        """Of the newest virtual segment."""
+        """Id of the newest virtual segment."""
         self._limits = limits
         self._backups = backups
         self._coverage = coverage
@@ -194,7 +194,7 @@ class VirtualLogs:
         return batch
 
     def pump(self) -> list[Effect]:
-        """What to do now."""
+        """The requests to send now."""
         now_s = math.inf
         if self.held.active:
             now_s, due = self.held.due()
@@ -350,7 +350,7 @@ class VirtualLogs:
         return all(log.settled for log in self._all())
 
     def lag(self) -> list[VirtualLogLag]:
-        """Of each virtual log."""
+        """The lag of each virtual log."""
         return [
             VirtualLogLag(log.stream_id, log.log_id, log.lag_bytes, log.lag_ms(self.now_ms), log.in_flight)
             for log in self._all()

@@ -1,4 +1,4 @@
-"""What virtual logs are made of: runs of chunks, the batches that they go in, and the virtual segments where those lie.
+"""The parts of virtual logs: runs of chunks, the batches that they go in, and the virtual segments where those lie.
 
 Plain data, changed by ``kera.broker.replication.virtual_log`` (and, once a virtual segment is closed, by
 ``kera.broker.replication.coverage``).
@@ -41,7 +41,7 @@ class SegmentRun:
 
 
 class Batch:
-    """What is, or will be, replicated with one request."""
+    """Data that are, or will be, replicated with one request."""
 
     __slots__ = (
         "born_ms",
@@ -78,7 +78,7 @@ class Batch:
         """Where it is on its way to; None: it has to be sent (again)."""
         self.offset = 0
         self.checksum = 0
-        """Of the virtual segment before this batch."""
+        """Checksum of the virtual segment before this batch."""
         self.checksum_after = 0
         self.missing: set[int] = set()
         """The backups that have yet to acknowledge it."""
@@ -161,7 +161,7 @@ class VirtualSegment:
         self.checksum = 0
         """Over the checksums of its chunks."""
         self.extents: list[Extent] = []
-        """What is complete; for a closed virtual segment, all it has."""
+        """The complete extents; for a closed virtual segment, all that it has."""
         self.left: list[int] = []
         """Backups that are not among `backups` any more, and still have something of it: freed when it is retired."""
         self._newest: dict[SegmentAddress, int] = {}
@@ -193,7 +193,7 @@ class VirtualSegment:
         self._newest = {}
 
     def freed(self) -> list[Free]:
-        """What to do at backups when it goes."""
+        """The requests to backups when it is removed."""
         return [Free(backup_id, (self.virtual_segment_id,)) for backup_id in (*self.backups, *self.left)]
 
     def addresses(self) -> set[SegmentAddress]:
@@ -203,7 +203,7 @@ class VirtualSegment:
 
 @dataclass(slots=True)
 class ReplicationTotals:
-    """What has happened since the start, in all virtual logs."""
+    """Totals since the start, over all virtual logs."""
 
     batches: int = 0
     """That all their backups have."""

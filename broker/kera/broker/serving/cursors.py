@@ -62,7 +62,7 @@ class CursorChanges:
         self._consumer_groups_max = limits.consumer_groups_max
         self._removal_s_max = limits.removal_s_max
         self._removing: dict[Entry, Removal] = {}
-        """Of entries with a removal that has not ended, the last one: whoever asks again waits for that."""
+        """The last removal of each entry that has not ended: a repeated request waits for it."""
 
     async def truncate_streamlets(
         self, call: Call[broker_pb2.TruncateStreamletsRequest]

@@ -1,4 +1,4 @@
-"""What this broker has of streamlets: their bounds, their groups, and how much there is behind a cursor."""
+"""This broker's part of streamlets: their bounds, their groups, and the data behind a cursor."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Descriptions:
         return response
 
     async def measure_lag(self, call: Call[broker_pb2.MeasureLagRequest]) -> Reply[broker_pb2.MeasureLagResponse]:
-        """What is durable at this broker behind cursors."""
+        """Measure the durable data at this broker behind cursors."""
         if len(call.message.cursors) > CURSORS_MAX:
             raise InvalidArgument(f"at most {CURSORS_MAX} cursors in a request", limit=CURSORS_MAX)
         return Reply(await self._turns.run(self._lags(call.peer, call.message.cursors), id(call.peer)))

@@ -54,7 +54,7 @@ class _Found(NamedTuple):
     found: bool
     """It has something to tell."""
     missing: list[tuple[Entry, Key]]
-    """What has to be loaded for more."""
+    """Segments that have to be loaded for more."""
 
 
 class Fetches:

@@ -36,11 +36,11 @@ class Follower:
         """`mark`: called with the follower when there may be something for it."""
         self.address = (start.stream_id, start.streamlet_id, start.entry)
         self.position = position_of(start)
-        """What comes next."""
+        """Position of the next data."""
         self.end = None if end is None else position_of(end)
         self.mark = mark
         self.watched: _Watched | None = None
-        """What wakes it; None before the first look."""
+        """The entry that wakes it; None before the first look."""
         self.place: Key | None = None
         """The segment that it reads next."""
         self.marked = False
@@ -103,7 +103,7 @@ class _Watched(EntryListener):
         self._asleep: dict[Follower, None] = {}
         """Not looked at since they found nothing more."""
         self._waking: deque[Follower] = deque()
-        """Whose turn it is to be woken."""
+        """The followers whose turn it is to be woken."""
         self._places: dict[Key, list[int]] = {}
         """How many read each segment next. An entry knows where it is read, and not how often."""
 

@@ -1,4 +1,4 @@
-"""What one reader of the push channel has asked for: done at once if it is little, else in slices, in its order."""
+"""Requests of one reader of the push channel: carried out at once if they are little, else in slices, in its order."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What a request, an answer and a connection may have of a broker: bounds on memory, and on what others wait for."""
+"""Limits of a request, an answer and a connection: bounds on memory, and on the time for which others wait."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 CONSUMER_GROUP_BYTES_MAX = 256
-"""Of its name."""
+"""Maximum of a consumer group's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class ServingLimits:
 
     # Writes.
     room_bytes_max: int = 64 << 20
-    """Of requests that wait for room in memory, all together."""
+    """Maximum of requests that wait for room in memory, all together."""
     room_wait_ms: int = 5_000
     """How long one of them waits."""
 
@@ -28,7 +28,7 @@ class ServingLimits:
     walk_segments: int = 16384
     """A request may walk through about so many; queries that have to go further are answered with how far they got."""
     walk_segments_min: int = 64
-    """What each query may walk through, however many there are."""
+    """Segments that each query may walk through, however many queries there are."""
     turn_segments: int = 32
     """After so many it is looked whether others have their turn."""
     list_segments_max: int = 256
@@ -38,9 +38,9 @@ class ServingLimits:
     session_ranges_max: int = 65536
     connection_ranges_max: int = 131_072
     ranges_max: int = 262_144
-    """Of all sessions that are kept."""
+    """Maximum over all sessions that are kept."""
     sessions_max: int = 4096
-    """Of a connection: a reader has one for each stream."""
+    """Maximum of a connection: a reader has one for each stream."""
     results_max: int = 4096
     """In one answer: when a stream is dropped, each of its ranges has an error to tell."""
     forgotten_at_once: int = 32
@@ -52,17 +52,18 @@ class ServingLimits:
     described_entries_max: int = 32768
     """In one answer, in at most 128 bytes each: it has to fit into a message."""
     consumer_groups_max: int = 1024
-    """Whose cursors an entry remembers."""
+    """Consumer groups whose cursors an entry remembers."""
     removal_s_max: float = 5.0
-    """Of a request to truncate: of replicated streams the coordinator is told before anything is removed."""
+    """Maximum time of a request to truncate: for replicated streams the coordinator is notified before anything is
+    removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushLimits:
-    """What one reader may have that is pushed to, and what others wait for; likewise."""
+    """Limits of one reader that is pushed to, and of the time for which others wait; likewise."""
 
     subscriptions_max: int = 65536
-    """Of a connection. Those above are told to pull."""
+    """Maximum of a connection. Further subscriptions are answered that they have to pull."""
     run_bytes_max: int = 4 << 20
     """A longer run would keep the other subscriptions waiting; a single chunk may be larger."""
     flush_runs_max: int = 1024

@@ -1,4 +1,4 @@
-"""Who gets the memory of a domain, and what follows when one of them may not read it any more.
+"""Readers that map the memory of a domain, and the steps when one of them may not read it any more.
 
 Nobody can take a mapping back. So what is new goes elsewhere then: to a file that is given to those who still may.
 Whoever has shown a token may no longer once its time is up, whether it is still here or not: it may have been leaked.
@@ -27,7 +27,7 @@ _NOW_S = -math.inf
 
 
 class Mappings:
-    """Of all files of an arena, to whom rights have to allow it."""
+    """The mappings of all files of an arena that need a right."""
 
     def __init__(self, arena: Arena, memory: PersistenceManager, guard: Guard) -> None:
         self._arena = arena

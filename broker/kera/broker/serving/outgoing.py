@@ -46,7 +46,7 @@ class _Held:
 
 
 class Outgoing:
-    """Of one broker. Everything happens on its loop."""
+    """The outgoing answers of one broker. Everything happens on its loop."""
 
     def __init__(self, slot_count: int, *, copied_bytes_max: int = COPIED_BYTES_MAX) -> None:
         self._slots_max = max(1, slot_count // ARENA_SHARE)

@@ -1,4 +1,4 @@
-"""What is known of a request to write chunks, until it is answered; see ``kera.broker.serving.write``."""
+"""The state of a request to write chunks, until it is answered; see ``kera.broker.serving.write``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PendingWrite:
     """A status has an error."""
     done = False
     future: Answer[WriteReply] | None = None
-    """Of the reply, if that is not there at once."""
+    """The future of the reply, if that is not there at once."""
     deadline_s = 0.0
     """For room in memory."""
 
@@ -59,7 +59,7 @@ class PendingWrite:
         self.placed: list[tuple[range, Batch]] = []
         """Statuses that wait for backups, each few with what goes there."""
         self.wanted: list[tuple[Segment, int]] = []
-        """What has to be on disk before the answer."""
+        """Data that have to be on disk before the answer."""
         self.waiting: list[int] = []
         """The statuses that it concerns."""
 

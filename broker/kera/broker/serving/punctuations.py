@@ -1,4 +1,4 @@
-"""What producers say of times: nothing older comes behind what is there (docs/epochs.md).
+"""Producers' statements about times: nothing older comes behind the present data (docs/epochs.md).
 
 A punctuation is written into each entry of the streamlets that a request names, and answered when all of them have
 reached its level. An entry that has got so far already gets none, so it does no harm to ask twice, or too late: the

@@ -57,7 +57,7 @@ Reason = push_pb2.PushEnd.Reason
 
 
 class Push:
-    """What all connections have in common."""
+    """The state that all connections share."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class PushConnection:
         self._send = send
         self._may_read = may_read
         self._file = file or push.arena.file()
-        """What the reader has mapped: it is told of chunks that are there, and gets copies of others."""
+        """The file that the reader has mapped: it gets references to chunks in it, and copies of others."""
         self._inbox = Inbox(push.slices, push.limits.steps_at_once, on_idle=on_idle, on_failed=on_failed)
         self.consumer_group = ""
         self._window_bytes = push.window_bytes_max
@@ -182,7 +182,7 @@ class PushConnection:
         """Pushed and not taken."""
         self._subscriptions: dict[int, Subscription] = {}
         self._marked: OrderedDict[Subscription, None] = OrderedDict()
-        """Whose turn it is, in this order."""
+        """The subscriptions whose turn it is, in this order."""
         self._blocked = False
         """The first of them wants more than the window has room for."""
         self._loading = Loading(push.memory, push.loop, at_once_max=push.limits.loads_at_once)

@@ -98,7 +98,7 @@ class PushServer:
         self.closing = False
         self.stranger_s_max = stranger_s_max
         self.guard = guard if isinstance(guard, Guard) else None
-        """Who says what others may read."""
+        """The guard, which decides what others may read."""
         self.serves_others = mode == ANY_USER and self.guard is not None
         self._mode = mode
         self.arena = arena
@@ -180,9 +180,9 @@ class _Connection(asyncio.Protocol):
         self._state: PushConnection | None = None
         self._peer = Peer("push", "", end=self.abort)
         self._is_own = False
-        """Of the broker's own user, or root."""
+        """The peer is a process of the broker's own user, or of root."""
         self.file: ArenaFile | None = None
-        """What it was given."""
+        """The file that it was given."""
         self._opened = False
         """It has asked for the memory of a domain, and got it, or for what is in the one that it was given."""
         self._stranger: asyncio.TimerHandle | None = None

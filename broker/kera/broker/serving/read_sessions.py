@@ -77,9 +77,9 @@ class _Session:
         self.ranges: dict[int, _Range] = {}
         """By handle."""
         self.marked: OrderedDict[_Range, None] = OrderedDict()
-        """Whose turn it is, in this order."""
+        """The ranges whose turn it is, in this order."""
         self.step = 0
-        """Of the request that was taken last."""
+        """Number of the request that was taken last."""
         self.busy = False
         """That request has not been answered."""
         self.closed = False
@@ -100,7 +100,7 @@ class _Session:
         item.unwatch()
 
     def close(self) -> None:
-        """Who waits is told."""
+        """Close the session and wake the waiting request."""
         self.closed = True
         self._wake()
 
@@ -133,11 +133,11 @@ class _Kept:
     def __init__(self) -> None:
         self.by_id: dict[int, _Session] = {}
         self.ranges = 0
-        """Of all of them."""
+        """Number of ranges over all sessions of the connection."""
 
 
 class _Answer:
-    """What an answer has so far."""
+    """The content of an answer so far."""
 
     def __init__(self, bytes_max: int) -> None:
         self.response = broker_pb2.MultiReadChunksResponse()
@@ -152,7 +152,7 @@ class _Answer:
 
 
 class _Place(NamedTuple):
-    """What a range is of, as it is now."""
+    """The streamlet and entry of a range, as of now."""
 
     streamlet: Streamlet
     entry: Entry
@@ -182,7 +182,7 @@ class ReadSessions:
         self._outgoing = outgoing
         self._read_bytes_max = read_bytes_max
         self.ranges = 0
-        """Of all sessions that are kept."""
+        """Number of ranges over all sessions that are kept."""
         self._slices = Slices(asyncio.get_running_loop())
         self._watches = Watches(self._slices, limits.woken_at_once)
         self._ended: deque[_Session] = deque()
@@ -387,7 +387,7 @@ class ReadSessions:
     # -- what there is -------------------------------------------------------------------------------------------
 
     def _read_marked(self, call: ReadCall, session: _Session) -> Generator[None, None, _Answer]:
-        """What there is for the ranges that are marked now, in turn; yields after each."""
+        """Read the ranges that are marked now, in turn; yields after each."""
         answer = _Answer(min(call.message.bytes_max or self._read_bytes_max, self._read_bytes_max))
         for _ in range(len(session.marked)):
             yield

@@ -181,7 +181,7 @@ class BrokerService:
         return {**served, **self._guard.guarded(others)}
 
     def takers(self) -> Mapping[Method[Any, Any], Taker]:
-        """Of methods whose requests are many and small, for connections of frames."""
+        """The takers of methods whose requests are many and small, for connections of frames."""
         return {api.MULTI_WRITE_CHUNKS: self._guard.taker(self.writer.taker.take, of_daemons=False)}
 
     def _once_registered(self, handler: Handler) -> Handler:

@@ -1,4 +1,4 @@
-"""Who may do what with a stream, asked again when a request gets to it.
+"""Rights on a stream, checked again when a request gets to it.
 
 Many ranges or cursors take their time, and those of a read session are kept: a stream that was not here when the
 request came may be by then, and nobody has asked whether who named its id may see it.
@@ -33,7 +33,7 @@ def checking_groups(door: Door) -> CheckGroup:
 
 
 def checking(door: Door) -> CheckStream:
-    """What is asked of who is behind `door`."""
+    """The check for peers behind `door`."""
     if not isinstance(door, Guard):
         return nothing_is_kept
 

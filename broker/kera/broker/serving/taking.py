@@ -154,7 +154,7 @@ def refused_answers(held: bytes, error: KeraError) -> bytes:
 
 
 def _held(held: bytes) -> Iterator[tuple[int, bytes]]:
-    """Of each request its id and the statuses of its answer."""
+    """The id of each request and the statuses of its answer."""
     at = 0
     while at < len(held):
         request_id, size = _HELD.unpack_from(held, at)

@@ -22,8 +22,8 @@ from kera.core.turns import Turns
 from kera.v1 import broker_pb2
 
 CONSUMER_GROUPS_MAX = 1024
-"""Of whom it is remembered, per streamlet, which groups they were given; beyond that the one unheard of for longest is
-forgotten."""
+"""Consumer groups for which it is remembered, per streamlet, which groups they were given; beyond that, the one that
+was silent for longest is forgotten."""
 
 
 class GivenGroups:

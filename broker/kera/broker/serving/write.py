@@ -62,7 +62,8 @@ _LEADER, _PERSISTED = common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSIS
 _REPLICATED = common_pb2.DURABILITY_REPLICATED
 
 RUN_BYTES_MAX = 256 << 10
-"""Of chunks that follow each other in a segment and go to backups as one: few enough for batches to become full."""
+"""Maximum of chunks that follow each other in a segment and go to backups as one: few enough for batches to become
+full."""
 
 _REPLACED = "a newer launch of this broker has taken over; ask the coordinator"
 
@@ -113,7 +114,7 @@ class Writer:
         self._access = access
         self._reports = reports
         self._append_chunks: Callable[..., Any] | None = native.append_chunks if native is not None else None
-        """Of the native core; None: each chunk is appended here."""
+        """The native core's function; None: each chunk is appended here."""
         self._replication_limits = replication.limits
         self._door: Door = (
             streams.by_id,
@@ -134,7 +135,7 @@ class Writer:
             lambda: not (self._queue or self._fenced),
             access,
         )
-        """Of requests that are as usual, from connections that know of it."""
+        """Takes usual requests straight from connections of frames."""
         self._fenced = False
         """Nothing is acknowledged any more."""
         self._loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Who may write to which streams, and under which producers' ids: found out once, and remembered until rules change.
+"""Rights to write to streams, and under producers' ids: found out once, and remembered until rules change.
 
 What the native core appends goes to streams that it finds in a dictionary. Without security that has all there are;
 with it, each identity has one of its own, with those that it may write to. So that costs a request nothing. Likewise
@@ -20,7 +20,7 @@ from kera.core.errors import NotAllowed, Unavailable
 from kera.core.rpc.method import Peer
 
 Door = tuple[Any, ...]
-"""Of the native core: the first thing in it are the streams."""
+"""A struct of the native core: its first field is the streams."""
 IDENTITIES_MAX = 4096
 PRODUCERS_MAX = 100_000
 """Ids of producers that are remembered of an identity."""

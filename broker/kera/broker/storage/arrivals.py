@@ -1,5 +1,5 @@
-"""What comes to the log from elsewhere: records of segments that are to come, and then their files. Part of the
-persistence manager; pure.
+"""Data that come to the log from elsewhere: records of future segments, and then their files. Part of the persistence
+manager; pure.
 
     graft     entries get segments that this broker has not written: records of what is to come, all in one change
     install   the file of such a segment is complete and durable: it gets its name, and the record its physical id
@@ -86,7 +86,7 @@ class Arrivals:
         return self._failed is not None
 
     def plan(self, now_ms: int) -> ArriveJob | None:
-        """What to do next, if anything; it must be performed and then given to `finished`."""
+        """The next job, if any; it must be performed and then given to `finished`."""
         if self._busy or not (self._grafts or self._install or self._failed):
             return None
         if self._failed is not None:

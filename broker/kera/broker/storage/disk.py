@@ -31,7 +31,7 @@ __all__ = ["BLOCK_BYTES", "Disk", "LocalDisk", "block_ceiling", "block_floor"]
 
 
 class Disk(Protocol):
-    """What the log does to files. Simulations implement it with errors, torn writes and crashes."""
+    """The file operations of the log. Simulations implement them with errors, torn writes and crashes."""
 
     def create(self, path: Path, reserve_bytes: int) -> None:
         """Make an empty file, in a directory made if need be, with room reserved; durable."""
@@ -66,11 +66,11 @@ class Disk(Protocol):
         ...
 
     def names(self, path: Path) -> list[str]:
-        """What is in a directory; nothing in one that does not exist."""
+        """The names in a directory; none in one that does not exist."""
         ...
 
     def length(self, path: Path) -> int:
-        """Of a file, in bytes."""
+        """The length of a file, in bytes."""
         ...
 
     def modified_us(self, path: Path) -> int:

@@ -40,7 +40,7 @@ class DiskHealth:
         self._retry_ms = now_ms + RETRY_MS
 
     def forget_error(self, now_ms: int) -> None:
-        """What could not be written is gone: whoever writes next will see."""
+        """Forget the error, as the data that could not be written are gone: the next write shows the disk's state."""
         if now_ms >= self._retry_ms:
             self.error = None
 

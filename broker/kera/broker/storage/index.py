@@ -63,7 +63,7 @@ _META = b"m"
 
 FORMAT = 1
 MAP_BYTES = 64 << 30
-"""Of address space, not of memory: the index of half a billion segments."""
+"""Address space, not memory: the index of half a billion segments."""
 LOCK_BYTES = 16 << 10
 """More than LMDB's lock file takes with `READERS_MAX` readers."""
 READERS_MAX = 64
@@ -79,7 +79,7 @@ OpenIndex = Callable[[Path], "tuple[SegmentIndex, bool]"]
 
 
 class CopyFailed(Exception):
-    """Whoever copied has ended before its end."""
+    """The process that copied has ended before its end."""
 
 
 class SegmentIndex:
@@ -135,7 +135,7 @@ class SegmentIndex:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def meta(self) -> dict[str, Any]:
-        """What the broker remembers of itself; empty for a new index."""
+        """The broker's notes about itself; empty for a new index."""
         value = self.record(_META)
         return {} if value is None else dict(json.loads(value))
 
@@ -208,7 +208,7 @@ class SegmentIndex:
         return [key for kind in kinds for key, _ in self.records(ORIGIN_KEY.pack(kind, stream_id, streamlet_id))]
 
     def origin(self, stream_id: int, streamlet_id: int) -> OriginRecord | None:
-        """What was taken over of a streamlet; None: nothing, or it is all here for good."""
+        """The origin of a streamlet that was taken over; None: it was not, or all of it is here for good."""
         value = self.record(ORIGIN_KEY.pack(b"o", stream_id, streamlet_id))
         return None if value is None else origin_record(value)
 

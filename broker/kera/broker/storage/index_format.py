@@ -37,7 +37,7 @@ from kera.core.ids import EntryId, Position
 from kera.core.punctuation import NO_TIME
 
 GAPS_MAX = 64
-"""Of an entry: each is one loss of the host's memory."""
+"""Maximum of gaps of an entry: each is one loss of the host's memory."""
 
 CRC = struct.Struct("<I")
 ENTRY_KEY = struct.Struct(">cQII")
@@ -113,7 +113,7 @@ def put_digests(stream_id: int, streamlet_id: int, found: Mapping[int, Digests])
 
 
 def merged(key: bytes, value: bytes, before: bytes | None) -> bytes:
-    """What to write for a change, given the value that is there. Both have their checksums.
+    """The value to write for a change, given the present value. Both have their checksums.
 
     Digests are added to those before them; all other records are replaced.
     """
@@ -188,13 +188,13 @@ def intact(key: bytes, value: bytes) -> bool:
 
 
 def segment_record(value: bytes) -> SegmentRecord:
-    """What `put_segment` has written."""
+    """Read the value that `put_segment` has written."""
     physical_id, length, is_open, chunks, crc, first, count, low, high, newest = _SEGMENT.unpack_from(value)
     return SegmentRecord(physical_id, length, bool(is_open), chunks, crc, first, count, low, high, newest)
 
 
 def entry_record(value: bytes) -> EntryRecord:
-    """What `put_entry` has written."""
+    """Read the value that `put_entry` has written."""
     group, segment, offset, start_record, next_record, size, count, last_group, last_segment, gaps = _ENTRY.unpack_from(
         value
     )
@@ -219,13 +219,13 @@ def entry_record(value: bytes) -> EntryRecord:
 
 
 def digests_record(value: bytes) -> Digests:
-    """What `put_digests` has written."""
+    """Read the value that `put_digests` has written."""
     producer_epoch, next_sequence = PRODUCER.unpack_from(value)
     return Digests(producer_epoch, next_sequence, value[PRODUCER.size :])
 
 
 def origin_record(value: bytes) -> OriginRecord:
-    """What `put_origin` has written."""
+    """Read the value that `put_origin` has written."""
     next_group_id, records_lost, count = _ORIGIN.unpack_from(value)
     sources = _SOURCE.iter_unpack(value[_ORIGIN.size : _ORIGIN.size + count * _SOURCE.size])
     return OriginRecord(frozenset((broker_id, epoch) for broker_id, epoch in sources), next_group_id, records_lost)

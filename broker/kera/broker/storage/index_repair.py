@@ -32,7 +32,7 @@ UNKNOWN_CRC = 0
 
 @dataclass(slots=True)
 class StartFindings:
-    """What the start has found, for the log and the metrics."""
+    """The findings of the start, for the log and the metrics."""
 
     attached: bool = False
     """The arena of the last launch."""
@@ -59,7 +59,7 @@ def producers_of(headers: list[ChunkHeader], known: dict[int, ProducerRecord]) -
 
 
 def producer_changes(address: SegmentAddress, headers: list[ChunkHeader]) -> list[Change]:
-    """What the index is to have of the producers of a segment's chunks."""
+    """The changes to the index for the producers of a segment's chunks."""
     changes = [put_producer(*address[:2], *item) for item in producers_of(headers, {}).items()]
     return changes + put_digests(*address[:2], digests_of(table(headers)))
 

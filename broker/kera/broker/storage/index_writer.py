@@ -83,7 +83,7 @@ class IndexWriter:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def plan(self, now_ms: int) -> IndexJob | None:
-        """What to do next, if anything; it must be performed and then given to `finished`."""
+        """The next job, if any; it must be performed and then given to `finished`."""
         if self._job is not None:
             return None
         if self.failed is not None:

@@ -1,4 +1,4 @@
-"""What the persistence manager plans and ``kera.broker.storage.segment_files`` performs: plain data, both ways."""
+"""Jobs that the persistence manager plans and ``kera.broker.storage.segment_files`` performs: plain data, both ways."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WritePart:
     physical_id: int
     create: bool
     reserve_bytes: int
-    """Of a new file."""
+    """Reserved size of a new file."""
     offset: int
     view: memoryview
     """Whole blocks."""
@@ -31,7 +31,8 @@ class WritePart:
     end: int
     """The new bytes: what is added to the checksum."""
     chunk_ends: array[int]
-    """Of the chunks in them, from the segment's start; none when some are damaged: their checksum is not known then."""
+    """Ends of the chunks in them, from the segment's start; none when some are damaged: their checksum is not known
+    then."""
     final: bool
     crc32c: int
     """Over everything before `begin`; after the job, before `end`. 0: not known."""
@@ -91,7 +92,7 @@ class ArriveJob:
     changes: list[Change]
     meta: dict[str, Any]
     physical_ids: list[int]
-    """Of the files, in the order in which they become durable."""
+    """Ids of the files, in the order in which they become durable."""
     done: list[Done]
     entries: list[Entry]
     grafts: list[tuple[Entry, Graft]] = field(default_factory=list)
@@ -104,7 +105,7 @@ Job = StoreJob | LoadJob | IndexJob | RemoveJob | ArriveJob
 
 @dataclass(slots=True)
 class DiskTotals:
-    """What has happened since the start."""
+    """Totals since the start."""
 
     segments_flushed: int = 0
     bytes_flushed: int = 0

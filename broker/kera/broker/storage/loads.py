@@ -1,5 +1,5 @@
-"""What comes back from disk: segments that readers want, and the following ones ahead of them. Part of the persistence
-manager; pure.
+"""Segments that come back from disk: those that readers want, and the following ones ahead of them. Part of the
+persistence manager; pure.
 
 A segment that has yet to come from backups is awaited, but not for ever; who recovers is told that it is wanted.
 
@@ -40,7 +40,7 @@ class Loads:
         """In the order in which it was asked for."""
         self._waiters: dict[tuple[Entry, Key], list[Done]] = {}
         self._read_on: set[tuple[Entry, Key]] = set()
-        """Whose waiters will want the following ones, too."""
+        """Segments whose waiters will want the following ones, too."""
         self._awaited: dict[tuple[Entry, Key], int] = {}
         """To come from backups → when those who wait for it are told that it takes longer."""
         self._in_flight: dict[Segment, list[Done]] = {}
@@ -117,7 +117,7 @@ class Loads:
             self._tell(*wanted)
 
     def _tell(self, entry: Entry, key: Key, error: KeraError | None = None) -> None:
-        """Who waits for a segment shall look again, or is told why that is of no use."""
+        """Wake all that wait for a segment, or give them the error that makes waiting useless."""
         self._read_on.discard((entry, key))
         for waiter in self._waiters.pop((entry, key), []):
             waiter(error)
@@ -125,7 +125,7 @@ class Loads:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def plan(self) -> list[LoadJob]:
-        """What to load now; each job must be performed and then given to `finished`."""
+        """The segments to load now; each job must be performed and then given to `finished`."""
         jobs: list[LoadJob] = []
         slots, put_off = self._slots, 0
         while len(self._wanted) > put_off and len(self._in_flight) < LOADS_IN_FLIGHT_MAX:

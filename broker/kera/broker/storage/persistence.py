@@ -140,7 +140,7 @@ class PersistenceManager:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def plan(self) -> list[Job]:
-        """What to do next; each job must be performed and then given to `finished`."""
+        """The next jobs; each must be performed and then given to `finished`."""
         change = self.index_writer.plan(self.now_ms)  # first: what goes needs not be written
         removal = self.removals.plan(self.now_ms)
         jobs: list[Job | None] = [change, *self.segments.plan(self.now_ms), *self.loads.plan()]

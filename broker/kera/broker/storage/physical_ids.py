@@ -17,7 +17,7 @@ class PhysicalIds:
         self._meta = meta
         self._next: int = meta["next_physical_id"]
         self._unindexed: set[int] = set()
-        """Of files that there may be, and that the index does not know."""
+        """Ids of possible files that the index does not know."""
 
     def take(self) -> int:
         """The id of a new file."""
@@ -38,7 +38,7 @@ class PhysicalIds:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the index is to remember of the broker."""
+        """The broker's notes about itself for the index."""
         return self.meta_with(())
 
     def meta_with(self, physical_ids: Iterable[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What goes for good: by retention, truncation and deletion. Pure.
+"""Data that are removed for good: by retention, truncation and deletion. Pure.
 
 From the index first (``kera.broker.storage.index_writer``) and then from the disk, so that what a crash leaves is at
 most a file that the index knows is to be removed. An entry of which something goes is locked until the index has

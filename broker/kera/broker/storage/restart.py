@@ -1,4 +1,4 @@
-"""What a broker finds when it starts: in the arena of its last launch, and on its disk.
+"""The findings of a broker's start: in the arena of its last launch, and on its disk.
 
     arena of the last launch (killed)  ──► tails of all entries, as they were: nothing that was appended is lost
     no arena, last launch not stopped  ──► the disk has all that was persisted; what is behind it is a gap
@@ -81,7 +81,7 @@ class Restart:
     """Finds, and then gives each streamlet what is its own."""
 
     arena: Arena | None
-    """Of the last launch; None when there is none."""
+    """Arena of the last launch; None when there is none."""
     index: SegmentIndex
     store: SegmentStore
     found: StartFindings = field(default_factory=StartFindings)
@@ -360,7 +360,7 @@ class Restart:
         return self._restore_tail(Entry(entry_id, self.index, self.index.entry(entry_id)), {})
 
     def unserved(self, stream_id: int) -> Unserved:
-        """What is here of a stream that is not open."""
+        """The part of a stream that is here while the stream is not open."""
         ends: dict[EntryId, int] = {}
         size = sum(record.length for _, record in self.index.segments_of_stream(stream_id) if not record.open)
         for entry_id in self.index.entries():

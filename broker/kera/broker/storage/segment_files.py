@@ -42,7 +42,7 @@ FILES_PER_DIRECTORY = 1024
 SUFFIX = ".segment"
 _NAME = re.compile(r"([0-9a-f]{12})\.segment")
 _PLACE = struct.Struct("<8xI4xQI60xQII")
-"""Of a header: length of the payload, stream, streamlet, group, segment, entry."""
+"""Fields of a header: length of the payload, stream, streamlet, group, segment, entry."""
 
 
 class SegmentStore:

@@ -91,7 +91,7 @@ class SegmentWriter:
     # -- planning --------------------------------------------------------------------------------------------------
 
     def plan(self, now_ms: int) -> list[StoreJob]:
-        """What to write next; each job must be performed and then given to `finished`."""
+        """The next writes; each job must be performed and then given to `finished`."""
         jobs: list[StoreJob | None] = []
         if not self._books.disk.may_write(now_ms):
             return []
@@ -266,7 +266,7 @@ class SegmentWriter:
             self._index_writer.forget(part.segment)
 
     def remove_files(self, segment: Segment) -> None:
-        """Of a segment that was dropped; files in the index go with their stream's records."""
+        """Remove the files of a segment that was dropped; files in the index go with their stream's records."""
         if not segment.in_index:
             self._removals.remove_files(segment.files)
 
@@ -289,5 +289,5 @@ class SegmentWriter:
 
     @property
     def bytes_left(self) -> int:
-        """Of segments that are not on disk."""
+        """Size of the segments that are not on disk."""
         return sum(segment.head - segment.stored for segment in (*self.heads, *self.closed))

@@ -1,4 +1,5 @@
-"""Who gets the slots of the memory: writers, segments that come back from disk, and readers who hold them. Pure.
+"""The slots of the memory and their users: writers, segments that come back from disk, and readers that hold them.
+Pure.
 
 * **Eviction**: when no slot is free, one whose segment is on disk is taken: of the streams with the lowest
   `memory_priority`, first those that no reader has before it (the oldest first), then the one that is farthest from any

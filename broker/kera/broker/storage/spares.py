@@ -20,7 +20,7 @@ from kera.core.settings import MIB
 SPARE_BYTES_MIN = MIB
 """Smaller files are made and removed in no time."""
 SPARES_BYTES_MAX = 512 * MIB
-"""What a retention removes of one second, about: it looks as often."""
+"""About the size that a retention removes of one second: it looks as often."""
 
 
 class Spares:

@@ -1,4 +1,4 @@
-"""What the index has of unsure tails: where they begin, see `UnsureTail`. Records belong to their streamlet."""
+"""The index's records of unsure tails: where they begin, see `UnsureTail`. Records belong to their streamlet."""
 
 from __future__ import annotations
 
