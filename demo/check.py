@@ -20,7 +20,7 @@ VISIBILITY_LOW_MILES = 3.0
 
 
 class Tally(NamedTuple):
-    """What is known of some flights."""
+    """The known sums over some flights."""
 
     flights: int = 0
     departed: int = 0

@@ -47,7 +47,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 
 class Data(NamedTuple):
-    """What is replayed."""
+    """The data to replay."""
 
     flights: pa.Table
     weather: pa.Table

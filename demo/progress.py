@@ -1,4 +1,4 @@
-"""What is known while the demo runs: how far the feeder is, how far Spark is, and what Spark has found.
+"""The progress of a running demo: how far the feeder is, how far Spark is, and the results of Spark.
 
 The feeder's reports, the query's progress and its results come in from different threads; each is one assignment.
 """
@@ -116,7 +116,7 @@ class Progress:
         return (recent[-1].flights - recent[0].flights) / max(recent[-1].at - recent[0].at, 1e-3)
 
     def latency_s(self, part: float) -> float:
-        """What `part` of the flights stayed below, from acknowledged to processed."""
+        """The latency that `part` of the flights stayed below, from acknowledged to processed."""
         left = part * sum(flights for _, flights in self.latencies)
         for seconds, flights in sorted(self.latencies):
             left -= flights

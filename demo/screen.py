@@ -1,4 +1,4 @@
-"""What the user sees: a table that fills while the year goes by, plain lines without a terminal, and the verdict."""
+"""The user's view: a table that fills while the year goes by, plain lines without a terminal, and the verdict."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Covered:
 
     @property
     def percent(self) -> float:
-        """Of lines and branches together."""
+        """Percentage of lines and branches together."""
         return _percent(self.lines_run + self.branches_run, self.lines + self.branches)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Covered:
 
 
 def per_package(report: Mapping[str, Any]) -> dict[str, Covered]:
-    """What a report says of each package, and last of all of them."""
+    """The coverage of each package in a report, and last of all of them."""
     found: defaultdict[str, Covered] = defaultdict(Covered)
     for name, file in sorted(report["files"].items()):
         for package in (package_of(PurePath(name)), "total"):

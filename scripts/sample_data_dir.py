@@ -35,7 +35,7 @@ SEGMENT_BYTES = 16 << 10
 LEADER, PERSISTED = 1, 2
 """The streams."""
 CHUNKS = 12
-"""Of each stream."""
+"""Chunks of each stream."""
 START_US = 1_700_000_000_000_000
 
 

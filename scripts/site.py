@@ -254,7 +254,7 @@ def _messages() -> Iterator[str]:
 
 
 def _metrics() -> Iterator[str]:
-    """Of daemons that are started for this."""
+    """The metrics of daemons that are started for this."""
     from kera.local.cluster import LocalCluster
 
     yield "# Metrics"
@@ -292,7 +292,7 @@ def _metrics() -> Iterator[str]:
 
 
 async def _token(bootstrap: str, secret: Path) -> str:
-    """Of somebody who may see the metrics of a cluster."""
+    """A token of a user that may see the metrics of a cluster."""
     from kera.client import Client, ClientSettings
     from kera.core.access.settings import as_daemon
     from kera.core.runtime import MACHINE

@@ -98,7 +98,7 @@ def _method(node: ast.AsyncFunctionDef, attribute: str) -> str:
 
 
 def _types(node: ast.AsyncFunctionDef) -> Iterator[ast.AST]:
-    """What of a signature has names that are to be imported."""
+    """The parts of a signature with names that have to be imported."""
     for each in (*node.args.args, *node.args.kwonlyargs):
         if each.annotation is not None:
             yield each.annotation
@@ -123,7 +123,7 @@ def _imports(tree: ast.Module, used: set[str], source: str) -> Iterator[str]:
 
 
 def _defined(node: ast.stmt) -> set[str]:
-    """What a statement of a module gives names to, functions left out."""
+    """The names that a statement of a module defines, functions left out."""
     if isinstance(node, ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Assign | ast.AnnAssign):

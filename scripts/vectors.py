@@ -366,7 +366,7 @@ def write_response() -> broker_pb2.MultiWriteChunksResponse:
 
 
 def read_response(length_bytes: int) -> broker_pb2.MultiReadChunksResponse:
-    """Of two ranges: the first has a chunk, the second nothing for now."""
+    """A response about two ranges: the first has a chunk, the second nothing for now."""
     asked = read_request().ranges
     following = common_pb2.Cursor()
     following.CopyFrom(asked[0].start)

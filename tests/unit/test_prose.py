@@ -32,22 +32,22 @@ HIGHER: dict[str, int] = {
 
 DOCSTRING_RIDDLE = re.compile(r'^ *r?"""(?:What|Who|Whose|Of|Whoever|Whatever) ', re.MULTILINE)
 DOCSTRINGS_LEFT = {
-    "backup/kera/backup": 53,
+    "backup/kera/backup": 0,
     "broker/kera/broker": 0,
     "client/kera/cli": 126,
     "client/kera/client": 0,
     "client/kera/connect": 87,
     "client/kera/console": 84,
-    "client/kera/local": 8,
-    "client/kera/pytest_plugin": 1,
-    "coordinator/kera/coordinator": 243,
+    "client/kera/local": 0,
+    "client/kera/pytest_plugin": 0,
+    "coordinator/kera/coordinator": 0,
     "core": 1,
     "core/kera/core": 0,
     "spark_connector": 1,
-    "spark_connector/kera/spark_connector": 140,
+    "spark_connector/kera/spark_connector": 0,
     "bench": 244,
-    "demo": 5,
-    "scripts": 8,
+    "demo": 0,
+    "scripts": 0,
 }
 """Docstrings of each package that begin so, without naming their subject. Lower the counts; never raise one."""
 

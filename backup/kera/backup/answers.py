@@ -29,7 +29,7 @@ class _Held:
 
 
 class Answers:
-    """Of one backup. Everything happens on its loop."""
+    """The outgoing answers of one backup. Everything happens on its loop."""
 
     def __init__(self, bytes_max: int | None = None) -> None:
         """None: `ANSWERS_BYTES_MAX`."""
@@ -71,7 +71,7 @@ class HeldAnswer:
         self._answer_bytes = answer_bytes
 
     def is_made(self, data: bytearray) -> memoryview:
-        """What has to be sent."""
+        """The data to send."""
         view = memoryview(data)
         weakref.finalize(view, self._answers.let_go, self._held, self._answer_bytes)
         return view

@@ -1,4 +1,4 @@
-"""What is known of one disk: its room, its frames, and what waits to be written there. Pure.
+"""The state of one disk: its room, its frames, and the parts that wait to be written there. Pure.
 
 Room is counted in bytes of blocks. An open replica counts whole, so that it can always be written; a finished one what
 it has. The bound is the setting's, and what the file system has left (as of the last look at it), less a reserve.
@@ -37,11 +37,11 @@ class DiskState:
     layout: Layout
     bytes_max: int | None = None
     reserve_bytes: int = 0
-    """Of the file system, left to others."""
+    """Size of the file system that is left to others."""
     used_bytes: int = 0
     """By replicas, open ones whole."""
     written_bytes: int = 0
-    """Of `used_bytes`, what has been written."""
+    """The part of `used_bytes` that has been written."""
     free_frames: list[int] = field(default_factory=list)
     next_frame: int = 0
     waiting: dict[Replica, list[Waiter]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class DiskState:
 
     @property
     def room_bytes(self) -> int:
-        """What replicas may still take."""
+        """The room that replicas may still take."""
         to_come = self.used_bytes - self._fs_written_bytes
         room = self._fs_free_bytes - self.reserve_bytes - to_come
         if self.bytes_max is not None:
@@ -105,7 +105,7 @@ class DiskState:
 
 
 def disk_error(error: OSError, name: str) -> KeraError:
-    """What a broker is told of an error of a disk."""
+    """The error for a broker when a disk fails."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskFull(
             f"the backup's disk has no room for {name}; make room there: it goes on by itself",

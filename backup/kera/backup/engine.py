@@ -140,7 +140,7 @@ class Engine:
         return engine
 
     def registered(self, backup_id: int, cluster_id: str) -> None:
-        """What headers say of this backup from now on; nothing may be appended before."""
+        """Set the identity that headers have from now on; nothing may be appended before."""
         self.store.persistence.set_identity(backup_id, cluster_id)
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -173,13 +173,13 @@ class Engine:
 
     @property
     def free(self) -> Free:
-        """What new replicas may take."""
+        """The room for new replicas."""
         slots, working = self.store.slots, [disk for disk in self.store.persistence.disks if disk.error is None]
         return Free(slots.free * slots.slot_bytes, sum(disk.room_bytes for disk in working))
 
     @property
     def disk_bytes(self) -> int:
-        """What there is for replicas, taken or not."""
+        """The room for replicas, taken or not."""
         return sum(disk.used_bytes + disk.room_bytes for disk in self.store.persistence.disks)
 
     async def remember_fence(self, broker_id: int, broker_epoch: int) -> None:

@@ -37,10 +37,10 @@ invariant(_FRAME.size + _CRC.size <= SECTOR_BYTES, "a sector holds a header")
 
 
 class FrameHeader(NamedTuple):
-    """What the disk knows of a replica."""
+    """The header of a replica on the disk."""
 
     sequence: int
-    """Of the write, within the backup: of two frames for one replica the later one counts."""
+    """Number of the write, within the backup: of two frames for one replica the later one counts."""
     backup_id: int
     broker_id: int
     broker_epoch: int
@@ -65,7 +65,7 @@ class FrameHeader(NamedTuple):
 
 
 def decode_header(block: memoryview | bytes, where: str) -> FrameHeader | None:
-    """What a header block says; None when neither of its copies is whole.
+    """The content of a header block; None when neither of its copies is whole.
 
     Raises `StartError` when a newer version has written it; `where` names the place for that.
     """
@@ -103,7 +103,7 @@ def _block(content: bytes) -> bytes:
 
 
 def _copies(block: memoryview | bytes, layout: struct.Struct) -> list[tuple[Any, ...]]:
-    """Of both copies in a block those that match their checksums."""
+    """Those of a block's two copies that match their checksums."""
     view = memoryview(block)
     return [
         layout.unpack_from(view, at)
@@ -120,7 +120,7 @@ class Layout(NamedTuple):
 
     @property
     def frame_bytes(self) -> int:
-        """Of header and replica."""
+        """Size of header and replica."""
         return BLOCK_BYTES + self.segment_bytes
 
     def offset(self, index: int) -> int:

@@ -48,7 +48,7 @@ class KeptHeaders:
         self.bytes_kept -= len(self._kept.pop(replica, b""))
 
     def read(self, replica: Replica, offset: int, bytes_max: int, streamlets: Streamlets) -> Walk | None:
-        """What `kera.backup.reading.walk` finds with `headers_only`; None: the headers are not kept."""
+        """The result of `kera.backup.reading.walk` with `headers_only`; None: the headers are not kept."""
         if replica.slot is not None and replica.finished:
             self.keep(replica)
         kept = self._kept.get(replica)

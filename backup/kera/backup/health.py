@@ -9,7 +9,7 @@ from kera.core.monitoring.health import Finding, Health, concern, well, wrong
 
 
 def watch_disks(health: Health, engine: Engine) -> None:
-    """What there is to say of its disks and its memory, once they are open."""
+    """Watch its disks and its memory, once they are open."""
 
     def disks() -> Finding:
         every = engine.store.persistence.disks
@@ -31,7 +31,7 @@ def watch_disks(health: Health, engine: Engine) -> None:
 
 
 def watch_registration(health: Health, registration: BackupRegistration, clock: Clock) -> None:
-    """What there is to say of its tie to the coordinator, which is made next.
+    """Watch its registration at the coordinator, which comes next.
 
     Brokers use a backup also while the coordinator is away.
     """

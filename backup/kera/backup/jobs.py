@@ -1,4 +1,4 @@
-"""What is planned for the disks, and performed on threads: plain data, both ways."""
+"""Jobs for the disks, performed on threads: plain data, both ways."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kera.core.done import Done
 
 @dataclass(slots=True)
 class ReplicaPart:
-    """What is written of one replica."""
+    """The part of one replica that is written."""
 
     replica: Replica
     index: int
-    """Of the frame."""
+    """Index of the frame."""
     header: FrameHeader
     offset: int
-    """Of the data, within the replica."""
+    """Offset of the data within the replica."""
     data: memoryview
     """Whole blocks; may be empty."""
 
@@ -58,7 +58,7 @@ Job = WriteReplicasJob | PunchJob
 
 @dataclass(slots=True)
 class StoreTotals:
-    """What has happened since the start."""
+    """Totals since the start."""
 
     chunks_appended: int = 0
     bytes_appended: int = 0

@@ -32,7 +32,7 @@ def _punch_hole(fd: int, offset: int, length: int) -> None:
 
 
 class BlockDisk(Protocol):
-    """What the backup does to a disk. Simulations implement it with errors, torn writes and loss of power."""
+    """The disk operations of the backup. Simulations implement them with errors, torn writes and loss of power."""
 
     name: str
     """For people: the path of the file."""
@@ -42,7 +42,7 @@ class BlockDisk(Protocol):
         ...
 
     def sync(self) -> None:
-        """What was written and punched is durable when this returns."""
+        """Make all writes and punches durable."""
         ...
 
     def read(self, offset: int, into: memoryview) -> int:
@@ -58,7 +58,7 @@ class BlockDisk(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """What the file system has left."""
+        """Free space of the file system."""
         ...
 
     def total_bytes(self) -> int:

@@ -15,7 +15,7 @@ from kera.core.monitoring.sources import Steps
 
 @dataclass(slots=True)
 class RequestCounters:
-    """What has happened since the start."""
+    """Counts since the start."""
 
     replicate_requests: int = 0
     bytes_read: int = 0

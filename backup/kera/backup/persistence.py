@@ -66,7 +66,7 @@ class Persistence:
         self._scarce = scarce
 
     def set_identity(self, backup_id: int, cluster_id: str) -> None:
-        """What headers say of this backup from now on."""
+        """Set the identity that headers have from now on."""
         self._backup_id, self._cluster_id = backup_id, cluster_id
 
     def flush_soon(self) -> None:
@@ -127,7 +127,7 @@ class Persistence:
     # -- planning --------------------------------------------------------------------------------------------------
 
     def plan(self) -> list[Job]:
-        """What to do next; each job must be performed and then given to `finished`."""
+        """The next jobs; each must be performed and then given to `finished`."""
         jobs: list[Job] = []
         for disk in self.disks:
             if not disk.writable(self.now_ms):

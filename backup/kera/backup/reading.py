@@ -47,7 +47,7 @@ _MAGIC = int.from_bytes(MAGIC, "little")
 
 @dataclass(slots=True)
 class Walk:
-    """What was found."""
+    """The findings of a walk."""
 
     chunks: bytearray = field(default_factory=bytearray)
     next_offset: int = 0
@@ -55,20 +55,21 @@ class Walk:
     damaged: list[int] = field(default_factory=list)
     """Where damage begins that was come upon."""
     ends: list[int] = field(default_factory=list)
-    """Of all chunks that are whole, wanted or not."""
+    """Ends of all whole chunks, wanted or not."""
     unknown_version: int = 0
-    """Of a chunk that a newer program has written: to all else it is damage. 0: none was come upon."""
+    """Format version of a chunk that a newer program has written; for other programs it is damaged. 0: none was
+    found."""
 
 
 def memory_window(view: memoryview, length: int) -> Window:
-    """Of a replica in memory."""
+    """The window of a replica in memory."""
     return lambda offset, _size: view[offset:length]
 
 
 def disk_window(
     disk: BlockDisk, layout: Layout, index: int, length: int, buffer: memoryview, here: bytearray | None = None
 ) -> Window:
-    """Of a replica in a frame, by way of `buffer`, which has room for any replica. Raises ``OSError``.
+    """The window of a replica in a frame, by way of `buffer`, which has room for any replica. Raises ``OSError``.
 
     `here`: a byte for each block of the buffer, whether it has the replica's already; None: it has nothing yet.
     """

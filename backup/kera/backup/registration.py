@@ -27,7 +27,7 @@ class BackupDirectory(data_dir.DataDirectory):
 
 
 class Free(NamedTuple):
-    """What a heartbeat tells."""
+    """The free room in a heartbeat."""
 
     memory_bytes: int
     disk_bytes: int

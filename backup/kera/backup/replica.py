@@ -35,7 +35,7 @@ class Replica:
     broker_id: int
     virtual_segment_id: int
     broker_epoch: int
-    """Of the launch that opened it."""
+    """Epoch of the launch that opened it."""
     stream_id: int
     virtual_log_id: int
     frame: Frame
@@ -47,12 +47,12 @@ class Replica:
     checksum: int = 0
     """Over the checksums of all chunks, see `kera.core.chunk.chained_checksum`."""
     chunk_ends: array[int] = field(default_factory=lambda: array("I"))
-    """Of the chunks in memory."""
+    """Ends of the chunks in memory."""
     chunk_count: int = 0
     closed: bool = False
     sealed: bool = False
     durable_length: int = 0
-    """What a start after any crash finds."""
+    """Length that a start after any crash finds."""
     durable_checksum: int = 0
     durable_closed: bool = False
     """The disk knows that it is closed."""
@@ -61,7 +61,7 @@ class Replica:
     disk_bytes: int = 0
     """Room that it takes on its disk, written or not."""
     written_bytes: int = 0
-    """Of them, what has been written."""
+    """The part of it that has been written."""
     error: KeraError | None = None
     """Why it could not be written: nothing is appended to it any more."""
     touched: bool = False

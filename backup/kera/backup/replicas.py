@@ -15,7 +15,7 @@ class Replicas:
     def __init__(self) -> None:
         self._by_broker: dict[int, dict[int, Replica]] = {}
         self._ids: dict[int, list[int]] = {}
-        """Of each broker's replicas, ascending."""
+        """Ids of each broker's replicas, ascending."""
 
     def __iter__(self) -> Iterator[Replica]:
         """All of them, as they are now; also on other threads than the store's."""

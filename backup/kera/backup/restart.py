@@ -1,4 +1,4 @@
-"""What a start finds on the disks: replicas, as far as they are whole. Blocks, and runs on a thread per disk.
+"""Reads the replicas on the disks at a start, as far as they are whole. Blocks, and runs on a thread per disk.
 
 A header vouches for what had been durable before it was written. What was written with it counts when its checksum is
 right; if not, the process or the host ended in the middle of that, nothing of it was ever acknowledged as durable, and
@@ -27,7 +27,7 @@ log = get_logger("kera.restart")
 
 @dataclass(slots=True)
 class FoundReplicas:
-    """What a start has found."""
+    """The findings of a start."""
 
     replicas: int = 0
     unclosed: int = 0
@@ -39,7 +39,7 @@ class FoundReplicas:
     headers_damaged: int = 0
     """Each was that of a replica, of which nothing is known any more."""
     frames_superseded: int = 0
-    """Of replicas that were begun anew, or had nothing durable."""
+    """Frames of replicas that were begun anew, or had nothing durable."""
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ class BackupService:
         }
 
     def takers(self) -> Mapping[Method[Any, Any], Taker]:
-        """Of methods whose requests are many and small, for connections of frames."""
+        """The takers of methods whose requests are many and small, for connections of frames."""
         return {api.REPLICATE: self.take_replicas}
 
     def _checked(self, handler: Handler) -> Handler:

@@ -60,7 +60,7 @@ class ReplicaStore:
         self._leaving: dict[Replica, list[Done]] = {}
         """Freed or begun anew, while somebody is busy with them; and who waits until they are gone."""
         self._going: dict[ReplicaId, list[list[Done]]] = {}
-        """Who waits for replicas to be gone from the disks: until then a crash would bring them back."""
+        """Calls that wait until replicas are gone from the disks: until then a crash would bring them back."""
 
     @property
     def leaving(self) -> Collection[Replica]:
@@ -260,7 +260,7 @@ class ReplicaStore:
         self._let_go(replica)
 
     def _until_gone(self, replica_id: ReplicaId) -> list[Done]:
-        """Who is to be told when a version of a replica is gone from its disk; others may join."""
+        """The calls to answer when a version of a replica is gone from its disk; others may join."""
         waiters: list[Done] = []
         going = self._going.setdefault(replica_id, [])
         going.append(waiters)

@@ -34,12 +34,12 @@ from kera.core.verifying import Finding, check_identity, unused
 
 @dataclass(slots=True)
 class ReplicasChecked:
-    """What was looked at and is whole, up to now."""
+    """Data that were checked and are whole, up to now."""
 
     replicas: int = 0
     chunks: int = 0
     bytes: int = 0
-    """Of replicas, damaged chunks included."""
+    """Size of the replicas, damaged chunks included."""
     replicas_expected: int = 0
     """How many there are to look at."""
 
@@ -56,7 +56,7 @@ class ChunkPlace(NamedTuple):
 
 
 def place_of(header: ChunkHeader) -> ChunkPlace:
-    """What a placed chunk says of itself."""
+    """The place of a chunk, from its header."""
     return ChunkPlace(
         header.stream_id, header.streamlet_id, header.entry, header.group_id, header.segment_id, header.first_record
     )
@@ -83,7 +83,7 @@ class StoredReplica:
     checksum: int
     closed: bool
     chunk_ends: list[int] = field(default_factory=list)
-    """Of whole chunks."""
+    """Ends of whole chunks."""
     holes: list[tuple[int, int]] = field(default_factory=list)
     """Damage: where it starts and ends."""
 
@@ -106,7 +106,7 @@ def is_backup(directory: Path) -> bool:
 
 
 class BackupFiles:
-    """What one directory of a backup has. `opened` makes it, and keeps it from being used meanwhile."""
+    """The files of a backup in one directory. `opened` makes it, and keeps it from being used meanwhile."""
 
     def __init__(self, directory: Path) -> None:
         """`directory`: the data directory, or one of ``--log-dirs``."""
@@ -116,7 +116,7 @@ class BackupFiles:
         """Those that were looked at."""
         self._disk: _ReadOnly | None = None
         self._size = 0
-        """Of the file."""
+        """Size of the file."""
         self._layout = Layout(0)
         self._found: list[tuple[int, FrameHeader]] = []
         self._early: list[Finding] = []
@@ -145,7 +145,7 @@ class BackupFiles:
 
     @property
     def backup_ids(self) -> set[int]:
-        """Whose replicas are here, or would be if there were any.
+        """Ids of the backups whose replicas are here, or would be if there were any.
 
         Empty where nothing says so: in one of ``--log-dirs`` that has none, and in a data directory that has none of
         them as they are elsewhere.

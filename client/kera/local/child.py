@@ -33,7 +33,7 @@ SUPERVISOR_PID_VARIABLE = "KERA_SUPERVISOR_PID"
 
 READY_LINE_BYTES_MAX = 64 << 10
 STARTING_GRACE_S = 10.0
-"""What a child that is still starting gets to stop by itself, if nobody says otherwise."""
+"""Time for a child that is still starting to stop by itself, if no other is given."""
 
 
 class ChildStartError(StartError):
@@ -60,7 +60,7 @@ class Child:
         self.ready: dict[str, Any] = {}
         """The ready line of the last start."""
         self.argv = list(argv)
-        """What is run; may be changed between runs."""
+        """The command line; may be changed between runs."""
         self._env = dict(env)
         self._on_death = on_death
         self._process: asyncio.subprocess.Process | None = None

@@ -47,8 +47,8 @@ from its first moment to its last."""
 READY_TIMEOUT_S = 60.0
 """Bound on one daemon's start. It takes about a second; a large arena on a busy machine some more."""
 STOP_GRACE_S = STOP_TIMEOUT_S + 2.0
-"""What a daemon gets to stop by itself, and what is more than it takes: it ends itself before. One that lasts gets the
-time besides that its settings give it to hand over and to write what is in its memory."""
+"""Time for a daemon to stop by itself; it ends itself before that. A daemon whose data last also gets the time that its
+settings give it to hand over and to write its memory."""
 
 log = get_logger(__name__)
 
@@ -130,7 +130,7 @@ class LocalCluster:
             BACKUP: dict(backup_settings or {}),
             BROKER: dict(broker_settings or {}),
         }
-        """Of all children of a kind, besides what each is given by itself."""
+        """Settings of all children of a kind, besides those of a single child."""
         if replication is not None:
             self._settings[COORDINATOR].setdefault("default_replication", replication)
         if zookeeper:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 
 def daemon_command(daemon: str, settings: Mapping[str, object]) -> list[str]:
-    """Of ``kera broker`` and the like; `settings` by name."""
+    """The command line of ``kera broker`` and the like; `settings` by name."""
     return [sys.executable, "-m", "kera.cli", daemon, *_flags(settings)]
 
 

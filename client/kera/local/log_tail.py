@@ -1,4 +1,4 @@
-"""What a child's log says, for someone who has to find out why the child died.
+"""The end of a child's log, which shows why the child died.
 
 Daemons log JSON lines to a file. `log_tail` renders the last ones for reading; `failure_reason` finds the
 sentence that explains a failed start. Nothing here fails: a log that cannot be read is an empty one.

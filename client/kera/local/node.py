@@ -31,7 +31,7 @@ READY_TIMEOUT_S = 600.0
 """A broker reads what is on its disk and maps its memory first."""
 BROKERS_MAX = 1024
 PORTS_EACH = 2
-"""Of a broker: the open interface and frames."""
+"""Ports of a broker: the open interface and frames."""
 
 Say = Callable[[str], None]
 

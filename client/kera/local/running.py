@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class _Cluster(Protocol):
-    """What is needed of a `LocalCluster`."""
+    """The used part of a `LocalCluster`."""
 
     @property
     def bootstrap(self) -> str: ...

@@ -56,7 +56,7 @@ async def kera_fake_cluster(request: pytest.FixtureRequest) -> AsyncIterator[Fak
 
 @pytest.fixture(scope="session")
 def kera_dev_options() -> dict[str, Any]:
-    """What `kera_dev` is to be made of: arguments of `kera.local.cluster.LocalCluster`, such as ``brokers``."""
+    """Options of `kera_dev`: arguments of `kera.local.cluster.LocalCluster`, such as ``brokers``."""
     return {}
 
 

@@ -217,7 +217,7 @@ async def _office(
     guard: Door,
     names: StreamNames,
 ) -> AsyncIterator[Service]:
-    """What leads, for as long as it does."""
+    """The service of the leading coordinator, for as long as it leads."""
     async with AsyncExitStack() as stack:
         if isinstance(guard, Guard):
             stack.callback(guard.authenticator.forget)

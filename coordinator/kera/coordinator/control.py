@@ -1,4 +1,4 @@
-"""What the coordinator does by itself: it notices who is lost, and sees to it that what was begun comes to its end.
+"""The coordinator's own work: it notices lost members, and completes operations that were begun.
 
 `Control.tick` is called every heartbeat interval, and whenever that is too long to wait for.
 """

@@ -83,7 +83,7 @@ from kera.v1 import coordinator_pb2 as messages
 log = get_logger("kera.coordinator")
 
 COPY_BYTES_MAX = 30 << 20
-"""Of a copy of the metadata, compressed: it is one message, of at most 32 MiB."""
+"""Maximum of a copy of the metadata, compressed: it is one message, of at most 32 MiB."""
 
 
 class Coordinator:
@@ -170,7 +170,7 @@ class Coordinator:
             self.latency.planning.work,
             self.access.telling,
         )
-        """What is done without being asked for, in the order in which it ends."""
+        """The parts that work without requests, in the order in which they end."""
         self._copying = Changing()
 
     @classmethod

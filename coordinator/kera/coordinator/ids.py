@@ -1,4 +1,4 @@
-"""What others are called by: plain data."""
+"""The ids of other things: plain data."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Observe = Callable[[str, str], None]
 
 
 def coordinator_service(handlers: Handlers, observe: Observe) -> Service:
-    """What `kera.core.rpc` serves."""
+    """The service in the form of `kera.core.rpc`."""
     return {method: _observed(method, handle, observe) for method, handle in handlers.items()}
 
 

@@ -165,7 +165,7 @@ class CoordinatorSettings(DaemonAccessSettings):
 
     @classmethod
     def for_testing(cls, data_dir: Path) -> Self:
-        """Whatever port is free; short times, but brokers of a slow machine stay alive."""
+        """Settings with any free port, and short times, but brokers of a slow machine stay alive."""
         return cls(
             port=0,
             data_dir=data_dir,

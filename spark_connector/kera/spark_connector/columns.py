@@ -100,7 +100,7 @@ class HasColumns(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of its chunks."""
+        """Schema of its chunks."""
 
     @property
     def typed(self) -> bool:
@@ -328,7 +328,7 @@ def _widened(at: pa.DataType) -> pa.DataType:
 
 
 class _Content(NamedTuple):
-    """What the columns of a record are made of."""
+    """The inputs of a record's columns."""
 
     batch: pa.RecordBatch
     header: ChunkHeader

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TOKEN_LIFETIME_MS = 8 * 3600 * 1000
-"""Of the tokens of executors, unless an option says otherwise."""
+"""Lifetime of the executors' tokens, unless an option says otherwise."""
 CREDENTIALS = ("user", "password_file", "token_file")
 """Settings of the client that say who it is, of those that options can give."""
 
@@ -48,18 +48,18 @@ class Connection:
     token: Secret | None = None
     """To show in place of all else that says who it is; None: what `given` or the process's own environment says."""
     token_lifetime_ms: int | None = None
-    """Of the tokens that are made for executors; None: nobody has said so."""
+    """Lifetime of the tokens that are made for executors; None: not given."""
     drivers_ca: str = ""
     """File of authorities that the driver goes by: for executors to which nobody has named one."""
 
     @property
     def files(self) -> dict[str, str]:
-        """Of certificates, by the names of the settings."""
+        """Paths of certificates, by the names of the settings."""
         return {name: value for name, value in self.given if name not in CREDENTIALS}
 
     @property
     def credentials(self) -> dict[str, str]:
-        """What of `given` says who it is."""
+        """The credentials of `given`."""
         return {name: value for name, value in self.given if name in CREDENTIALS}
 
     def with_token(self, token: Secret, drivers_ca: str = "") -> Connection:

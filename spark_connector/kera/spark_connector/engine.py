@@ -31,9 +31,9 @@ _REMOTE = "spark.remote"
 _API_MODE = "spark.api.mode"
 _CLASS = "kera.spark.KeraSource"
 _PLAIN = re.compile(r"[A-Za-z0-9/._+-]+")
-"""What Spark takes as it is, be it for a path or for a URI."""
+"""Characters that Spark takes as they are, be it for a path or for a URI."""
 _NEVER = re.compile(r"[,*?\[\]{}\\]")
-"""What Spark sees as a list of jars, or as a pattern for several, however it is written."""
+"""Characters that Spark takes for a list of jars, or for a pattern for several, however they are written."""
 
 
 class EngineMissing(KeraError):

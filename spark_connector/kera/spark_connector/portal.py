@@ -51,7 +51,7 @@ class Portal:
         self._retry_timeout_ms = retry_timeout_ms
         self._client: Client | None = None
         self._under_way: set[Future[Any]] = set()
-        """What was begun and has not ended."""
+        """Calls that have begun and not ended."""
         self._connecting: asyncio.Lock | None = None
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="kera-portal", daemon=True)
@@ -63,7 +63,7 @@ class Portal:
         self._loop.close()
 
     def call(self, work: Callable[[Client], Awaitable[T]]) -> T:
-        """What `work` gives when it is awaited on the portal's loop."""
+        """The result of `work`, awaited on the portal's loop."""
         return self.begin(work)()
 
     def begin(self, work: Callable[[Client], Awaitable[T]]) -> Callable[[], T]:
@@ -75,7 +75,7 @@ class Portal:
         return functools.partial(_outcome, self._begun(asyncio.run_coroutine_threadsafe(run(), self._loop)))
 
     def iterate(self, work: Callable[[Client], AsyncGenerator[T, None]], ahead: int) -> Iterator[T]:
-        """What `work` yields, up to `ahead` items of it fetched before they are asked for.
+        """The items of `work`, with up to `ahead` of them fetched before they are asked for.
 
         Closing the iterator early stops the fetching and closes what `work` returned.
         """

@@ -1,4 +1,4 @@
-"""What versions of Spark have of the interface of Python data sources, and what stands in where one lacks something.
+"""Differences between Spark's versions in the interface of Python data sources, and replacements for missing parts.
 
     Spark       read limits, and where a micro-batch starts    stream writers get Arrow    columnar engine
     4.0         no                                             no: rows                    no
@@ -94,7 +94,7 @@ __all__ = [
 ]
 
 _UTC: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
-"""What older versions do anyway."""
+"""The argument for UTC; older versions lack it and use UTC anyway."""
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
@@ -108,7 +108,7 @@ def spark_type(of: pa.DataType) -> DataType:
 
 
 def arrow_batches(rows: Iterator[Any], columns: StructType) -> Iterator[pa.RecordBatch]:
-    """What a stream's writer gets, as Arrow batches: it is that already, or rows with these columns."""
+    """The input of a stream's writer as Arrow batches: it is that already, or rows with these columns."""
     if WRITES_ARROW:
         yield from rows
         return

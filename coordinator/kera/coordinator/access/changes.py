@@ -1,4 +1,4 @@
-"""What a request makes of users and rules. Pure: records in, records out.
+"""The changes that a request makes to users and rules. Pure: records in, records out.
 
 Numbers are bounded, as each is in every daemon's memory and in each table that is told.
 """
@@ -17,9 +17,9 @@ USERS_MAX = 10_000
 RULES_MAX = 10_000
 TOKENS_MAX = 10_000
 TOKENS_OF_USER_MAX = 1_000
-"""Whoever may do nothing may have tokens: so one user must not have them all."""
+"""Maximum of tokens of one user: users without any right may have tokens, too, and one user must not take them all."""
 ROLES_MAX = 64
-"""Of a user."""
+"""Maximum of a user."""
 TOKEN_RESOURCES_MAX = 64
 """That a token is narrowed to."""
 
@@ -64,7 +64,7 @@ def changed_user(
 
 
 def checked_quota(quota: messages.Quota) -> messages.Quota:
-    """What a user may use at most. Raises `InvalidArgument`."""
+    """Check a quota. Raises `InvalidArgument`."""
     for field, value in quota.ListFields():
         if field.name.endswith("_per_s") and not value:
             raise InvalidArgument(

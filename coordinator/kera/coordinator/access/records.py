@@ -47,7 +47,7 @@ class AccessRecords:
 
     @property
     def version(self) -> int:
-        """Of the table; 0: nothing was ever changed."""
+        """Version of the table; 0: nothing was ever changed."""
         return self._ledger.last_number(VERSION)
 
     def user(self, name: str) -> messages.UserRecord | None:
@@ -78,7 +78,7 @@ class AccessRecords:
         return [messages.TokenRecord.FromString(value) for value in self._below(TOKENS)]
 
     def default_quota(self) -> messages.Quota:
-        """Of those without one of their own."""
+        """The quota of users without one of their own."""
         return messages.Quota.FromString(self._ledger.get(DEFAULT_QUOTA) or b"")
 
     def decoys(self) -> bytes:
@@ -86,7 +86,7 @@ class AccessRecords:
         return self._ledger.get(DECOYS) or b""
 
     def table(self, now_us: int) -> messages.AccessTable:
-        """What daemons go by, as of now."""
+        """The table that daemons apply, as of now."""
         tokens = []
         for token in self.tokens():
             if token.expires_us > now_us:

@@ -1,4 +1,4 @@
-"""What is said of a rule that makes sense, and may not be what is meant: nothing has the names in it."""
+"""Remarks on a rule that is valid and may not be meant: nothing has the names in it."""
 
 from __future__ import annotations
 

@@ -382,7 +382,7 @@ def _peer() -> Peer | None:
 
 
 def _caller() -> Identity | None:
-    """Who asks; None: nobody is asked for who it is."""
+    """The identity of the caller; None: callers do not authenticate."""
     peer = _peer()
     return None if peer is None else peer.identity
 

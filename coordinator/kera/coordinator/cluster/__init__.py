@@ -1,4 +1,4 @@
-"""What a coordinator knows of its cluster, and the ways to reach those that it knows.
+"""A coordinator's knowledge of its cluster, and its connections to the members.
 
 ``state`` holds all of it: ``keys`` of the records, ``catalog`` (streams; ``intervals`` and ``starts`` are parts of
 their records, ``recovering`` what is known of those that are recovered),

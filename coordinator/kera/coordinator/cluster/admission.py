@@ -1,4 +1,4 @@
-"""What a registration amounts to, decided before anything changes. No I/O, no waiting."""
+"""The outcome of a registration, decided before anything changes. No I/O, no waiting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHOSEN_ID_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Admission(Generic[RecordT]):
-    """What a registration amounts to, decided but not done."""
+    """The outcome of a registration, decided but not done."""
 
     record: RecordT
     """The request with id and epoch filled in: this is what is stored for each member."""
@@ -36,7 +36,7 @@ class Admission(Generic[RecordT]):
 def decide_admission(
     members: Membership[RecordT, InfoT], request: RecordT, *, next_id: int, next_epoch: int, keeps_epoch: bool = False
 ) -> Admission[RecordT]:
-    """What `request` amounts to; nothing changes. Raises `InvalidArgument`.
+    """Decide the outcome of `request`; nothing changes. Raises `InvalidArgument`.
 
     `keeps_epoch`: it is of a launch that has its epoch already, and of which we do not know.
     """

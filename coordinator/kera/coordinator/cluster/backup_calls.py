@@ -1,4 +1,4 @@
-"""What the coordinator asks of backups."""
+"""The coordinator's calls to backups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator asks of brokers."""
+"""The coordinator's calls to brokers."""
 
 from __future__ import annotations
 

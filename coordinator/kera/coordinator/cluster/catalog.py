@@ -38,12 +38,12 @@ have to write 128 TiB each to one streamlet to reach it (with a group of one seg
 """
 
 CATALOG_BYTES_MAX = 16 << 20
-"""Of all streams together, when one is added or altered. RegisterBroker answers with them in one message, of at most
-32 MiB; the rest is for assignments, which grow with epochs and group ids."""
+"""Maximum of all streams together, when one is added or altered. RegisterBroker answers with them in one message, of at
+most 32 MiB; the rest is for assignments, which grow with epochs and group ids."""
 
 
 MEMORY_DOMAINS_MAX = 64
-"""Of all streams together: a broker has a file in shared memory for each."""
+"""Maximum of all streams together: a broker has a file in shared memory for each."""
 
 
 class Catalog:

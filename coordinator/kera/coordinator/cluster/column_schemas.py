@@ -1,4 +1,4 @@
-"""What operations on streams ask of the registry of schemas: it has the columns of typed streams, too.
+"""The registry of schemas for operations on streams: it has the columns of typed streams, too.
 
 A typed stream's schema is a version of the subject ``STREAM-value``, and comes and goes with the stream. Where the
 registry cannot have it (there is no room, or it is too large), the stream is made all the same.
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 
 class Registration(NamedTuple):
-    """What is to be written together with a stream."""
+    """The changes to write together with a stream."""
 
     changes: Mapping[str, bytes | None]
     apply: Callable[[], None]

@@ -1,4 +1,4 @@
-"""What each part of the coordinator offers to those who ask: requests in, responses out, by method."""
+"""The handlers of each part of the coordinator: requests in, responses out, by method."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from kera.core.errors import invariant
 from kera.v1.common_pb2 import GroupInterval, StreamletAssignment
 
 FIRST_GROUP_ID = 1
-"""Of a streamlet that is new."""
+"""First group id of a new streamlet."""
 
 
 def intervals_of(assignment: StreamletAssignment) -> list[GroupInterval]:

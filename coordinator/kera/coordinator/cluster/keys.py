@@ -22,7 +22,7 @@ def stream_key(stream_id: int) -> str:
 
 
 def streamlets_path(prefix: str, stream_id: int) -> str:
-    """What is above the keys of records about a stream's streamlets."""
+    """The path above the keys of records about a stream's streamlets."""
     return f"{prefix}{stream_id:016x}"
 
 

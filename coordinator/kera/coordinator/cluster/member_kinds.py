@@ -17,7 +17,7 @@ FENCED = "fenced:"
 
 @dataclass(frozen=True, slots=True)
 class MemberKind(Generic[RecordT, InfoT]):
-    """What a member can be: how its messages name it."""
+    """The kind of a member, with the names that its messages use."""
 
     noun: str
     """In words, and in the names of fields: a broker's registration has `broker`, which has `broker_id`."""
@@ -34,7 +34,7 @@ class MemberKind(Generic[RecordT, InfoT]):
         return info
 
     def id_and_epoch(self, record: RecordT) -> tuple[int, int]:
-        """Who registered, and which launch of it."""
+        """The id of the registered member, and the epoch of its launch."""
         info = self.info(record)
         return getattr(info, f"{self.noun}_id"), getattr(info, f"{self.noun}_epoch")
 
@@ -77,7 +77,7 @@ BACKUP = MemberKind(
 
 
 def forgotten_record(member_id: int, directory_id: str) -> bytes:
-    """What is kept of a member that is gone for good: it may not come back."""
+    """The record of a member that is gone for good: it may not come back."""
     return json.dumps({"id": member_id, "directory_id": directory_id}).encode()
 
 

@@ -1,4 +1,4 @@
-"""Who belongs to the cluster, which launch of each member is the current one, and who is alive. No I/O, no waiting.
+"""The members of the cluster, the current launch of each, and which are alive. No I/O, no waiting.
 
 Brokers and backups are members alike: one `Membership` for each kind (``member_kinds``). What a registration amounts to
 is decided by ``admission``.

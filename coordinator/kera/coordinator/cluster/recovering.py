@@ -1,4 +1,6 @@
-"""What is known of a streamlet that is being recovered before anything of it is found, and who is told of that."""
+"""The facts about a streamlet that is being recovered, before any of its data are found, and the brokers that get
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def known_starts(
 
 
 def last_handover(ledger: Ledger, stream_id: int, streamlet_id: int) -> common_pb2.StreamletState | None:
-    """What the last move of a streamlet has given to its owner."""
+    """The state that the last move of a streamlet has given to its owner."""
     value = ledger.get(streamlet_key(HANDOVERS, stream_id, streamlet_id))
     return None if value is None else common_pb2.StreamletState.FromString(value)
 

@@ -1,4 +1,5 @@
-"""What all parts of the coordinator share: the metadata, the members, the ways to reach them, and how changes are made.
+"""Shared by all parts of the coordinator: the metadata, the members, the connections to them, and the way to make
+changes.
 
 Changes are made one at a time: whoever makes one holds `State.changing` from the decision to the end of the write.
 """
@@ -65,14 +66,14 @@ class State:
         self.backups: BackupMembers = Membership(BACKUP, clock, **times)
         self.changing = Changing()
         self.turns = Turns()
-        """Of what takes long: it is done in slices."""
+        """Turns of long work, which is done in slices."""
         self.lost: asyncio.Future[KeraError] = asyncio.get_running_loop().create_future()
         """Done once memory may not be what is in the store, for the reason it has: another coordinator has written, or
         nobody knows whether a write was carried out. This one must not act any more."""
         self._numbers_from_us = clock.now_us() + 1_000_000
         self.catching_up = ""
-        """What is waited for, as the metadata may be older than the cluster (``restored``); empty: they are not.
-        Nothing is decided by them meanwhile of streams that may have gone on without them."""
+        """The members that it waits for, as the metadata may be older than the cluster (``restored``); empty: they are
+        not. Meanwhile nothing is decided by the metadata about streams that may have gone on without them."""
         self._operations: set[asyncio.Task[Any]] = set()
         self._untold: dict[int, set[int]] = {}
         """Brokers that have yet to hear of a stream as it is now, by its id."""
@@ -87,7 +88,9 @@ class State:
 
     @property
     def feature_level(self) -> int:
-        """What all members and coordinators had once, and who has less cannot join: see ``feature_levels``."""
+        """The level that all members and coordinators had once; a member with a lower one cannot join: see
+        ``feature_levels``.
+        """
         return self.ledger.last_number(FEATURE_LEVEL_KEY)
 
     def pace(self) -> Pace:

@@ -30,7 +30,7 @@ class StreamBrokers:
 
     @classmethod
     def of_new(cls, owners: Counter[int]) -> StreamBrokers:
-        """Of a stream that has never been elsewhere."""
+        """The counts of a stream that has never been elsewhere."""
         return cls(Counter(owners), Counter(owners), Counter(owners))
 
     def changed(self, before: common_pb2.StreamInfo, after: common_pb2.StreamInfo) -> StreamBrokers:

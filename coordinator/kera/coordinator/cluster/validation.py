@@ -1,4 +1,4 @@
-"""What a stream may be: its name, configuration and schema, checked before anything is written. Pure.
+"""Limits of a stream: its name, configuration and schema, checked before anything is written. Pure.
 
 Each check names the limit and the reason, since the person who reads it may have chosen the value a minute ago.
 """
@@ -21,7 +21,7 @@ from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.v1 import common_pb2, coordinator_pb2
 
 NAME_CHARS_MAX = 249
-"""Of a stream or a consumer group. As in Kafka, so that a topic's name can be a stream's."""
+"""Maximum of the name of a stream or a consumer group. As in Kafka, so that a topic's name can be a stream's."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 STREAMLETS_MAX = 16_384
@@ -34,12 +34,12 @@ PRIORITY_MAX = 9
 VIRTUAL_LOGS_MAX = 1024
 """Each has an open virtual segment on each broker of the stream, and so a replica in the memory of R backups."""
 SCHEMA_BYTES_MAX = 256 << 10
-"""Of a stream's Arrow schema: some thousand columns. It is kept in the stream's record."""
+"""Maximum of a stream's Arrow schema: some thousand columns. It is kept in the stream's record."""
 FIRST_SCHEMA_ID = 1
 RETENTION_CONSUMER_GROUPS_MAX = 64
 """Each is asked about whenever something could go, and the names are kept in the stream's record."""
 CREATION_ID_CHARS_MAX = 64
-"""What a client calls its request to create a stream: it is kept in the stream's record."""
+"""Maximum of the client's id for its request to create a stream: it is kept in the stream's record."""
 CHANGED_AS_THEY_ARE: tuple[
     Literal[
         "memory_priority",
@@ -62,7 +62,7 @@ CHANGED_AS_THEY_ARE: tuple[
 EPOCH_MS_MAX = 366 * 86_400_000
 EPOCH_GRACE_MS_MAX = 3_600_000
 RETENTION_MAX = (1 << 63) - 1
-"""Of ages in milliseconds and sizes in bytes: what brokers may add up in 64 bits with a sign."""
+"""Maximum of ages in milliseconds and sizes in bytes: brokers may add them up in 64 bits with a sign."""
 
 
 def checked_name(name: str) -> str:

@@ -46,7 +46,7 @@ class Work:
         return self._failures.get(key, "")
 
     def forget_failures(self, but: Container[Hashable]) -> None:
-        """Whatever nobody is going to try again does not matter any more; `but`: what somebody is."""
+        """Forget failures of work that will not be tried again; `but`: the work that will be."""
         for key in [key for key in self._failures if key not in but]:
             del self._failures[key]
 

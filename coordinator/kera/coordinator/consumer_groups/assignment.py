@@ -59,7 +59,7 @@ class Assignment:
         of them who may take parts of groups."""
         waiting = []
         wanted: set[tuple[int, bool]] = set()
-        """Of `takers`, those of whom somebody may take more. The deeper groups wait, the fewer take them."""
+        """Those of `takers` of which some member may take more. The deeper groups wait, the fewer members take them."""
         in_order = self._in_order
         self._unsplit()
         for key2, each in list(self._leases.streamlets.items()):
@@ -96,7 +96,7 @@ class Assignment:
         yield from self._ask_to_split(recent, in_order)
 
     def _free_group(self, key: GroupId, in_order: AbstractSet[int], depth: int) -> Group | None:
-        """What nobody has taken or finished since it was looked for, if it may be given to somebody now."""
+        """The group if no member has taken or finished it since it was looked for, and it may be given to one now."""
         streamlet = self._leases.streamlets.get(key[:2])
         group = streamlet.groups.get(key[2:]) if streamlet is not None else None
         if streamlet is None or group is None or group.member_id or group.done:
@@ -128,7 +128,7 @@ class Assignment:
                 self._leases.dirty.add(key)
 
     def _taker(self, heap: list[tuple[int, float, str]]) -> Member | None:
-        """Who has least, of those who may take more; what the heap says of others is brought up to date."""
+        """The member with the least among those that may take more; outdated entries of the heap are corrected."""
         while heap:
             at_work, recent, member_id = heap[0]
             member = self._leases.members.get(member_id)

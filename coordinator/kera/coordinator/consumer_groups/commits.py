@@ -1,4 +1,4 @@
-"""What members say of the groups that they read: how far they are, and which new ones they have found. Pure."""
+"""Members' reports on the groups that they read: their progress, and new groups that they have found. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ too late."""
 
 
 class Commits:
-    """Of one consumer group."""
+    """The commits of one consumer group."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases

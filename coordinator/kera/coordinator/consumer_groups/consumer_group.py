@@ -52,7 +52,7 @@ class ConsumerGroup:
         self._expired_s = float("-inf")
 
     def stored(self, key: tuple[int, int]) -> messages.StreamletProgress | None:
-        """What has to be stored of a streamlet; None: nothing any more."""
+        """The record to store for a streamlet; None: none any more."""
         return self.streamlets[key].to_message(self.name) if key in self.streamlets else None
 
     # --- members -----------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ class ConsumerGroup:
     def consuming(
         self, request: messages.ConsumeRoundRequest, shapes: Mapping[int, StreamShape], now_s: float
     ) -> Generator[None, None, messages.ConsumeRoundResponse]:
-        """What a member says, carried out; `answering` adds what it holds. `shapes`: of its streams.
+        """Carry out a member's request; `answering` adds the groups that it holds. `shapes`: of its streams.
 
         Yields between streamlets, each of which is in good order then; what others say meanwhile is carried out in
         between. Raises `InvalidArgument`, `Unavailable` when there are too many members.

@@ -17,13 +17,13 @@ LOOKS_MAX = 256
 
 
 class Discovery:
-    """Of one consumer group: one of the members looks at a time."""
+    """The discovery of new groups in one consumer group: one of the members looks at a time."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
         self._looked_s = float("-inf")
         self._look_at = 0
-        """Whose turn it is to be looked at."""
+        """Index of the streamlet whose turn it is."""
 
     @property
     def next_s(self) -> float:

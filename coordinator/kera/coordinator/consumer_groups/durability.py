@@ -1,4 +1,4 @@
-"""What consumer groups have changed, made durable: one write for all that has gathered since the one before.
+"""Changes of consumer groups made durable: one write for all that have gathered since the one before.
 
 When a write fails, memory goes back to what is in the ledger, of the consumer groups that have changed, and whoever
 waited for it gets the error.

@@ -32,13 +32,13 @@ PLACES_MAX = 50_000
 CURSORS_MAX = 1000
 """In a request."""
 TRIES_MAX = 3
-"""Of a request, as what it is about may be removed meanwhile."""
+"""Maximum of a request, as its streams may be removed meanwhile."""
 SHARE = 20
 """The pause is at least so many times as long as the asking."""
 
 
 class Key(NamedTuple):
-    """What a lag is of."""
+    """The subject of a lag."""
 
     consumer_group: str
     stream: str

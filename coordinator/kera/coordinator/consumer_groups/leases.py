@@ -46,7 +46,7 @@ class Leases:
         return news
 
     def note(self, member: Member) -> None:
-        """What a member holds, or is to give back or tell, is no longer the same."""
+        """Note that a member's leases, or the requests to it, have changed."""
         member.version += 1
         self._news.add(member.member_id)
 

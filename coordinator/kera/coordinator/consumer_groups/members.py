@@ -16,7 +16,7 @@ from kera.core.ids import EntryId
 from kera.v1 import consumer_group_pb2 as messages
 
 RECENT_HALF_LIFE_S = 60.0
-"""What was consumed longer ago counts less."""
+"""Older consumption counts less."""
 AHEAD = 2
 """Groups for each member, where there are so many: while one is at its end, the next one is being fetched."""
 SPLIT_BYTES = 1 << 20
@@ -44,7 +44,7 @@ class Member:
     bytes_consumed: int = 0
     held: dict[GroupId, Group] = field(default_factory=dict)
     give_back: set[GroupId] = field(default_factory=set)
-    """Of those it holds."""
+    """The held groups that it has to give back."""
     splitting: set[GroupId] = field(default_factory=set)
     """Likewise: it is to give up the rest of them after `SPLIT_BYTES`."""
     ended: set[GroupId] = field(default_factory=set)
@@ -52,7 +52,7 @@ class Member:
     version: int = 0
     """Changes with what it holds, is to give back or to tell."""
     told_version: int = -1
-    """Of what it was told last."""
+    """Version of the last answer that it got."""
     _recent: float = 0.0
     _recent_s: float = 0.0
 
@@ -88,7 +88,7 @@ class Member:
 
 
 def leases_of(member: Member) -> Iterator[messages.GroupLease]:
-    """What a member holds, as it is told."""
+    """The leases of a member, as in its answer."""
     for key, group in sorted(member.held.items()):
         entry = EntryId(key.stream_id, key.streamlet_id, group.entry)
         yield messages.GroupLease(
@@ -105,7 +105,8 @@ def leases_of(member: Member) -> Iterator[messages.GroupLease]:
 
 
 def evened_out(members: Mapping[str, Member], recent: Mapping[str, float]) -> Iterator[tuple[str, GroupId]]:
-    """Who gives back which group, in turn: the first of those with most to the first of those with least.
+    """The groups to give back and the members that do, in turn: the first of those with most to the first of those with
+    least.
 
     That goes on until nobody has two groups more than somebody who could take one of them. It is done for each
     member that joins, also when many do at once: so both are kept in heaps, into which a member is put anew

@@ -38,7 +38,7 @@ PARTS_MAX = 128
 """Parts of groups of a streamlet that are known: a group is not split further as long as there are so many. That bounds
 what is stored when a part stays behind: those after it are known until it is done."""
 SESSION_DEFAULT_MS = 10_000
-"""Of members whose time-outs nobody has written down."""
+"""Session time-out of members without a stored one."""
 
 
 class GroupId(NamedTuple):
@@ -83,11 +83,11 @@ class Group:
     """Where the part ends, and the next one of the group starts; None: it ends with the group."""
     done: bool = False
     member_id: str = ""
-    """Who holds it; empty: nobody."""
+    """The member that holds it; empty: none."""
     ended: bool = False
-    """Who holds it has nothing more to do with it but to commit."""
+    """The holding member has nothing more to do with it but to commit."""
     lease: int = 0
-    """Of the last one who held it."""
+    """Number of the last lease."""
     first_record: int | None = None
     """Ordinal of the record with which it begins; None here and below: not known."""
     next_record: int | None = None
@@ -99,7 +99,7 @@ class Group:
     lost: list[Records] = field(default_factory=list)
     """Gaps before `next` that nobody has told the user."""
     timeouts: Timeouts = UNKNOWN_TIMEOUTS
-    """Of who holds it: a new coordinator knows its member by what it holds."""
+    """Time-outs of the holding member: a new coordinator knows its member by the groups that it holds."""
 
 
 class StreamletProgress:
@@ -430,7 +430,7 @@ def _is_part(key: tuple[int, int], group: Group) -> bool:
 
 
 def lowest(cursors: Iterable[common_pb2.Cursor]) -> list[common_pb2.Cursor]:
-    """Of several consumer groups' cursors, the lowest of each entry."""
+    """The lowest cursor of each entry, over several consumer groups."""
     found: dict[EntryId, common_pb2.Cursor] = {}
     for cursor in cursors:
         entry = EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry)

@@ -92,7 +92,7 @@ class ConsumerGroupRegistry:
                 del self._busy[consumer_group.name]
 
     def take_up(self, value: bytes, now_s: float) -> None:
-        """What the ledger has of a consumer group in a streamlet."""
+        """Take the ledger's record of a consumer group in a streamlet."""
         record = messages.StreamletProgress.FromString(value)
         name = record.consumer_group
         consumer_group = self.groups.setdefault(name, ConsumerGroup(name))
@@ -130,7 +130,7 @@ class ConsumerGroupRegistry:
         return len(self.groups)
 
     def holdings(self, count_max: int) -> Iterator[tuple[str, int, int]]:
-        """Of the first consumer groups by name: the name, how many consumers take part, and groups they hold.
+        """The first consumer groups by name, each with its number of consumers and of the groups that they hold.
 
         From whatever thread: it looks at copies that are made in one step.
         """

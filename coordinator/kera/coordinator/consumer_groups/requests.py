@@ -1,4 +1,4 @@
-"""What consumers may ask for: the limits of requests, checked before anything is done. Pure."""
+"""Limits of consumers' requests, checked before anything is done. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 100, 24 * 3600 * 1000
 ITEMS_MAX = 8192
 """In each list of a request: steps, starts, groups that were seen. No consumer has more to say at once."""
 RESET_STREAMLETS_MAX = 1024
-"""Of one request: each is a record to be stored, and they are stored at once."""
+"""Maximum of one request: each is a record to be stored, and they are stored at once."""
 
 
 class StreamShape(NamedTuple):
-    """What there is to read of a stream."""
+    """The number of streamlets and entries of a stream."""
 
     streamlets: int
     entries: int

@@ -32,11 +32,11 @@ class _Use:
     """On the clock of `Uses`."""
     unnamed: bool
     noted_ms: int | None = None
-    """What of `at_ms` is written down; None: nothing."""
+    """The stored value of `at_ms`; None: none."""
 
 
 class Uses:
-    """Of all consumer groups."""
+    """The uses of all consumer groups."""
 
     def __init__(self, retention_ms: int, now_s: float, clock_ms: int = 0) -> None:
         """`retention_ms`: of unnamed consumer groups; 0: for ever. `clock_ms`: where the last coordinator stopped."""
@@ -111,7 +111,7 @@ class Uses:
         return self.clock_ms(now_s) >= self._noted_clock_ms + self.note_ms
 
     def take_changes(self, now_s: float) -> dict[str, bytes | None]:
-        """What has to be stored, by key; it counts as stored from now on."""
+        """The records to store, by key; they count as stored from now on."""
         changes: dict[str, bytes | None] = {}
         for name in sorted(self._dirty):
             known = self._uses.get(name)
@@ -128,7 +128,7 @@ class Uses:
         return changes
 
     def not_stored(self, changes: Iterable[str]) -> None:
-        """What was taken could not be stored."""
+        """Note that records that were taken could not be stored."""
         for key in changes:
             if key.startswith(USES):
                 self._dirty.add(key.removeprefix(USES))

@@ -1,4 +1,5 @@
-"""What several constraints together allow the buffers of each stream, and which of them are held. Pure.
+"""The budgets that several constraints together give to the buffers of each stream, and which constraints are held.
+Pure.
 
 Each constraint is split on its own. Where several are about a stream, each buffer of it gets the least that any of them
 allows; what a constraint has left over by that, its other streams get.
@@ -38,9 +39,9 @@ STEADY = 0.05
 """A budget that would change by less than so much stays as it is: each change is told to all brokers."""
 STEADY_US = 500
 STEADY_PART = MARGIN / 10
-"""Of what a stream may take altogether: so much and no more, or the margin would be gone by that."""
+"""Share of a stream's whole budget: more than that would use up the margin."""
 NOTABLE = 0.02
-"""Of a limit: who takes more than its part by less is not worth a word."""
+"""Share of a limit: a hop that exceeds its part by less is not reported."""
 
 
 class Wanted(NamedTuple):
@@ -54,7 +55,7 @@ class Wanted(NamedTuple):
 
     @classmethod
     def of(cls, constraint: messages.LatencyConstraint) -> Wanted:
-        """Of one that was checked."""
+        """The wanted form of a checked constraint."""
         hops = tuple(hops_of(stages_of(constraint.path)))
         return cls(constraint.name, hops, constraint.limit_us, constraint.window_ms, by_p99=constraint.statistic == P99)
 
@@ -65,7 +66,7 @@ class Wanted(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """What the buffers of a stream may wait."""
+    """The times for which the buffers of a stream may wait."""
 
     window_ms: int
     limit_us: int
@@ -81,7 +82,7 @@ class Budget(NamedTuple):
         return messages.StreamBudget(stream_id=stream_id, **self._asdict())
 
     def granted_us(self, hop: Hop) -> int:
-        """What the buffer of a hop may wait."""
+        """The time for which the buffer of a hop may wait."""
         return {GATHER: self.gather_us, REPLICATE: self.replicate_us, HAND_OVER: self.hand_over_us}.get(hop.hop, 0)
 
 
@@ -118,14 +119,16 @@ def splits_of(
 
 
 class _Caps:
-    """What each constraint allows the buffers of streams: of hand-over the same to all who read."""
+    """The limits that each constraint sets for the buffers of streams; those of hand-over are the same for all
+    readers.
+    """
 
     def __init__(self) -> None:
         self._least: dict[tuple[str, int], list[tuple[int, str]]] = {}
         """By stream and hop the two that allow the least: one of them at least is another one than who asks."""
 
     def add(self, name: str, found: Split) -> None:
-        """What a constraint allows."""
+        """Add the limits of a constraint."""
         for hop, part in found.parts.items():
             if hop.hop in FILLING:
                 known = self._least.setdefault((hop.stream, hop.hop), [])
@@ -179,7 +182,7 @@ def last_groups(wanted: Iterable[Wanted]) -> dict[str, list[str]]:
 
 
 class _Claim(NamedTuple):
-    """What a constraint allows a stream."""
+    """The limits that a constraint sets for a stream."""
 
     of: Wanted
     parts: Mapping[int, Part]
@@ -256,7 +259,9 @@ def _granted_us(hop: Hop, *splits: Split | None) -> int:
 
 
 def worst_of(wanted: Wanted, verdict: Verdict, current: Mapping[Hop, Figures]) -> Hop | None:
-    """Of the hops that were measured, the one that is furthest beyond its part; while it is held, that takes most."""
+    """Among the measured hops, the one that is furthest beyond its part; while the limit is held, the one that takes
+    most.
+    """
     measured = [hop for hop in (verdict.violators or wanted.hops) if hop in current]
     if verdict.violators or not measured:
         return measured[0] if measured else None

@@ -1,4 +1,4 @@
-"""What brokers have measured of hops, as they said it last. In memory only: after a failover each tells it anew.
+"""Brokers' last measurements of hops. In memory only: after a failover each broker sends them again.
 
 A broker that measures more hops than a heartbeat has room for tells of them in turn; of the others counts what it said
 before, until it has had its turn.
@@ -35,13 +35,13 @@ class HopKey(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Of a hop, over the last window."""
+    """The figures of a hop, over the last window."""
 
     chunks: int
     mean_us: int
     p99_us: int
     worst_mean_us: int
-    """Of the worst streamlet."""
+    """Mean of the worst streamlet."""
     worst_streamlet_id: int
     clock_error_us: int = 0
     """By how much the mean can be off; 0: nobody knows, or it is of one clock alone."""
@@ -50,7 +50,7 @@ class Figures(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What a launch said."""
+    """The report of a launch."""
 
     beat: int
     hops: dict[HopKey, tuple[int, Figures]]
@@ -65,7 +65,7 @@ class MeasuredHops:
         self._told: dict[Launch, _Told] = {}
 
     def note(self, launch: Launch, told: Sequence[messages.HopFigures], left_out: int = 0) -> None:
-        """What a launch says in its heartbeat: all that it has, but for so many hops that were left out."""
+        """Note the figures of a launch's heartbeat: all that it has, except for so many hops that were left out."""
         before = self._told.get(launch, _Told(0, {}))
         beat, found = before.beat + 1, {}
         if left_out:
@@ -94,13 +94,13 @@ class MeasuredHops:
             del self._told[launch]
 
     def of(self, key: HopKey) -> Figures | None:
-        """Of a hop, by all brokers together; None: nothing went through it."""
+        """The figures of a hop over all brokers; None: no chunk went through it."""
         found = [told.hops[key][1] for told in self._told.values() if key in told.hops]
         return merged(found) if found else None
 
 
 def merged(figures: Iterable[Figures]) -> Figures:
-    """What several brokers say of a hop; one at least."""
+    """The figures of a hop from those of several brokers, at least one."""
     found = list(figures)
     count = sum(each.chunks for each in found)
     worst = max(found, key=lambda each: each.worst_mean_us)

@@ -1,4 +1,4 @@
-"""Of which streams chunks are full before they have waited for as long as they may. Pure.
+"""Streams whose chunks are full before they have waited for as long as they may. Pure.
 
 That they are full early is seen of what they took only where writers have gone by what they were granted: it takes a
 heartbeat, a report of a writer and its answer until they know. Until then, and until a window has gone by, what was
@@ -29,7 +29,7 @@ ADVICE_S = 5.0
 
 
 class _Granted(NamedTuple):
-    """What the chunks of a stream may wait."""
+    """The time for which the chunks of a stream may wait."""
 
     gather_us: int
     since_s: float

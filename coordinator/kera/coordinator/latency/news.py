@@ -1,4 +1,4 @@
-"""What the log is told of constraints that are not held any more, or that are again: each once, and many in one line.
+"""Log lines about constraints that are no longer held, or are held again: each once, and many in one line.
 
 A broker that is lost may break all of them at once. Up to a handful are told one by one, more of them as how many there
 are, with the first few by name and why. What comes soon after is kept until some time has gone by, and told together.
@@ -24,13 +24,13 @@ class News:
 
     def __init__(self) -> None:
         self._states: dict[str, messages.LatencyState.ValueType] = {}
-        """Of those that are not held."""
+        """States of the constraints that are not held."""
         self._quiet: set[str] = set()
         """Those of them through which nothing has gone since: nobody is late there now."""
         self._told: dict[str, messages.LatencyState.ValueType] = {}
         """The same, as the log knows it."""
         self._reasons: dict[str, str] = {}
-        """Of those of which the log does not know how they are."""
+        """Reasons for constraints whose state has not been logged."""
         self._told_s = float("-inf")
 
     @property

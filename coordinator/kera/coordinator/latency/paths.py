@@ -1,4 +1,4 @@
-"""What a latency constraint may be: its name, path, limit and window. Pure: checked before anything is written.
+"""Limits of a latency constraint: its name, path, limit and window. Pure: checked before anything is written.
 
 A path begins with a stream; then come, in turn, ``group:`` with the name of a consumer group that reads the stream
 before it, and a stream that this group writes to. It may end with either: records are through when they are durable in
@@ -17,18 +17,18 @@ from kera.v1 import latency_pb2 as messages
 
 CONSTRAINTS_MAX = 1_000
 STREAMS_MAX = 1_000
-"""Of all constraints together: a broker is told of each of them at once."""
+"""Maximum of all constraints together: a broker gets each of them at once."""
 CONSTRAINTS_OF_STREAM_MAX = 16
 """On whose paths the same stream is: who may alter one stream takes no more of all that there can be."""
 ELEMENTS_MAX = 31
-"""Of a path: 16 streams."""
+"""Maximum of a path: 16 streams."""
 NAME_CHARS_MAX = 100
 """It is a part of a key in the metadata, and a label of metrics."""
 WINDOW_MS_DEFAULT = 15_000
 GROUP = "group:"
 MEAN, P99 = messages.LATENCY_STATISTIC_MEAN, messages.LATENCY_STATISTIC_P99
 WORDS = {MEAN: "mean", P99: "p99"}
-"""Of statistics."""
+"""Names of statistics."""
 _ELEMENT_CHARS_MAX = 255
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -42,7 +42,7 @@ class Stage(NamedTuple):
 
 
 class Known(Protocol):
-    """What the cluster has."""
+    """The streams and groups of the cluster."""
 
     def has_stream(self, name: str) -> bool:
         """Whether a stream has this name."""

@@ -42,7 +42,7 @@ REST = 4
 LAST_MAX = 100_000
 """Hops that are remembered before those are forgotten that no constraint has any more."""
 _COORDINATOR_SHIFT = 32
-"""Of the coordinator's epoch in a version."""
+"""Shift of the coordinator's epoch in a version."""
 
 
 class Shown(NamedTuple):
@@ -76,11 +76,11 @@ class Planning:
         self._looked_s: dict[str, float] = {}
         """When each was looked at last; not at all: it is due."""
         self._splits: dict[str, Split] = {}
-        """Of those that count: all of their streams are there."""
+        """Splits of the constraints in force: all of their streams exist."""
         self._before: dict[str, Split] = {}
         """Those until the last look: what is measured now is of them, too."""
         self._last: dict[Hop, Measured] = {}
-        """What each hop took when anything went through it last."""
+        """Last measured time of each hop."""
         self._filling = Filling()
         self._budgets: dict[str, Budget] | None = None
         """By stream, what brokers are told; None: what they go by nobody knows."""
@@ -315,7 +315,7 @@ class Planning:
         return 0 if budget is None else budget.granted_us(hop)
 
     def _current(self, each: Wanted) -> dict[Hop, Figures]:
-        """What was measured over the last window; all streams are there."""
+        """The measurements over the last window; all streams exist."""
         found = {}
         for hop in each.hops:
             stream_id = self._state.catalog.named(hop.stream).stream_id

@@ -250,7 +250,7 @@ class LatencyService:
 
 
 class _Known:
-    """What the cluster has, as paths ask for it."""
+    """The streams and groups of the cluster, in the form for paths."""
 
     def __init__(self, state: State, groups: Groups) -> None:
         self._state = state

@@ -33,7 +33,7 @@ WAY_IN, WAY_OUT = (GATHER, SEND, REPLICATE), (HAND_OVER, PREFETCH, WORK)
 FILLING = (GATHER, HAND_OVER, REPLICATE)
 """Hops with a buffer that may wait, from where that saves most."""
 MARGIN = 0.1
-"""Of a limit, that is not split: time that passes until a deadline is noticed, and what changes within a window."""
+"""Share of a limit that is not split: time that passes until a deadline is noticed, and changes within a window."""
 
 UNLIMITED = math.inf
 
@@ -44,11 +44,11 @@ class Hop(NamedTuple):
     stream: str
     hop: messages.Hop.ValueType
     group: str = ""
-    """Who reads; of hops from `HAND_OVER` on."""
+    """The reading consumer group, for hops from `HAND_OVER` on."""
 
 
 class Measured(NamedTuple):
-    """What a hop took over the last window in which anything went through it."""
+    """The time that a hop took over the last window with any chunks."""
 
     chunks: int
     """That went through it."""
@@ -56,14 +56,15 @@ class Measured(NamedTuple):
     p99_us: int
     window_ms: int
     granted_us: float = 0
-    """What its buffer was allowed to wait meanwhile; infinity: nobody knows, and all of it may have been waiting."""
+    """The time for which its buffer was allowed to wait meanwhile; infinity: unknown, and all of it may have been
+    waiting."""
     most_us: float = UNLIMITED
     """For how long its buffer may wait at most, as more would be of no use, see ``filling``."""
 
 
 @dataclass
 class Part:
-    """What a hop gets of the limit."""
+    """The part of the limit that a hop gets."""
 
     need_us: int
     grant_us: int = 0
@@ -93,7 +94,7 @@ class Split:
         return self.least_limit_us <= self.limit_us
 
     def granted_us(self, hop: Hop) -> int:
-        """What a buffer may wait."""
+        """The time for which a buffer may wait."""
         part = self.parts.get(hop)
         return 0 if part is None else part.grant_us
 
@@ -167,7 +168,7 @@ def shared(total: int, weights: Sequence[float], most: Sequence[float]) -> list[
 
 
 def _needs(hops: Sequence[Hop], limit_us: int, measured: Mapping[Hop, Measured], *, by_p99: bool) -> dict[Hop, Part]:
-    """What each hop needs. Of a stream, or of who reads it, either nothing was measured, or what was not takes no time:
+    """The need of each hop. Of the hops of a stream or a reader either none was measured, or the others take no time:
 
     such as replication of a stream without replicas.
     """

@@ -1,4 +1,4 @@
-"""What is done on request or by itself, besides recovery: one module for each operation.
+"""The operations on request or by the coordinator itself, besides recovery: one module for each operation.
 
 ``members`` (registering and heartbeats), ``streams`` and ``drops``, ``producers``, ``migration`` and ``rebalancing``,
 ``drains``, ``restarts``, ``forgetting``, ``feature_levels``; ``unknown``, ``catching_up`` and ``restored`` are about

@@ -115,7 +115,9 @@ class Balancing:
         return None
 
     async def _placed(self, streams: Iterable[common_pb2.StreamInfo]) -> dict[StreamletId, Placed]:
-        """What each owner says of its streamlets; others that have older groups tell what is read of those."""
+        """The load of each streamlet by its owner's report; other brokers with older groups report the reads of
+        those.
+        """
         placed, pace, parts = {}, self._state.pace(), self._loop_parts()
         for stream in streams:
             for one in stream.assignments:

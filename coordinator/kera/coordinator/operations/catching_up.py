@@ -23,7 +23,7 @@ from typing import NamedTuple
 from kera.core.lineage import CHANGES_BITS
 
 NAMED_MAX = 5
-"""Of what is waited for, in words."""
+"""Maximum of named members that it waits for."""
 
 
 class Phase(enum.Enum):
@@ -38,9 +38,9 @@ class KnownNumbers(NamedTuple):
     """The highest numbers that are in metadata when a coordinator begins to lead by them."""
 
     coordinator_epoch: int
-    """Of who led by them last; 0: not known."""
+    """Epoch of the coordinator that led with these metadata last; 0: unknown."""
     launch_epoch: int
-    """Of brokers."""
+    """Highest epoch of brokers' launches."""
 
 
 def is_later_launch(numbers: KnownNumbers, epoch: int, current: int, epoch_max: int) -> bool:
@@ -96,7 +96,7 @@ class CatchingUp:
                 self.phase = Phase.OVER
 
     def describe(self, now_s: float) -> str:
-        """What is waited for, and how long; empty when it is over."""
+        """The members that it waits for, and how long; empty when it is over."""
         if self.phase is Phase.OVER:
             return ""
         more = len(self.waits_for) - NAMED_MAX

@@ -1,4 +1,4 @@
-"""Who creates streams: how many of them it may have, and how much may be stored in them."""
+"""The creators of streams: how many streams each may have, and how much may be stored in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Creators:
         self._guard = guard
 
     def caller(self) -> Identity | None:
-        """Who creates what is asked for now; None: a daemon, or nobody knows."""
+        """The identity that creates the requested stream; None: a daemon, or unknown."""
         peer = CALLER.get()
         who = None if peer is None or self._guard is None else peer.identity
         return None if who is None or who.is_daemon else who

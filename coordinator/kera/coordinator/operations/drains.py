@@ -50,7 +50,7 @@ class Drains:
         self._moves = Work(self.advance)
         self._recovers = Work()
         self._targets: dict[StreamletId, int] = {}
-        """Of moves that are under way."""
+        """Targets of the moves under way."""
 
     async def close(self) -> None:
         """End what is under way; the next coordinator goes on."""

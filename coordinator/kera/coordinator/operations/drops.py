@@ -40,7 +40,7 @@ class Drops:
             self._due[json.loads(value)["stream_id"]] = _brokers_in(value)
 
     def needed(self, stream: common_pb2.StreamInfo, opening: Iterable[int] | None = None) -> Changes:
-        """What has to be written with whatever makes `stream` one that brokers may have and should not.
+        """The changes to write together with the change by which brokers may have data of `stream` and should not.
 
         `opening`: of one that is just being made, the brokers that are to open it. Of any other all may have something.
         """
@@ -49,7 +49,7 @@ class Drops:
         return {_key(stream.stream_id): json.dumps(record).encode()}
 
     def not_needed(self, stream: common_pb2.StreamInfo) -> Changes:
-        """What has to be written with whatever makes it one that they should have."""
+        """The changes to write together with the change by which they should have its data."""
         return {_key(stream.stream_id): None}
 
     async def carry_out(self, stream: common_pb2.StreamInfo) -> None:

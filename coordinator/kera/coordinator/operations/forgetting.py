@@ -208,7 +208,7 @@ def _check_gone(members: Membership[RecordT, InfoT], member_id: int) -> None:
 
 
 def _check_not_expected(members: Membership[RecordT, InfoT], member_id: int, *, is_empty: bool) -> None:
-    """Who was stopped may be about to start again, unless it was emptied before that."""
+    """Refuse members that were stopped and may be about to start again, unless they were emptied before that."""
     noun = members.kind.noun
     if members.is_expected(member_id) and not (is_empty and members.is_draining(member_id)):
         left_s = members.describe(member_id).grace_left_ms / 1000

@@ -20,7 +20,9 @@ class MeasuredLoads:
     def note(
         self, launch: Launch, loads: Iterable[coordinator_pb2.StreamletLoad], busy_permille: int | None = None
     ) -> None:
-        """What a launch says in its heartbeat. `busy_permille`: of the time, its loop was at work; None: not told."""
+        """Note the loads of a launch's heartbeat. `busy_permille`: share of the time for which its loop was at work;
+        None: not reported.
+        """
         if busy_permille is None:
             self._busy_ppm.pop(launch, None)
         else:
@@ -30,11 +32,11 @@ class MeasuredLoads:
         }
 
     def of_launch(self, launch: Launch) -> Mapping[StreamletId, int]:
-        """What a launch said; nothing before its first heartbeat."""
+        """The reported loads of a launch; empty before its first heartbeat."""
         return self._loads.get(launch, {})
 
     def busy_ppm(self, launch: Launch) -> int | None:
-        """Of the time, the loop of a launch was at work; None: it does not tell."""
+        """Share of the time for which the loop of a launch was at work; None: not reported."""
         return self._busy_ppm.get(launch)
 
     def are_known(self, broker_id: int) -> bool:

@@ -159,7 +159,7 @@ class Members:
         held: Iterable[coordinator_pb2.HeldStream],
         told: Iterable[common_pb2.StreamInfo],
     ) -> list[int]:
-        """Of the streams that a broker holds, those of which others have everything, `told` aside.
+        """The streams that a broker holds and of which others have everything, `told` aside.
 
         Not those of which it knows assignments that we do not, as after our metadata were restored from an older copy:
         what it has of them may be the only one there is.

@@ -47,13 +47,13 @@ log = get_logger("kera.coordinator")
 
 
 class MigrationLimits(NamedTuple):
-    """What moves may take."""
+    """Limits for moves."""
 
     stream_bytes_max: int = VALUE_BYTES_MAX * 3 // 4
-    """Of a stream's description after a move: each streamlet that is in two places makes it longer. The rest is for
-    what recoveries add, which must not fail."""
+    """Maximum of a stream's description after a move: each streamlet that is in two places makes it longer. The rest is
+    for the additions of recoveries, which must not fail."""
     catalog_bytes_max: int = CATALOG_BYTES_MAX * 3 // 2
-    """Of the descriptions of all streams, likewise: brokers that register get them in one message."""
+    """Maximum of the descriptions of all streams, likewise: brokers that register get them in one message."""
     moves_waiting_max: int = 1024
     """For their turn. Who has more to move asks for some at a time."""
 

@@ -1,4 +1,4 @@
-"""Whose the ids of producers are: brokers ask this before they take chunks, where security is on.
+"""Owners of producer ids: brokers ask for them before they take chunks, where security is on.
 
     an id of                                     belongs to                          known by
     a producer without a name                    the principal that it was given to  the block that it is in
@@ -38,7 +38,7 @@ BLOCKS = "producer-blocks/"
 CLAIMS = "producer-claims/"
 BLOCK_IDS_MIN = 64
 BLOCK_IDS_MAX = 1 << 16
-"""Of a block. The first one of a principal is small, and each later one twice as large."""
+"""Maximum of a block of ids. The first one of a principal is small, and each later one twice as large."""
 CLAIMS_MAX = 100_000
 """Beyond that the oldest claim is forgotten, and its id may be claimed anew."""
 USES_MAX = 1000
@@ -164,7 +164,7 @@ class ProducerOwners:
     # --- streams that go -------------------------------------------------------------------------------------------
 
     def forgotten(self, stream_id: int) -> Changes:
-        """What has to be written with the deletion of a stream."""
+        """The changes to write with the deletion of a stream."""
         return dict.fromkeys(self._state.ledger.children(_claims_path(stream_id)))
 
     def forget(self, stream_id: int) -> None:
@@ -173,7 +173,7 @@ class ProducerOwners:
 
 
 def caller_principal() -> str:
-    """Who asks, as far as ids of producers are kept for it; empty: a daemon, or security is off."""
+    """The caller's principal if producer ids are kept for it; empty: a daemon, or security is off."""
     peer = CALLER.get()
     who = None if peer is None else peer.identity
     return "" if who is None or who.is_daemon else who.principal

@@ -37,7 +37,7 @@ FIRST_EPOCH = 1
 _EPOCH_MAX = (1 << 32) - 1
 """The field of a chunk's header."""
 _COORDINATOR_SHIFT = 32
-"""Of the coordinator's epoch in a version."""
+"""Shift of the coordinator's epoch in a version."""
 
 
 class Instance(NamedTuple):
@@ -103,7 +103,7 @@ class Producers:
         self._fences: dict[int, ProducerFence] = {}
         """By producer, of those that have had several instances; the last one that came is the last one here."""
         self._noted: dict[int, tuple[int, int]] = {}
-        """Of each broker, the epoch of the launch that was heard last, and its version."""
+        """For each broker, the epoch of the launch that was heard last, and its version."""
         self._heard = asyncio.Event()
         self._closed = False
 
@@ -169,7 +169,7 @@ class Producers:
         self._fences[producer_id] = ProducerFence(self._version, first_epoch)
 
     def fences(self, version: int = 0) -> coordinator_pb2.ProducerFences | None:
-        """What has come since a broker noted what there was in `version`; None: nothing."""
+        """The fences that are newer than a broker's `version`; None: there are none."""
         if version == self._version:
             return None
         if version >> _COORDINATOR_SHIFT != self._state.coordinator_epoch:

@@ -34,11 +34,11 @@ LOAD_RATIO = 1.25
 LOAD_BYTES_PER_S_MIN = 1 << 20
 """Differences below this are none: moving costs more than they do."""
 TARGET_SHARE_MAX = 0.95
-"""Of the load of the one that gives: a target that had more after the move would only have changed roles with it."""
+"""Share of the giver's load: a target that had more after the move would only have changed roles with it."""
 STREAMLET_SHARE_MIN = 0.05
-"""Of the usual load of a streamlet of the one that gives: what has less makes no difference, and stays."""
+"""Share of the usual load of the giver's streamlets: a streamlet with less makes no difference, and stays."""
 BUSY_PPM = 500_000
-"""Of the time: a loop that is at work so much is what its broker lacks first."""
+"""Share of the time: for a broker whose loop is at work so much, its loop is the bottleneck."""
 BUSY_PPM_MIN = 100_000
 """Differences of loops below this are none."""
 MOVES_MAX = 64
@@ -53,7 +53,7 @@ class Placed:
     bytes_per_s: int = 0
     may_move: bool = True
     busy_ppm: int = 0
-    """Of the time of its broker's loop that this streamlet takes, as far as that is known."""
+    """Share of its broker's loop time that this streamlet takes, as far as known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class PlannedMove:
 
 @dataclass(frozen=True, slots=True)
 class BrokerShare:
-    """What a broker has."""
+    """The load of a broker."""
 
     bytes_per_s: int
     streamlets: int
     busy_ppm: int = 0
-    """Of the time of its loop."""
+    """Share of its loop's time."""
 
 
 class Plan(NamedTuple):
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 
 
 class _BrokerLoads:
-    """What each broker has, kept up to date as moves are planned: there may be a million streamlets."""
+    """The load of each broker, kept up to date as moves are planned: there may be a million streamlets."""
 
     def __init__(self, broker_ids: Iterable[int]) -> None:
         self.streamlets: defaultdict[int, dict[StreamletId, Placed]] = defaultdict(dict)
@@ -111,7 +111,7 @@ class _BrokerLoads:
 
 
 class _Measure(NamedTuple):
-    """What is evened out."""
+    """The measure that is evened out."""
 
     of: Callable[[BrokerShare | Placed], int]
     difference_min: int
@@ -133,7 +133,9 @@ _LOOPS = _Measure(attrgetter("busy_ppm"), BUSY_PPM_MIN, _part)
 def rebalancing(
     broker_ids: Collection[int], placed: Mapping[StreamletId, Placed], *, moves_max: int = MOVES_MAX
 ) -> Generator[None, None, Plan]:
-    """What evens out the load of these brokers, which live and may be given streamlets; yields between streamlets."""
+    """Plan the moves that even out the load of these brokers, which live and may be given streamlets; yields between
+    streamlets.
+    """
     brokers = _BrokerLoads(broker_ids)
     for streamlet, one in placed.items():
         brokers.add(streamlet, one)

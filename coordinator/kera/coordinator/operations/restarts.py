@@ -145,7 +145,7 @@ class Restarts:
             owned, together = still, 1
 
     def _targets(self, streamlets: Iterable[StreamletId]) -> dict[StreamletId, int]:
-        """Who is to get each: the streamlets of each stream, and all of them, go evenly to the others."""
+        """The target for each: the streamlets of each stream, and all of them, go evenly to the others."""
         counts = self._state.catalog.streamlet_counts()
         loads = {one: counts[one] for one in self._state.brokers.open_ids()}
         targets: dict[StreamletId, int] = {}
@@ -223,7 +223,7 @@ class Restarts:
         self._due.discard(broker_id)
 
     def _to_give_back(self, broker_id: int) -> list[StreamletId]:
-        """What is still where it was given."""
+        """The streamlets that are still where they were given."""
         catalog = self._state.catalog
         return [
             streamlet

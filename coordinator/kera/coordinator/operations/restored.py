@@ -200,7 +200,9 @@ class Restored:
         }
 
     def _unsettled(self) -> list[str]:
-        """What has to be taken up before anything else, and who has yet to tell of it."""
+        """The streams that have to be taken up before anything else, and the brokers that have yet to report on
+        them.
+        """
         brokers = [f"broker {one}" for one in sorted(self._asked) if not self._has_told(one)]
         return brokers + [f"stream {name!r}" for name in self._unknown.unsettled()]
 

@@ -20,7 +20,7 @@ UINT64_MAX = (1 << 64) - 1
 
 
 class Told(NamedTuple):
-    """What a broker is answered."""
+    """The answer to a broker."""
 
     full: list[messages.FullPrincipal]
     """Those of its principals that have as much as their quotas let them."""

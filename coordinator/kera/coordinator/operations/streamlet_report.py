@@ -1,4 +1,6 @@
-"""What a broker's heartbeat says of its streamlets: where entries start now, and which intervals have nothing left."""
+"""A broker's report on its streamlets in a heartbeat: where entries start now, and which intervals have nothing
+left.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 
 class StreamletReport:
-    """What one heartbeat changes. What it says of streamlets that the broker does not have any more is void.
+    """The changes that one heartbeat makes. Reports on streamlets that the broker does not have any more are void.
 
     So is what it says of those that others recover from its replicas, as when it is being emptied: they were asked what
     these have before it was said, and have to find that.

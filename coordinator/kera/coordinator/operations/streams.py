@@ -52,7 +52,7 @@ log = get_logger("kera.coordinator")
 
 LAST_STREAM_ID = "last/stream_id"
 PAGE_BYTES_MAX = 64 << 10
-"""Of streams in one answer of ListStreams, unless a single one takes more: some 2 ms."""
+"""Maximum of the streams in one answer of ListStreams, unless a single one takes more: some 2 ms."""
 
 
 class _Placed(NamedTuple):
@@ -63,7 +63,7 @@ class _Placed(NamedTuple):
     streamlets: Counter[int]
     """By broker."""
     epochs: dict[int, int]
-    """Of the launches that own them, by broker."""
+    """Epochs of the owning launches, by broker."""
 
 
 class StreamOperations:

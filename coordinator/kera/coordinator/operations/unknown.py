@@ -1,4 +1,4 @@
-"""What brokers know of streams and this coordinator does not, since its metadata were restored from an older copy.
+"""Streams that brokers know and this coordinator does not, since its metadata were restored from an older copy.
 
 What a broker was told of a stream it has written down, and reports to a new leader. So nothing of this is stored.
 
@@ -326,7 +326,9 @@ class UnknownStreams:
 
 
 def _later_version(known: common_pb2.StreamInfo, told: Iterable[common_pb2.StreamInfo]) -> common_pb2.StreamInfo:
-    """What brokers know later of a stream than the metadata do. Raises `InvalidArgument` if both have gone on."""
+    """The brokers' description of a stream that is newer than the metadata's. Raises `InvalidArgument` if both have
+    gone on.
+    """
     stream = common_pb2.StreamInfo()
     stream.CopyFrom(known)
     for one in told:

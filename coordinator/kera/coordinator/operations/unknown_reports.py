@@ -1,4 +1,4 @@
-"""What brokers report of streams that this coordinator does not know, or not as they do. In memory only."""
+"""Brokers' reports on streams that this coordinator does not know, or knows differently. In memory only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UnknownReports:
     def __init__(self, state: State) -> None:
         self._state = state
         self._told: dict[int, dict[Launch, coordinator_pb2.UnknownStream]] = {}
-        """What launches told, by stream."""
+        """Reports of launches, by stream."""
         self._named: dict[Launch, set[int]] = {}
         """By launches that have yet to name all that they hold: what was news of it."""
         self._awaited: dict[Launch, set[int]] = {}
@@ -47,7 +47,7 @@ class UnknownReports:
             self._told.setdefault(stream_id, {})[launch] = one
 
     async def of(self, launch: Launch, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
-        """Of which of the streams that a broker holds we do not know what it knows.
+        """The held streams about which the broker may know more than this coordinator.
 
         One in which it has no part any more, and may not know that, is told so.
         """
@@ -70,7 +70,7 @@ class UnknownReports:
         return self._awaited.get(launch) == set()
 
     def versions(self) -> list[tuple[int, int]]:
-        """What launches know that we do not: ids of streams, each with a version of its assignments."""
+        """Ids of streams about which launches know more, each with a version of its assignments."""
         return [
             (stream_id, one.stream.assignments_version)
             for stream_id, told in self._told.items()
@@ -83,12 +83,12 @@ class UnknownReports:
         return list(self._told)
 
     def told_of(self, stream_id: int) -> dict[Launch, coordinator_pb2.UnknownStream]:
-        """What launches have told of a stream; nothing that is known by now."""
+        """The reports of launches on a stream; none if it is known by now."""
         self._forget()
         return self._told.get(stream_id, {})
 
     def discard(self, stream_id: int) -> None:
-        """What was told of a stream is taken up."""
+        """Drop the reports on a stream that was taken up."""
         self._told.pop(stream_id, None)  # a query may have seen that it is known by now
 
     def check_told(self, *versions: common_pb2.StreamInfo) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from kera.v1 import broker_pb2, common_pb2
 
 WRITE_BYTES_MAX = 256 << 10
-"""Of the streams in one write: less than a transaction of any store takes."""
+"""Maximum of the streams in one write: less than a transaction of any store takes."""
 
 T = TypeVar("T", common_pb2.StreamInfo, broker_pb2.TakeOverStream)
 

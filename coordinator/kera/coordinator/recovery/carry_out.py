@@ -163,7 +163,7 @@ class Recoveries:
         return info
 
     def admitted(self, changed: Iterable[coordinator_pb2.RecoveryInfo]) -> None:
-        """What `RecoveryRecords.at_registration` said is stored."""
+        """Carry on with the recoveries of `RecoveryRecords.at_registration`, which are stored now."""
         for info in changed:
             self.records.put(info)
             log.info(
@@ -175,7 +175,7 @@ class Recoveries:
         self.advance_soon()
 
     def report(self, launch: Launch, progress: Sequence[coordinator_pb2.RecoveryProgress]) -> None:
-        """What a broker says in its heartbeat of how far it is."""
+        """Note the progress in a broker's heartbeat."""
         if self.records.report(launch, progress):
             self.advance_soon()
 

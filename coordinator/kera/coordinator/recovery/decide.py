@@ -54,7 +54,7 @@ _ENDS_OF_PHASES = {
     RECOVERY_PHASE_RESTORING: "readable_us",
     RECOVERY_PHASE_DONE: "restored_us",
 }
-"""What each phase, when it begins, says of the one before it."""
+"""The field that each phase sets at its beginning, for the end of the one before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +77,19 @@ class View:
     backups: frozenset[Launch] = frozenset()
     """The backups that live."""
     segment_bytes: int = 0
-    """Of the broker that was lost: its segments are put back byte by byte, in segments no smaller."""
+    """Segment size of the lost broker: its segments are put back byte by byte, in segments no smaller."""
     fenced: frozenset[Launch] = frozenset()
     """Backups that have answered that they refuse the source."""
     freed: frozenset[Launch] = frozenset()
     """Backups that have answered that they have nothing of the source any more."""
     planned: Mapping[StreamletId, Launch] = field(default_factory=dict)
-    """Who was asked to take over before; it stays so while that broker lives."""
+    """Brokers that were asked to take over before; they keep their streamlets while they live."""
     opened: frozenset[tuple[StreamletId, Launch]] = frozenset()
-    """What owners have answered that they serve."""
+    """Streamlets that owners have answered that they serve."""
     readable: frozenset[StreamletId] = frozenset()
-    """What its present owner says that all of it can be read."""
+    """Streamlets whose present owner reports that all of them can be read."""
     restored: frozenset[StreamletId] = frozenset()
-    """What its present owner says that all of it has its replicas again."""
+    """Streamlets whose present owner reports that all of them have their replicas again."""
     older: tuple[int, ...] = ()
     """`before_epoch` of the recoveries of earlier launches of the same broker that have not ended."""
 
@@ -143,7 +143,7 @@ Action = FenceAtBackup | TakeOver | OpenStream | ReleaseSource | FreeReplicas | 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do next, side by side, and what cannot be done now."""
+    """The next actions, side by side, and the obstacles to others."""
 
     actions: tuple[Action, ...]
     waits_for: tuple[str, ...] = ()
@@ -198,7 +198,7 @@ def released(recovery: RecoveryInfo, assignment: common_pb2.StreamletAssignment)
 
 
 def decide(recovery: RecoveryInfo, view: View) -> Decision:
-    """What `recovery` needs next. Nothing, and nothing to wait for: others are at work, or it has ended."""
+    """The next step of `recovery`. Empty, without obstacles: others are at work, or it has ended."""
     match recovery.phase:
         case phase if phase == RECOVERY_PHASE_FENCING:
             unfenced = _unfenced(recovery, view)
@@ -278,7 +278,7 @@ def _take_over(recovery: RecoveryInfo, view: View) -> Decision:
 
 
 def _orphans(view: View, taken: Iterable[tuple[StreamletId, common_pb2.StreamletAssignment]]) -> tuple[str, ...]:
-    """What holds up streamlets whose new owner is gone, too: it comes back, or is recovered itself."""
+    """The obstacles to streamlets whose new owner is gone, too: it comes back, or is recovered itself."""
     gone = {one.broker_id for _, one in taken if not _lives(view, Launch(one.broker_id, one.broker_epoch))}
     return tuple(f"broker {broker_id}, which had taken over streamlets, or its recovery" for broker_id in sorted(gone))
 
@@ -307,7 +307,7 @@ def _covered_by(recovery: RecoveryInfo, view: View) -> int:
 
 
 def plan_owners(recovery: RecoveryInfo, view: View) -> tuple[dict[StreamletId, Launch], tuple[str, ...]]:
-    """Who is to take over what is lost, and why not, for what nobody can.
+    """The brokers that have to take over the lost streamlets, and the obstacles where none can.
 
     A streamlet of which the lost broker had older groups stays with its owner. Others are spread evenly over the
     brokers that live, so that all of them recover; whoever has the fewest streamlets gets the first one.
@@ -357,7 +357,7 @@ def _lives(view: View, launch: Launch) -> bool:
 
 
 def key_of(recovery: RecoveryInfo) -> tuple[int, int]:
-    """What tells one recovery from another."""
+    """The key that tells one recovery from another."""
     return recovery.broker_id, recovery.before_epoch
 
 

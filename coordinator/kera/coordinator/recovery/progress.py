@@ -11,13 +11,13 @@ from kera.v1 import common_pb2
 from kera.v1.coordinator_pb2 import RecoveryInfo, RecoveryProgress
 
 WAITS_MAX = 20
-"""Of what a recovery waits for, so much is told."""
+"""Maximum of reported reasons for which a recovery waits."""
 LAUNCHES_MAX = 4
-"""Of a broker: whose word about backups is remembered."""
+"""Launches of a broker whose reports on backups are remembered."""
 
 
 class Reports(NamedTuple):
-    """What owners say of one source."""
+    """Owners' reports on one source."""
 
     readable: frozenset[StreamletId]
     restored: frozenset[StreamletId]
@@ -33,7 +33,7 @@ def gather(
     streams: Iterable[common_pb2.StreamInfo],
     progress: Mapping[Launch, Iterable[RecoveryProgress]],
 ) -> Reports:
-    """What the present owners say of a recovery; what others said counts no more."""
+    """The present owners' reports on a recovery; those of former owners no longer count."""
     source = source_of(recovery)
     told = {owner: [one for one in reports if one.source == source] for owner, reports in progress.items()}
     owners = {
@@ -105,7 +105,7 @@ class Unneeded:
         """By broker and epoch, of its last launches."""
 
     def note(self, broker: Launch, backup_ids: Iterable[int]) -> None:
-        """What a launch of a broker says."""
+        """Note the report of a broker's launch."""
         told = self._told.setdefault(broker.member_id, {})
         told[broker.epoch] = frozenset(backup_ids)
         while len(told) > LAUNCHES_MAX:

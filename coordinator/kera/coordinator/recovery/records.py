@@ -32,7 +32,7 @@ KEPT = 16
 """So many recoveries that have ended are kept, for those who ask what happened."""
 
 WorkKey = tuple[object, ...]
-"""Of work: the recovery, what has to be done, and for whom or what."""
+"""Key of a piece of work: the recovery, the action, and its object."""
 
 
 @dataclass(slots=True)
@@ -46,10 +46,10 @@ class Run:
     opened: set[tuple[StreamletId, Launch]] = field(default_factory=set)
     waits_for: tuple[str, ...] = ()
     keys: tuple[WorkKey, ...] = ()
-    """Of the work that there is to do now."""
+    """Keys of the work to do now."""
 
     def found(self, bytes_total: int, records_lost: int) -> None:
-        """What a broker found that took something over."""
+        """Add the findings of a broker that has taken something over."""
         info = coordinator_pb2.RecoveryInfo()
         info.CopyFrom(self.info)
         info.bytes_total += bytes_total
@@ -85,7 +85,7 @@ class RecoveryRecords:
         return list(self._runs.values())
 
     def report(self, launch: Launch, progress: Sequence[coordinator_pb2.RecoveryProgress]) -> bool:
-        """What a broker says in its heartbeat of how far it is; whether that may be news."""
+        """Note the progress in a broker's heartbeat; whether it may be news."""
         news = bool(progress) or launch in self._progress
         if news:
             self._progress[launch] = list(progress)
@@ -134,7 +134,7 @@ class RecoveryRecords:
     ) -> tuple[
         list[coordinator_pb2.RecoveryInfo], Callable[[common_pb2.StreamInfo, common_pb2.StreamletAssignment], bool]
     ]:
-        """What a new launch of a broker means: changed or new recoveries, and which of its assignments are lost.
+        """The effects of a new launch of a broker: changed or new recoveries, and which of its assignments are lost.
 
         Nothing changes before `put`. A launch that has its memory takes everything back of which nothing has a new
         owner; a launch that has lost it gets no replicated streamlet back but by recovery.
@@ -227,7 +227,7 @@ class RecoveryRecords:
         )
 
     def superseded(self, info: coordinator_pb2.RecoveryInfo) -> list[coordinator_pb2.RecoveryInfo]:
-        """What goes when `info` is written, so that at most `kept` that have ended are there."""
+        """The ended recoveries to delete when `info` is written, so that at most `kept` remain."""
         if info.phase not in ENDED:
             return []
         ended = [run.info for key, run in self._runs.items() if run.info.phase in ENDED and key != key_of(info)]
@@ -235,12 +235,12 @@ class RecoveryRecords:
 
 
 def records_of(infos: Iterable[coordinator_pb2.RecoveryInfo]) -> dict[str, bytes | None]:
-    """What has to be written of recoveries that begin, or are further."""
+    """The records to write for recoveries that begin, or have progressed."""
     return {_key(info): info.SerializeToString() for info in infos}
 
 
 def deletions_of(infos: Iterable[coordinator_pb2.RecoveryInfo]) -> dict[str, bytes | None]:
-    """What has to be written so that the records go."""
+    """The changes that delete the records."""
     return {_key(info): None for info in infos}
 
 

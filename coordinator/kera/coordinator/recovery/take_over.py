@@ -18,7 +18,7 @@ from kera.core.errors import Unavailable
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 TAKE_OVER_BYTES_MAX = 16 << 20
-"""Of the streams in one request to take over; the rest follow in the next one."""
+"""Maximum of the streams in one request to take over; the rest follow in the next one."""
 
 CursorsOf = Callable[[int], Sequence[common_pb2.Cursor]]
 """Up to where the consumer groups have read a stream."""

@@ -1,4 +1,4 @@
-"""What the registry of schemas has, and what a change makes of it. Pure: records in, records out.
+"""The content of the schema registry, and the changes to it. Pure: records in, records out.
 
 Invariants:
 
@@ -22,16 +22,16 @@ from kera.v1 import schema_pb2 as messages
 
 SUBJECTS_MAX = 100_000
 BYTES_MAX = 24 << 20
-"""Of all definitions and what is around them: a copy of the metadata has to fit into a message (30 MiB)."""
+"""Maximum of all definitions and their records: a copy of the metadata has to fit into a message (30 MiB)."""
 SUBJECT_BYTES_MAX = 4 << 20
-"""Of the definitions of one subject: a new one may have to be compared with all of them."""
+"""Maximum of the definitions of one subject: a new one may have to be compared with all of them."""
 SUBJECT_BYTES, VERSION_BYTES, SCHEMA_BYTES = 120, 60, 60
-"""What one of them takes besides its name or its definition, about."""
+"""About the size of each besides its name or its definition."""
 SUBJECTS_OF_PAGE_MAX = 5_000
 
 
 class Basis(NamedTuple):
-    """What a decision about a new version of a subject was made by."""
+    """The basis of a decision about a new version of a subject."""
 
     compatibility: Compatibility
     versions: tuple[tuple[int, int], ...]
@@ -39,7 +39,7 @@ class Basis(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What is to be written: None deletes."""
+    """The records to write: None deletes."""
 
     subject: str
     record: messages.SubjectRecord | None
@@ -57,15 +57,15 @@ class Registry:
         default: Compatibility = Compatibility.BACKWARD,
     ) -> None:
         self.default = default
-        """Of subjects without their own."""
+        """Compatibility of subjects without their own."""
         self._subjects: dict[str, messages.SubjectRecord] = {}
         self._names: list[str] = []
-        """Of subjects that have versions, in order."""
+        """Names of subjects with versions, in order."""
         self._schemas: dict[int, messages.SchemaRecord] = {}
         self._ids: dict[bytes, int] = {}
         """By the digest of a definition."""
         self._users: dict[int, dict[str, None]] = {}
-        """Of each schema: the subjects that have it, from the first."""
+        """For each schema, the subjects that have it, from the first."""
         self._bytes = 0
         for schema in schemas:
             self._put_schema(schema.schema_id, schema)
@@ -74,7 +74,7 @@ class Registry:
 
     @property
     def bytes(self) -> int:
-        """Of all that there is, about."""
+        """About the size of the whole registry."""
         return self._bytes
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ class Registry:
         return record
 
     def compatibility(self, subject: str) -> tuple[Compatibility, bool]:
-        """Of a subject, also of one without versions; and whether that is by default."""
+        """The compatibility of a subject, also of one without versions; and whether it is the default."""
         record = self._subjects.get(subject)
         own = None if record is None else Compatibility.from_wire(record.compatibility)
         return own or self.default, own is None
@@ -152,7 +152,7 @@ class Registry:
         return {SchemaType.from_wire(self._schemas[each.schema_id].schema.type) for each in versions}
 
     def basis(self, subject: str) -> Basis:
-        """What a decision about a new version is made by; another one is to be made once it is different."""
+        """The basis of a decision about a new version; once it is different, the decision has to be made again."""
         record = self._subjects.get(subject)
         versions = () if record is None else tuple((each.version, each.schema_id) for each in record.versions)
         return Basis(self.compatibility(subject)[0], versions)

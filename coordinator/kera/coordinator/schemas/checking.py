@@ -16,12 +16,12 @@ from kera.core.schemas import Compatibility, SchemaType
 from kera.core.schemas.compatibility import Definition, Version, incompatibilities
 
 SMALL_CHARS_MAX = 4 << 10
-"""Of all definitions that are looked at: a millisecond."""
+"""Maximum of all definitions that are compared: a millisecond."""
 WAITING_MAX = 256
 """Each holds its definition."""
 
 TOLD_CHARS_MAX = 1_200
-"""Of incompatibilities in an error, which has to fit into metadata of gRPC; `CheckSchema` tells of more."""
+"""Maximum of incompatibilities in an error, which has to fit into metadata of gRPC; `CheckSchema` reports more."""
 
 
 class Checking:
@@ -33,7 +33,7 @@ class Checking:
         self._waiting = 0
 
     async def incompatibilities(self, new: Definition, earlier: list[Version], mode: Compatibility) -> list[str]:
-        """What breaks if `new` follows. Raises `InvalidSchema`, and `Unavailable` when too many wait."""
+        """The incompatibilities if `new` follows. Raises `InvalidSchema`, and `Unavailable` when too many wait."""
         looked_at = earlier if mode.transitive else earlier[-1:]
         size = len(new.text) + sum(len(each.definition.text) for each in looked_at)
         if new.schema_type is SchemaType.ARROW and size <= SMALL_CHARS_MAX:
@@ -57,7 +57,7 @@ class Checking:
 
 
 def _heard(running: asyncio.Future[list[str]]) -> None:
-    """Who has asked may be gone, and nobody else is to be told of an error."""
+    """Read the error of a comparison whose caller may be gone, so that asyncio does not log it."""
     if not running.cancelled():
         running.exception()
 

@@ -28,7 +28,7 @@ def subject_key(subject: str) -> str:
 
 
 def changes_of(change: Change) -> dict[str, bytes | None]:
-    """What is to be written for a change."""
+    """The records to write for a change."""
     record = change.record
     return {
         subject_key(change.subject): None if record is None else record.SerializeToString(),

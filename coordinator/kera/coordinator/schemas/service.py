@@ -40,7 +40,7 @@ from kera.v1 import schema_pb2 as messages
 log = get_logger("kera.coordinator")
 
 ATTEMPTS_MAX = 10
-"""Of comparing, while others change the subject."""
+"""Maximum of comparisons, while others change the subject."""
 
 
 class SchemaService:
@@ -53,7 +53,7 @@ class SchemaService:
         self._registry = Registry()
         self._checking = Checking()
         self.columns = TypedStreams(state, lambda: self._registry, self._checking, _caller_principal)
-        """Of typed streams."""
+        """Schemas of typed streams."""
 
     def load(self) -> None:
         """Take up what the ledger has."""
@@ -72,7 +72,7 @@ class SchemaService:
 
     @property
     def size_bytes(self) -> int:
-        """What they take, about."""
+        """About the size of all of them."""
         return self._registry.bytes
 
     async def close(self) -> None:
@@ -180,7 +180,7 @@ class SchemaService:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def check(self, request: messages.CheckSchemaRequest) -> messages.CheckSchemaResponse:
-        """What would break. Raises `InvalidSchema`."""
+        """Find the incompatibilities. Raises `InvalidSchema`."""
         basis = self._registry.basis(checked_subject(request.subject))
         definition = _definition(request.schema)
         known = self._registry.find(request.subject, request.schema)
@@ -216,7 +216,7 @@ class SchemaService:
         return messages.ListSchemaVersionsResponse(versions=record.versions)
 
     def get_compatibility(self, request: messages.GetCompatibilityRequest) -> messages.GetCompatibilityResponse:
-        """Of a subject, or of those without their own."""
+        """The compatibility of a subject, or of those without their own."""
         subject = checked_subject(request.subject) if request.subject else ""
         compatibility, by_default = self._registry.compatibility(subject)
         return messages.GetCompatibilityResponse(compatibility=compatibility.wire, by_default=by_default)
@@ -232,7 +232,7 @@ class SchemaService:
     # -- who asks --------------------------------------------------------------------------------------------------
 
     def _check_may_register(self, subject: str) -> None:
-        """Who may write to the stream or alter it. Raises `NotAllowed`, or `UnknownStream`."""
+        """Check that the caller may write to the stream or alter it. Raises `NotAllowed`, or `UnknownStream`."""
         peer, resource = CALLER.get(), stream(stream_of(subject))
         if self._guard is None or peer is None or self._guard.allows(peer, Operation.ALTER, resource):
             return

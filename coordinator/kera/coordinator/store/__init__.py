@@ -1,4 +1,4 @@
-"""What survives a coordinator: records by key, durable, each with a version; and who may write them.
+"""Records that survive a coordinator: by key, durable, each with a version; and the right to write them.
 
 ``metadata`` says what every store promises, ``lmdb_store``, ``zookeeper_store`` and ``memory_store`` keep it;
 ``ledger`` is the mirror that others read, ``leadership`` and ``zookeeper_election`` say who leads, ``metadata_copy``

@@ -65,7 +65,7 @@ Observe = Callable[[str, str], None]
 
 
 def epoch_of(leader: bytes) -> int:
-    """Of the record of who led last. Raises `MetadataDamaged`."""
+    """The epoch in the record of the last leader. Raises `MetadataDamaged`."""
     try:
         return int(json.loads(leader)["epoch"])
     except (ValueError, LookupError, TypeError) as error:
@@ -77,7 +77,7 @@ def epoch_of(leader: bytes) -> int:
 
 
 class Election(Protocol):
-    """Who of several coordinators may lead."""
+    """The election of the coordinator that may lead."""
 
     alone: bool
     """There is one only: what keeps it from leading ends it, as no other one would lead instead."""
@@ -374,7 +374,7 @@ class Leadership:
         return reply
 
     def not_leader(self) -> NotLeader:
-        """What is said to whoever asks while another one leads, or none."""
+        """The error for callers while another coordinator leads, or none."""
         leader = self.leader
         if not leader:
             return NotLeader("no coordinator leads at the moment; ask again", leader="")

@@ -22,7 +22,7 @@ class Ledger:
         self._store = store
         self._records = records
         self._children: defaultdict[str, set[str]] = defaultdict(set)
-        """Of each path, the keys that are one level below."""
+        """For each path, the keys that are one level below."""
         for key in records:
             self._children[_parent(key)].add(key)
 

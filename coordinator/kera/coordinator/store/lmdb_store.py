@@ -54,7 +54,7 @@ log = get_logger("kera.metadata")
 
 FORMAT = 1
 LOCK_BYTES = 8 << 10
-"""What LMDB's lock file takes with as many readers as LMDB has by default."""
+"""Size of LMDB's lock file with LMDB's default number of readers."""
 _FORMAT_KEY = b"format"
 _VERSION = struct.Struct(">Q")
 OpenEnvironment = Callable[..., lmdb.Environment]

@@ -15,7 +15,7 @@ class MemoryStore:
     def __init__(self, records: Mapping[str, StoredRecord] | None = None) -> None:
         self._records = dict(records or {})
         self.failure: KeraError | None = None
-        """What each write comes to; with `MetadataStoreFailed` it is carried out all the same."""
+        """The result of each write; with `MetadataStoreFailed` it is carried out all the same."""
 
     @property
     def records(self) -> dict[str, StoredRecord]:

@@ -22,9 +22,9 @@ from typing import NamedTuple, Protocol
 from kera.core.errors import InvalidArgument, KeraError, NotAccepted, StartError, invariant
 
 KEY_BYTES_MAX = 255
-"""Of a key in UTF-8; LMDB takes 511."""
+"""Maximum of a key in UTF-8; LMDB takes 511."""
 VALUE_BYTES_MAX = 1_000_000
-"""Of one record; ZooKeeper takes 1 MiB for the record and what is around it."""
+"""Maximum of one record; ZooKeeper takes 1 MiB for the record and its frame."""
 
 
 class StoredRecord(NamedTuple):
@@ -42,7 +42,7 @@ class Write(NamedTuple):
     value: bytes | None
     """None deletes the record."""
     expected_version: int
-    """What must be there; 0: nothing. A put leaves the record at this plus one."""
+    """The version that must be there; 0: none. A put leaves the record at this plus one."""
 
 
 class Check(NamedTuple):
@@ -50,7 +50,7 @@ class Check(NamedTuple):
 
     key: str
     expected_version: int
-    """What must be there; 0: nothing."""
+    """The version that must be there; 0: none."""
 
 
 class MetadataStore(Protocol):

@@ -33,7 +33,7 @@ _LENGTHS = struct.Struct("<II")
 
 
 class MetadataCopy(NamedTuple):
-    """What a file has."""
+    """The content of a file."""
 
     cluster_id: str
     created_us: int
@@ -71,7 +71,7 @@ def packing(records: Mapping[str, bytes], created_us: int) -> Generator[None, No
 
 
 def unpack(data: bytes) -> MetadataCopy:
-    """What a file has. Raises `InvalidArgument` unless it is whole, and of a version that is known."""
+    """The content of a file. Raises `InvalidArgument` unless it is whole, and of a known version."""
     line, _, body = data.partition(b"\n")
     head: dict[str, Any] = {}
     try:

@@ -24,7 +24,7 @@ from __future__ import annotations
 SINCE_US = 1_577_836_800_000_000
 """2020-01-01T00:00:00Z. So an epoch fits into 31 bits until 2088: the upper half of a virtual segment's id is one."""
 COUNTED_BITS = 20
-"""Of an id: those that count on."""
+"""The counting bits of an id."""
 INSTANCE_S = 1_800
 """An instance has 4,096 of 32 bits of epochs: there is room for a million half hours, until 2079."""
 

@@ -29,12 +29,12 @@ _TOP = _EMPTY * 2
 
 
 def format_path(root: str) -> str:
-    """Of the version of the layout."""
+    """Path of the layout's version."""
     return f"{root}/format"
 
 
 def revision_path(root: str) -> str:
-    """Of what each write changes."""
+    """Path of the node that each write changes."""
     return f"{root}/revision"
 
 
@@ -44,7 +44,7 @@ def records_path(root: str) -> str:
 
 
 def record_path(root: str, key: str) -> str:
-    """Of a record."""
+    """Path of a record."""
     return "/".join((records_path(root), *path_of(key)))
 
 
@@ -54,7 +54,7 @@ def staged_path(root: str) -> str:
 
 
 def pending_path(root: str) -> str:
-    """Of the id of the large write that is decided."""
+    """Path of the id of the large write that is decided."""
     return f"{root}/pending"
 
 
@@ -64,7 +64,7 @@ def candidates_path(root: str) -> str:
 
 
 def candidate_id(name: str) -> str:
-    """What the node of a coordinator of this version is called, up to its number; `name` is nobody else's."""
+    """The name of the node of a coordinator of this version, up to its number; `name` is unique."""
     return f"{name}.{FEATURE_LEVEL}"
 
 
@@ -109,7 +109,8 @@ def may_have(directory: str, prefix: str) -> bool:
 # --- staged writes -------------------------------------------------------------------------------------------------
 
 _HEAD = struct.Struct(">HQq")
-"""Of a change: length of the key, expected version, length of the value; -1: it is deleted. Key and value follow."""
+"""Head of a change: length of the key, expected version, length of the value; -1: it is deleted. Key and value
+follow."""
 
 
 def packed(writes: Iterable[Write]) -> bytes:

@@ -152,7 +152,7 @@ class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ha
         super().__init__()
         self._tls = tls
         self.problem = ""
-        """What was wrong with the last connection, as far as TLS is concerned."""
+        """The problem of the last connection, as far as TLS is concerned."""
 
     def create_connection(self, address: tuple[str, int], *, timeout: float, hostname: str, **_: Any) -> ssl.SSLSocket:
         sock = socket.create_connection(address, timeout)
@@ -301,7 +301,7 @@ class ZooKeeperSession:
         return status is not None and known is not None and int(status.ephemeralOwner) == int(known[0])
 
     async def sync(self) -> None:
-        """What is read after this is not older than this call, as far as the ensemble's leader knows."""
+        """Make later reads no older than this call, as far as the ensemble's leader knows."""
         await self._ask(lambda client: client.sync_async(self.root))
 
     async def holds(self, *checks: Operation) -> bool:

@@ -21,7 +21,7 @@ from kera.coordinator.store.zookeeper_session import (
 )
 
 _OPERATION_BYTES = 64
-"""Of a transaction's operation, besides path and value."""
+"""Size of a transaction's operation, besides path and value."""
 
 Writes = Sequence[Write | Check]
 

@@ -35,7 +35,7 @@ PRECISION_MAX = 38
 
 
 def arrow_type_of(definition: str) -> pa.DataType:
-    """Of values with this schema. Raises `InvalidArgument` with the path of what is no column."""
+    """The type of values with this schema. Raises `InvalidArgument` with the path of a part that is no column."""
     try:
         schema = json.loads(definition)
     except (ValueError, RecursionError) as error:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 _REST = 1 << 30
-"""Of a value: more than one can have."""
+"""Size of the rest of a value: more than one can have."""
 
 
 def from_kera(

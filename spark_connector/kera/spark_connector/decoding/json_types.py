@@ -16,11 +16,11 @@ from kera.spark_connector.decoding.types import Fields, refused
 
 _PRIMITIVE = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _FORMATS = {"date": pa.date32(), "date-time": pa.timestamp("us", tz="UTC")}
-"""Of text."""
+"""Types of text formats."""
 
 
 def arrow_type_of(definition: str) -> pa.DataType:
-    """Of values with this schema. Raises `InvalidArgument` with the path of what is no column."""
+    """The type of values with this schema. Raises `InvalidArgument` with the path of a part that is no column."""
     try:
         schema = json.loads(definition)
     except (ValueError, RecursionError) as error:

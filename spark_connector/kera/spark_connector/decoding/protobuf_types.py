@@ -51,7 +51,7 @@ def message_class(definition: str, message: str) -> type[Message]:
 
 
 def arrow_type_of(message: type[Message]) -> pa.DataType:
-    """Of messages of a class. Raises `InvalidArgument` with the path of what is no column."""
+    """The type of a class of messages. Raises `InvalidArgument` with the path of a part that is no column."""
     return _of_message(message.DESCRIPTOR, Fields(), "", ())
 
 

@@ -43,7 +43,8 @@ class Fields:
 
 
 def plain_of(kind: pa.DataType, *, times: bool = False) -> Plain | None:
-    """What makes of a Python value (mappings for structs and maps) what `pa.array` takes; None: it takes it already.
+    """A function that turns a Python value (mappings for structs and maps) into one that `pa.array` takes; None: it
+    takes the value already.
 
     `times`: there may be times of day, whose columns are numbers.
     """
@@ -62,7 +63,9 @@ def plain_of(kind: pa.DataType, *, times: bool = False) -> Plain | None:
 
 
 def _milliseconds(value: Any) -> Any:
-    """Of Avro's ``time-millis``; Spark has no type for a time of day before version 4.1, and takes the number."""
+    """The number of an Avro ``time-millis``; Spark has no type for a time of day before version 4.1, and takes the
+    number.
+    """
     return _microseconds(value) // 1000 if isinstance(value, time) else value
 
 

@@ -1,4 +1,4 @@
-"""What a Python worker does with the values of a column: each by the schema that it names, all as one array."""
+"""A Python worker's decoding of a column's values: each by the schema that it names, all as one array."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Decoder:
 
     @functools.cached_property
     def arrow_type(self) -> pa.DataType:
-        """Of its columns. Raises `InvalidArgument`."""
+        """The type of its columns. Raises `InvalidArgument`."""
         latest = self.subject.latest
         if latest.schema_type is SchemaType.AVRO:
             return avro_types.arrow_type_of(latest.definition)

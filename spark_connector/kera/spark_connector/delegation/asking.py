@@ -1,4 +1,4 @@
-"""What whoever plans does to have executors known to the cluster: it asks the process that keeps tokens, or starts it.
+"""A planning process's way to authenticate executors: it asks the process that keeps tokens, or starts it.
 
 For Spark's code, which is synchronous; from any thread.
 """
@@ -38,7 +38,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 def resources_of(streams: Collection[str] | None) -> tuple[str, ...]:
-    """What a token for these streams is narrowed to; None: for any, as rows name them. It may be more, never less."""
+    """The resources of a token for these streams; None: any stream, as rows name them. They may be more, never less."""
     if streams is None:
         return (ALL_STREAMS,)
     names = sorted(set(streams))

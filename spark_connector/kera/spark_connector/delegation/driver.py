@@ -26,7 +26,7 @@ class Driver(NamedTuple):
 
     @property
     def keeper_address(self) -> str:
-        """Of the socket of the process that keeps its tokens: an abstract one, which leaves no file."""
+        """Address of the socket of the process that keeps its tokens: an abstract one, which leaves no file."""
         return f"\0kera-spark-tokens/{os.geteuid()}/{self.process_id}/{self.started}"
 
     def lives(self, proc: Path = PROC) -> bool:

@@ -1,4 +1,4 @@
-"""What the process that keeps tokens does: it answers whoever plans, and ends when the driver has.
+"""The process that keeps tokens: it answers planning processes, and ends when the driver has ended.
 
 It listens at an abstract unix socket that is named after the driver (``protocol``), and takes nobody but processes of
 its own user. A second process for a driver finds the name taken, and ends.

@@ -1,4 +1,4 @@
-"""What whoever plans says to the process that keeps tokens, and hears from it.
+"""The protocol between planning processes and the process that keeps tokens.
 
     request   {"bootstrap": "h:1", "settings": {…}, "resources": ["stream:a"], "lifetime_ms": 28800000, "hold": false}
     answer    {"token": "…"}

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Owner(NamedTuple):
-    """Whose tokens they are."""
+    """The owner of tokens."""
 
     bootstrap: str
     settings: ClientSettings
@@ -53,7 +53,7 @@ class Owner(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What a token is for."""
+    """The use of a token."""
 
     owner: Owner
     resources: tuple[str, ...]
@@ -80,7 +80,7 @@ class Tokens:
         """By holder, the one that it has asked for last at the end."""
 
     async def token(self, need: Need, holder: Hashable) -> str:
-        """What is to be shown, from now on held by `holder`, too. Raises what the cluster says against it.
+        """The token to show, from now on held by `holder`, too. Raises the cluster's error.
 
         A holder that asks for something else than before does not need the earlier one for long: it is not renewed for
         it, and is revoked when the holder lets go of all that it has. A need that holds itself is let go of by
@@ -137,7 +137,7 @@ class Tokens:
 
 
 class _Kept:
-    """What is kept for one need."""
+    """The token that is kept for one need."""
 
     def __init__(
         self, need: Need, client: Client, now_s: Callable[[], float], sleep: Callable[[float], Awaitable[None]]
@@ -149,7 +149,7 @@ class _Kept:
         self._sleep = sleep
         self._changing = asyncio.Lock()
         self._text = ""
-        """What is shown; empty: nothing that would be good."""
+        """The token to show; empty: there is no valid one."""
         self._token_id = ""
         self._own = False
         """It was issued here, and so is to be revoked here."""
@@ -168,7 +168,7 @@ class _Kept:
         return len(self.holders) > 1
 
     async def text(self, *, look: bool) -> str:
-        """What is shown. `look`: whether to ask if it is still good, if that was not known just now."""
+        """The token to show. `look`: whether to ask if it is still valid, if that was not known just now."""
         async with self._changing:
             owners = self.need.owner.own_token
             if self._now_s() >= self._until_s or (owners and owners != self._text):
@@ -257,7 +257,7 @@ class _Kept:
                 return
 
     async def _renewed(self) -> str:
-        """What has gone wrong with renewing it; empty: nothing."""
+        """Renew the token; returns the problem with that, empty: none."""
         try:
             sent_s = self._now_s()
             good_ms = (await self._client.access.renew_token(self._token_id)).expires_in_ms

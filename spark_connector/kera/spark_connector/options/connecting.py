@@ -36,7 +36,7 @@ TOKEN_LIFETIME_MS_MAX = 24 * 3600 * 1000
 
 
 def connection_of(given: Mapping[str, str]) -> Connection:
-    """What the options say; raises `InvalidArgument`."""
+    """The connection of the options; raises `InvalidArgument`."""
     settings = {}
     for option, setting in _SETTINGS.items():
         if option in given:

@@ -20,12 +20,12 @@ LOAD_ENGINE = (
 
 
 def engine_of(given: Mapping[str, str]) -> Engine:
-    """What the options say; raises `InvalidArgument` for any other word."""
+    """The engine of the options; raises `InvalidArgument` for any other word."""
     return cast("Engine", choice(ENGINE, given.get(ENGINE, _AUTO), ("auto", "python", "columnar")))
 
 
 def not_loaded(engine: Engine) -> InvalidArgument:
-    """What to raise when Spark comes to Python, and must not: the JVM would have taken the query."""
+    """The error when Spark calls Python and must not: the JVM would have taken the query."""
     return wrong(
         ENGINE, f"the columnar engine is not on Spark's class path. {LOAD_ENGINE}. Or leave the option out", engine
     )

@@ -33,11 +33,11 @@ _OTHERWISE = {
     " whenever they are read: leave it out, or make epochs shorter",
     STRATEGY: f"has no meaning with {EPOCH}, which waits for the time where a query begins: leave it out",
 }
-"""What does not go with epochs, and why."""
+"""Options that cannot be combined with epochs, and why."""
 
 
 def cadence_of(given: Mapping[str, str]) -> Cadence | None:
-    """What the options say of epochs; None: micro-batches end anywhere. Raises `InvalidArgument`."""
+    """The cadence of the options; None: micro-batches end anywhere. Raises `InvalidArgument`."""
     if EPOCH not in given:
         for name in (EPOCHS_MAX, EPOCHS_EXACTLY, EPOCH_COLUMN):
             if name in given:

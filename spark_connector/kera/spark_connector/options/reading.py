@@ -82,7 +82,7 @@ _OF_STREAMS = {
     LATENCY_TARGET: "paces the micro-batches of a streaming query",
     **dict.fromkeys((GROUP, GROUP_PREFIX), "names the cursor that a streaming query stores"),
 }
-"""What has no meaning in a batch query, and why."""
+"""Options without a meaning in a batch query, and why."""
 _OF_STREAM_LISTS = {*CONNECTING, METADATA, ENGINE, ON_MISMATCH, SUBSCRIBE, PATH, PATTERN, ASSIGN}
 """All that ``metadata=streams`` looks at."""
 _OF_WRITING = {
@@ -110,7 +110,7 @@ _FAIL: Literal["fail"] = "fail"
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a query asks for; see the table in docs/spark.md."""
+    """The options of a reading query; see the table in docs/spark.md."""
 
     connection: Connection
     subscription: Subscription
@@ -132,9 +132,9 @@ class ReadOptions:
     shared_memory: SharedMemory
     metadata: Metadata | None
     engine: Engine
-    """Who reads: Spark's JVM, in columns, or Python."""
+    """The reading engine: Spark's JVM, in columns, or Python."""
     on_mismatch: OnMismatch
-    """What happens to a stream that does not have the columns of the others."""
+    """The treatment of a stream that does not have the columns of the others."""
     given: frozenset[str]
     """Names of the options that were given, in their canonical case."""
 
@@ -247,7 +247,9 @@ def _where(
     subscription: Subscription,
     new: Literal["earliest", "latest"],
 ) -> Where | None:
-    """What the first of `options` says; the others, too, must be in order. `new`: the place in unnamed streams."""
+    """The place of the first of `options` that is given; the others, too, must be in order. `new`: the place in unnamed
+    streams.
+    """
     said = [_said(option, given[option]) for option in options if option in given]
     for where in said:
         _check_named(where, subscription)

@@ -85,7 +85,7 @@ class Subscription:
 
 
 def subscription_of(given: Mapping[str, str], *, listing: bool) -> Subscription:
-    """What the options name; with `listing` (``metadata=streams``) they need not."""
+    """The subscription of the options; with `listing` (``metadata=streams``) they may leave it out."""
     named = [name for name in _WHICH if name in given]
     if not named and listing:
         return Subscription(pattern=".*", may_be_empty=True)

@@ -101,7 +101,7 @@ def target_ms(option: str, text: str, *, least_ms: int, why: str) -> int:
 
 
 def wrong(option: str, problem: str, value: str | None = None) -> InvalidArgument:
-    """What to raise for an option whose value is not one."""
+    """The error for an option with an invalid value."""
     if value is None:
         return InvalidArgument(f"option {option}: {problem}", option=option)
     return InvalidArgument(f"option {option}: {problem}; it is {value!r}", option=option, value=value)

@@ -36,7 +36,7 @@ VERSION_MAX = (1 << 32) - 2
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What a query asks for; see the table in docs/spark.md."""
+    """The options of a writing query; see the table in docs/spark.md."""
 
     connection: Connection
     stream: str | None

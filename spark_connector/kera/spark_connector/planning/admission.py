@@ -17,12 +17,12 @@ from typing import NamedTuple
 from kera.spark_connector.planning.offsets import EntryName
 
 DELAY_MAX_MS = 15 * 60 * 1000
-"""What ``maxTriggerDelay`` is when nobody says."""
+"""Default of ``maxTriggerDelay``."""
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """What the options say about the size of micro-batches; None: no such limit."""
+    """The options for the size of micro-batches; None: no such limit."""
 
     records_max: int | None = None
     bytes_max: int | None = None
@@ -33,7 +33,7 @@ class BatchLimits:
 
 
 class Waiting(NamedTuple):
-    """What an entry has that no micro-batch has taken."""
+    """The data of an entry that no micro-batch has taken."""
 
     records: int
     """At least 1 where anything waits."""
@@ -70,7 +70,7 @@ class Take:
 def decide(
     waiting: Mapping[EntryName, Waiting], limits: BatchLimits, *, waited_ms: int | None, available_now: bool = False
 ) -> Wait | Take:
-    """What the next micro-batch takes of what is `waiting` (see `planning.waiting`).
+    """Decide which part of `waiting` the next micro-batch takes (see `planning.waiting`).
 
     `waited_ms`: since the last micro-batch of this launch was taken; None: there was none yet. `available_now`: the
     query ends when it has all there is, so nothing is waited for.

@@ -29,7 +29,7 @@ class Advance:
     heads: Offsets
     """How far it may go; nowhere behind `start`, and with the same entries."""
     warnings: tuple[str, ...] = ()
-    """What is lost, in words for the log; empty unless a loss may be."""
+    """The losses, in words for the log; empty unless a loss is allowed."""
 
 
 class _Losses:
@@ -46,7 +46,7 @@ class _Losses:
 
 
 def next_ends(start: Offsets, now: Now, *, fail_on_data_loss: bool) -> Advance:
-    """What there is behind `start` (from the checkpoint, or where the query begins).
+    """Find the data behind `start` (from the checkpoint, or where the query begins).
 
     * A stream, streamlet or entry that `start` does not know begins at what is there: it is new.
     * One that is gone, or no longer subscribed: `UnknownStream` (a streamlet: `InvalidArgument`); without
@@ -164,7 +164,7 @@ def cap(advance: Advance, target: Offsets) -> Advance:
 
 
 def waiting(advance: Advance, now: Now) -> dict[EntryName, Waiting]:
-    """What waits in the entries where anything does, for `admission.decide`."""
+    """The waiting data of all entries that have any, for `admission.decide`."""
     found: dict[EntryName, Waiting] = {}
     for piece in ranges(advance.start, advance.heads, now):
         there = bounds_of(now, piece.entry)
@@ -199,7 +199,7 @@ def conclude(
     first: bool = False,
     mark: EpochMark | None = None,
 ) -> Offsets:
-    """What Spark gets to store as the end of the micro-batch.
+    """The end of the micro-batch, in the form that Spark stores.
 
     `given` itself (the same object) where nothing is new: then give Spark the text back as it came. Else `end` with
     `group` (or that of `given`), and with `since` where the checkpoint would not say where the micro-batch begins: when
@@ -222,7 +222,7 @@ class Planned:
 
 
 def revise(start: Offsets, end: Offsets, now: Now, *, fail_on_data_loss: bool) -> Planned:
-    """What to read of the micro-batch between `start` and `end`, two that Spark has stored; `end.since` goes before
+    """The data to read of the micro-batch between `start` and `end`, two that Spark has stored; `end.since` goes before
     `start`. It may have been planned by an earlier launch.
 
     Raises what `next_ends` raises; without `fail_on_data_loss` what is gone is left out, with a warning.

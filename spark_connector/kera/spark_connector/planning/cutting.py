@@ -36,7 +36,7 @@ SIDE_MIN = 4
 
 
 class EntryRange(NamedTuple):
-    """What is read of one entry."""
+    """The range to read of one entry."""
 
     entry: EntryName
     start: EntryOffset
@@ -189,7 +189,7 @@ def cut(
 
 
 class _Atom(NamedTuple):
-    """What is never cut: mostly a segment, or what of it is in the range."""
+    """The unit that is never cut: mostly a segment, or its part of the range."""
 
     start: Position
     end: Position
@@ -278,7 +278,7 @@ def _at_brokers(there: EntryRange, now: Now, segments: Sequence[SegmentBounds], 
         return [_Part(there.entry, next(iter(_brokers(there, now)), 0), [atom])]
     rows: list[tuple[int, list[_Atom]]] = []
     record = there.start.record
-    """What the next segment should begin with."""
+    """The record that the next segment should begin with."""
     for segment, following in itertools.zip_longest(segments, segments[1:]):
         # Records that are missing before the first segment, behind the last one or between two count as if a segment
         # beside them had them, so that reading it says that they are gone. Ordinals that began anew, as after the loss

@@ -42,7 +42,7 @@ TIME_MIN_US, TIME_MAX_US = -(1 << 63), (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Cadence:
-    """What the options say."""
+    """The epoch options."""
 
     epoch_ms: int
     exactly: int | None = None
@@ -60,7 +60,7 @@ class Cadence:
         return min(max(epoch * self.epoch_us, TIME_MIN_US), TIME_MAX_US)
 
     def mark_of(self, offsets: Offsets) -> EpochMark:
-        """What `offsets` say of epochs. Raises `InvalidArgument`: they are not of a query with these epochs."""
+        """The epoch mark of `offsets`. Raises `InvalidArgument`: they are not of a query with these epochs."""
         mark = offsets.epoch
         if mark is None:
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""What planning has to know of the cluster: ``survey`` asks for it, once per planning step."""
+"""The facts about the cluster that planning needs: ``survey`` asks for them, once per planning step."""
 
 from __future__ import annotations
 

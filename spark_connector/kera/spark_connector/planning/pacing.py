@@ -25,17 +25,17 @@ from typing import NamedTuple
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset
 
 MARGIN = 0.1
-"""Of the target: it stays free."""
+"""Share of the target that stays free."""
 RECENT = 32
 """Micro-batches that count."""
 LATEST = 16
-"""Of these the latest say by how much the law is missed at present."""
+"""The latest of these, which show by how much the law is missed at present."""
 APART = 1.5
 """Two micro-batches that are close to each other say what a byte costs if one is so many times larger."""
 CLOSE = 3
 """Counting one by one. With the next one alone it would be told too little: it is small just where one was slow."""
 PAIRS = 32
-"""Of such pairs, that count."""
+"""Maximum of such pairs."""
 ALIKE = 8
 """So many that are alike; then one is half as large, as else nothing more would be told of what a start costs."""
 ALIKE_LATE = 2
@@ -54,7 +54,7 @@ WORTH_OF_TARGET = 0.4
 STARTS_MAX = 64
 """Times the size of a micro-batch; more is all the same."""
 FIRST_BYTES = 4 << 20
-"""What a micro-batch takes of which nothing is known."""
+"""Size of a micro-batch while nothing is known."""
 HOLD_S = 0.1
 """For so long a question of Spark's stays without an answer, or twice that: stopping the query, and other sources of
 it, wait meanwhile."""
@@ -86,7 +86,7 @@ class Starts:
     def __init__(self) -> None:
         self._last: deque[MicroBatch] = deque(maxlen=CLOSE)
         self._pairs: deque[tuple[float, float]] = deque(maxlen=PAIRS)
-        """What two of them say, and how much that weighs."""
+        """The estimates of pairs, and their weights."""
         self.alike = 0
         """So many were like those before them, up to now."""
 
@@ -107,7 +107,7 @@ class Starts:
 
     @property
     def bytes(self) -> float | None:
-        """What most of the pairs say, large ones above all; None: there was none."""
+        """The weighted median of the estimates, in which large pairs count most; None: there was none."""
         left = sum(weight for _, weight in self._pairs) / 2
         for said, weight in sorted(self._pairs):
             left -= weight
@@ -118,13 +118,13 @@ class Starts:
 
 @dataclass(frozen=True)
 class Fit:
-    """What micro-batches take, as far as it is known."""
+    """The known cost of micro-batches."""
 
     fixed_s: float
     per_byte_s: float
     bytes_most: int
-    """Of the largest one that was seen. What a larger one takes is not guessed by the line but, as a bound that holds
-    for every line, in proportion to this one."""
+    """Size of the largest one that was seen. The cost of a larger one is not guessed by the line but, as a bound that
+    holds for every line, in proportion to this one."""
     slack: float
     """They take longer than by the law, by this share at most; leaving out the worst of the latest ones, unless it is
     the last one: who makes it slow may still be there."""
@@ -133,7 +133,7 @@ class Fit:
 
     @staticmethod
     def of(seen: Sequence[MicroBatch], start_bytes: float | None) -> Fit:
-        """What `seen` say, of which there is at least one, if starting costs as much as `start_bytes`."""
+        """The fit of `seen`, which has at least one, if starting costs as much as `start_bytes`."""
         bytes_most = max(one.bytes for one in seen)
         a_byte_s = [one.seconds / (one.bytes + (start_bytes or 0.0)) for one in seen]
         per_byte_s = median(a_byte_s)
@@ -145,7 +145,7 @@ class Fit:
         return Fit(per_byte_s * start_bytes, per_byte_s, bytes_most, slack, told_apart=True)
 
     def seconds(self, of_bytes: float) -> float:
-        """What a micro-batch of so many bytes takes at most."""
+        """Maximum time of a micro-batch of so many bytes."""
         known = self.fixed_s + self.per_byte_s * min(of_bytes, self.bytes_most)
         return known * max(1.0, of_bytes / self.bytes_most) * (1 + self.slack)
 
@@ -166,14 +166,14 @@ class Fit:
 
 @dataclass(frozen=True)
 class Pace:
-    """What to do with what waits."""
+    """The decision about the waiting data."""
 
     wait_s: float
     """It can wait so much longer; 0: a micro-batch begins now."""
     bytes_max: int
-    """What it takes at most."""
+    """Maximum size of the micro-batch."""
     predicted_s: float | None
-    """What a micro-batch of what waits now, or of so many bytes, will take; None: nobody knows."""
+    """Predicted time of a micro-batch of the data that wait now, or of so many bytes; None: unknown."""
 
 
 class Pacer:
@@ -191,7 +191,7 @@ class Pacer:
         time; and if that was too little, twice as large each time, as what counts then is to get through.
         """
         self._full_bytes: deque[int] = deque(maxlen=BEHIND + 1)
-        """What waited when full micro-batches began, one after the other."""
+        """Waiting bytes at the beginnings of successive full micro-batches."""
 
     @property
     def usable_s(self) -> float:
@@ -200,7 +200,7 @@ class Pacer:
 
     @property
     def fit(self) -> Fit | None:
-        """What is known of micro-batches; None: nothing yet."""
+        """The fit of micro-batches; None: nothing is known yet."""
         if self._fit is None and (seen := self._seen or ([self._first] if self._first else [])):
             self._fit = Fit.of(list(seen), self._starts.bytes)
         return self._fit
@@ -250,7 +250,7 @@ class Pacer:
         self._fit = None
 
     def decide(self, waiting_bytes: int, oldest_s: float) -> Pace:
-        """What to do while so many bytes wait, and the oldest record of them is so old."""
+        """Decide how long so many bytes can still wait whose oldest record is so old, and how many of them to take."""
         fit, bytes_max = self.fit, self.bytes_max
         if fit is None:
             return Pace(0.0, bytes_max, None)
@@ -354,7 +354,7 @@ class Arrivals:
     def look(
         self, starts: Mapping[EntryName, EntryOffset], heads: Mapping[EntryName, EntryOffset], at_s: float
     ) -> None:
-        """What waits at this moment, of all entries where anything does, is between `starts` and `heads`."""
+        """Note that the data between `starts` and `heads` wait at this moment, in all entries with any."""
         self._entries = {name: self._entries.get(name, _Entry()) for name in heads}
         for name, head in heads.items():
             entry = self._entries[name]
@@ -410,7 +410,7 @@ class Arrivals:
 
     @property
     def on_the_way_s(self) -> float:
-        """What records need at least until they are there, as far as that was seen."""
+        """The least time that records need until they are there, as far as that was seen."""
         return min(self._on_the_way_s, default=0.0)
 
     @staticmethod

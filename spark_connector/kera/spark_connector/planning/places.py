@@ -24,7 +24,8 @@ class Time:
 
 
 Place = Literal["earliest", "latest"] | Position | EntryOffset | Time
-"""What a user may say about one entry. (An `EntryOffset`: a position that came with the ordinal of its record.)"""
+"""The places that a user may give for one entry. (An `EntryOffset`: a position that came with the ordinal of its
+record.)"""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Where:
     unnamed: Literal["earliest", "latest"] | None = None
     """The place in a stream that `streams` does not name; None: naming it is required."""
     behind: Literal["error", "latest"] = "latest"
-    """What a time means that no record of a streamlet is at or after."""
+    """The meaning of a time without any record of a streamlet at or after it."""
     stream_ids: Mapping[str, int] = field(default_factory=dict)
     """The incarnation of streams that the places are of, where the text says so."""
 

@@ -1,4 +1,4 @@
-"""What the places of the options mean in the streams as they are now."""
+"""The places of the options, looked up in the streams as they are now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Question(NamedTuple):
-    """What has to be looked up in an entry, between its `EntryBounds`.
+    """A place to look up in an entry, between its `EntryBounds`.
 
     With a time: the first chunk from `start` on, but before `end`, that has a record at or after it, else `end`
     (`Client.locate` with all three). Without one, `start` and `end` are the same, a position that a user gave: which
@@ -33,7 +33,7 @@ class Question(NamedTuple):
 
 
 def questions(where: Where, now: Now, *, now_us: int) -> list[Question]:
-    """What `resolve` needs to know to say what `where` means now.
+    """The questions whose answers `resolve` needs to find the places of `where` now.
 
     Raises `InvalidArgument`, naming the option, where streams, streamlets or entries do not match those there are, and
     `StreamRecreated` for offsets of an earlier stream of the name.
@@ -102,7 +102,7 @@ def _position(place: Position | EntryOffset) -> Position:
 def _at_the_bounds(
     where: Where, entry: EntryName, place: Position | EntryOffset, there: EntryBounds, *, fail_on_data_loss: bool
 ) -> EntryOffset:
-    """What a position means that is nowhere between the bounds."""
+    """The offset for a position that is nowhere between the bounds."""
     position = _position(place)
     if position >= there.end:
         if position > there.end and fail_on_data_loss:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 async def plan_batch(
     client: Client, options: ReadOptions, wanted: StructType | None, *, parallelism: int | None = None
 ) -> list[Piece]:
-    """What a batch query reads, as the streams are now.
+    """The pieces that a batch query reads, as the streams are now.
 
     `wanted`: its columns, if they are to be checked; `parallelism`: Spark's default one, if it is known.
     """

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from kera.client import ChunkBatch, Client, ConsumerSettings
 
 GONE = (DataLost, InvalidArgument, InvalidCursor, StreamletOutOfRange, StreamRecreated, UnknownStream)
-"""What brokers say of places that were planned, and are not there any more."""
+"""Errors of brokers about places that were planned, and are not there any more."""
 
 
 @dataclass
 class Losses:
-    """What was skipped of a range."""
+    """The parts of a range that were skipped."""
 
     reasons: list[str] = field(default_factory=list)
 

@@ -32,7 +32,7 @@ LOOK_AGAIN_S = 0.05
 
 
 class EpochPlanner:
-    """Of one query."""
+    """The epochs of one query."""
 
     def __init__(self, options: ReadOptions, cadence: Cadence) -> None:
         self._options = options
@@ -108,7 +108,9 @@ class EpochPlanner:
         return replace(ends, epoch=EpochMark(self._cadence.epoch_ms, None, self._closed))
 
     def metrics(self, consumed: Offsets | None) -> dict[str, str]:
-        """What the query's progress shows of epochs: how many closed ones wait, and who holds up the next one."""
+        """The query's metrics about epochs: the number of closed ones that wait, and the entry that holds up the next
+        one.
+        """
         found = {}
         done = None if consumed is None or consumed.epoch is None else consumed.epoch.next
         if self._closed is not None and done is not None:

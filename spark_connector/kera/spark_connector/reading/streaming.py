@@ -120,7 +120,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hops = QueryHops()
         self._portal: Portal | None = None
         self._lease: Lease | None = None
-        """What tasks are known to the cluster by; it ends with this process, or `stop`."""
+        """The lease of the credentials that tasks use; it ends with this process, or `stop`."""
         self._read: set[str] = set()
         """Streams of which anything was read: they do not become fewer, so that tasks seldom need another token."""
         self._initial = initial
@@ -134,7 +134,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._taken_s: float | None = None
         """When the last micro-batch was planned; the first one of a launch counts also when it is empty."""
         self._token = ""
-        """What makes the name of this query's cursor its own, if nothing else says it; 8 hex digits."""
+        """A part of the name of this query's cursor that makes it unique, if nothing else does; 8 hex digits."""
         self._real_time: tuple[dict[str, Any], Advance] | None = None
         """Where the micro-batch in real-time mode begins: as it was said, and as it is."""
         self._skipped: set[str] = set()
@@ -270,7 +270,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._lease.for_tasks(self._options.connection, self._read)
 
     def pieces(self, start: dict[str, Any], end: dict[str, Any]) -> list[Piece]:
-        """What the partitions are."""
+        """The pieces of the partitions."""
         if self._epochs is not None:
             self._epochs.begun = True
         if start == end:
@@ -304,7 +304,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- real-time mode, of which Spark has nothing for Python -------------------------------------------------
 
     def real_time_pieces(self, start: dict[str, Any]) -> list[Tail]:
-        """What the tasks of a micro-batch that begins at `start` read: all entries there are, without an end."""
+        """The tails that the tasks of a micro-batch from `start` read: all entries, without an end."""
         if self._epochs is not None:
             raise InvalidArgument(
                 "option epoch: in real-time mode records are given out as they come, before their epoch is closed:"
@@ -389,7 +389,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _repeated(self, plan: Callable[[], T]) -> T:
-        """What `plan` gives; made anew when something was removed just meanwhile, and that may be."""
+        """The result of `plan`; repeated when records were removed just meanwhile, if losses are allowed."""
         for _ in range(PLAN_ATTEMPTS - 1):
             try:
                 return plan()
@@ -406,7 +406,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _limits(limit: ReadLimit, limits: BatchLimits) -> BatchLimits:
-    """What Spark says, with those of the options that it does not know."""
+    """The limits of Spark, with those of the options that it does not know."""
     if isinstance(limit, ReadMaxRows):
         return replace(limits, records_max=limit.max_rows)
     if isinstance(limit, ReadMaxBytes):

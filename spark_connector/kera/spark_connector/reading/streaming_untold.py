@@ -52,7 +52,9 @@ class UntoldStreamReader(KeraStreamReader):
         return heads(await self._survey(client))
 
     def pieces(self, start: dict[str, Any], end: dict[str, Any]) -> list[Piece]:
-        """What the partitions are; says what is gone, and what has gone back, if nothing was known of the start."""
+        """The pieces of the partitions; reports removed records, and streams that have gone back, if the start was
+        unknown.
+        """
         given, finish = Offsets.from_json(start), Offsets.from_json(end)
         self._seen_group = given.group or self._seen_group
         if end == self._unseen and start != end:

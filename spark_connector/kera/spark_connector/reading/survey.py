@@ -1,4 +1,4 @@
-"""What the driver asks the cluster about streams, each question once per planning step and many side by side.
+"""The driver's questions to the cluster about streams, each question once per planning step and many side by side.
 
 Planning itself is pure (``planning``): this module brings it the facts. All streams of a query are looked at at once, a
 bounded number at a time; of brokers that have several of them, each is asked by all.
@@ -89,7 +89,7 @@ async def descriptions(
 
 
 async def resolve_places(client: Client, where: Where, now: Now, *, now_us: int, fail_on_data_loss: bool) -> Offsets:
-    """What `where`, an option, means now."""
+    """The offsets that `where`, an option, stands for now."""
     asked = questions(where, now, now_us=now_us)
     try:
         places = await _located(client, [(question.entry, _query_of(question)) for question in asked])
@@ -100,7 +100,7 @@ async def resolve_places(client: Client, where: Where, now: Now, *, now_us: int,
 
 
 async def answered(client: Client, asking: Asking[T]) -> T:
-    """What `asking` decides when it is told what it asks for."""
+    """The decision of `asking`, with the answers to its questions."""
     try:
         asked = next(asking)
         while True:
@@ -129,7 +129,7 @@ async def boundaries(
 
 
 async def last_chunks(client: Client, planned: Planned, now: Now) -> dict[EntryName, tuple[EntryOffset, EntryOffset]]:
-    """Of each entry that has something to read, the chunk that starts where the micro-batch ends, if there is one."""
+    """For each entry with data to read, the chunk that starts where the micro-batch ends, if there is one."""
     from kera.client import ChunkQuery
 
     begins = planned.start.places()
@@ -286,7 +286,7 @@ async def _located(client: Client, asked: Sequence[tuple[EntryName, ChunkQuery]]
 
 
 async def _side_by_side(ask: Callable[[Any], Coroutine[Any, Any, T]], about: Iterable[Any]) -> list[T]:
-    """What `ask` says about each of them. All have ended when the first error comes out."""
+    """The answers of `ask` about each of them. All have ended when the first error is raised."""
     room = asyncio.Semaphore(SIDE_BY_SIDE_MAX)
 
     async def within(item: Any) -> T:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from kera.client import Client
 
 ENTRIES_MAX = 8
-"""Whose first chunks are read."""
+"""Entries whose first chunks are read."""
 LOOK_S = 2.0
 """For all of them: the micro-batch waits for this."""
 FLUSH_S = 1.0
 
 
 class MicroBatchTraces:
-    """Of one query. A copy that goes elsewhere begins anew."""
+    """The traces of one query. A copy that goes elsewhere begins anew."""
 
     def __init__(self) -> None:
         self._span: Span | None = None
@@ -64,7 +64,7 @@ class MicroBatchTraces:
             self.finish()
 
     def finish(self) -> None:
-        """Whatever became of it, it is not under way any more."""
+        """End the span, whatever the outcome."""
         span, self._span = self._span, None
         if span is not None:
             span.end()
@@ -76,7 +76,7 @@ class MicroBatchTraces:
 
 
 async def _contexts(client: Client, pieces: Sequence[Piece]) -> list[TraceContext]:
-    """Of some of the records; none where that takes long, or is not possible."""
+    """The contexts of some of the records; none where that takes long, or is not possible."""
     first = {piece.entry: piece for piece in reversed(pieces) if not piece.typed and piece.records}
     chosen = sorted(first.values(), key=lambda piece: piece.entry)[:ENTRIES_MAX]
     found: list[TraceContext] = []

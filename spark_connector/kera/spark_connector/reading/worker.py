@@ -105,7 +105,7 @@ def _rows_are_chunks(options: ReadOptions, piece: Piece) -> bool:
 def _shaper(
     options: ReadOptions, piece: Piece, wanted: StructType
 ) -> Callable[[list[ChunkBatch]], Iterator[pa.RecordBatch]]:
-    """What makes batches for Spark of chunks that follow each other."""
+    """A function that turns consecutive chunks into Spark's batches."""
     if _rows_are_chunks(options, piece):
         whole = ChunkShaper(wanted, stream=piece.stream, epoch=piece.epoch)
         return lambda gathered: (whole.shape(chunk.batch, chunk.header) for chunk in gathered)

@@ -26,7 +26,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class Answering(Protocol):
-    """What has the methods, any of which may be called from any thread: `kera.spark_connector.service.methods`."""
+    """The methods, any of which may be called from any thread: `kera.spark_connector.service.methods`."""
 
     def call(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """The result of a method; raises what it raises."""

@@ -1,4 +1,4 @@
-"""What the columnar engine can ask: each method with its parameters and its result, as JSON.
+"""The methods for the columnar engine: each with its parameters and its result, as JSON.
 
 What a method needs is imported when it is first called: a driver waits for `hello`.
 """
@@ -28,7 +28,7 @@ Params = Mapping[str, Any]
 
 
 class _Stream(NamedTuple):
-    """What `open` has made."""
+    """The objects that `open` has made."""
 
     reader: KeraStreamReader
     options: ReadOptions

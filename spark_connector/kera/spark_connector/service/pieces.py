@@ -1,4 +1,4 @@
-"""What the columnar engine gets to know of what a task reads, as JSON; and where a task is best run."""
+"""The pieces of a task for the columnar engine, as JSON; and the best host of a task."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def broker_as_json(broker: BrokerDescription) -> dict[str, Any]:
 
 
 def settings(connection: Connection, shared_memory: SharedMemory) -> dict[str, Any]:
-    """What the client's settings say about reading. Raises `InvalidSettings`."""
+    """The client's settings for reading. Raises `InvalidSettings`."""
     from kera.client import ConsumerSettings
 
     client, consumer = settings_of(connection), ConsumerSettings.load(shared_memory=shared_memory)
@@ -75,7 +75,7 @@ def connection_from_json(params: Mapping[str, Any]) -> Connection:
 
 
 def token_as_json(connection: Connection | None) -> str | None:
-    """What tasks show, beside all else that they get to know, as it is to be seen nowhere."""
+    """The token of tasks, apart from all else that they get, as no log or plan may show it."""
     return None if connection is None or connection.token is None else connection.token.reveal()
 
 
@@ -121,7 +121,7 @@ class Hosts:
 
 
 _hosts = Hosts()
-"""What this process knows."""
+"""The hosts that this process knows."""
 
 
 async def as_json(

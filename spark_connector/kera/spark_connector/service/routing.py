@@ -40,7 +40,7 @@ LOOK_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What a task asks."""
+    """A task's question."""
 
     reader: str
     stream: str
@@ -53,7 +53,7 @@ class Asked:
     progressed: bool
     """Whether anything came since it asked the last time."""
     error: KeraError | None
-    """What went wrong; None: nothing did."""
+    """The error; None: there was none."""
 
     @staticmethod
     def of(params: Mapping[str, Any]) -> Asked:
@@ -102,7 +102,7 @@ class End:
 
 
 def decide(asked: Asked, error: KeraError, patience: RetryTime, now_s: float) -> Again | Skip | End:
-    """What follows from `error`; raises it when that is the end of the task."""
+    """The next step after `error`; raises it when that is the end of the task."""
     pause_s = patience.failed(error, now_s)
     if pause_s is not None:
         return Again(pause_s)

@@ -1,4 +1,4 @@
-"""What the columnar engine asks when it writes: where to, and what follows from all that is out of the ordinary.
+"""The methods for the columnar engine's writes: the targets, and the next steps after unusual answers.
 
 The engine gathers rows, makes chunks of them and appends these by itself, with the protocol of
 `kera.spark_connector.writing.streamlet_writer`. It asks here
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from kera.client.cluster.retry import RetryTime
 
 STREAMLETS_MAX = 100_000
-"""Of so many that failed it is remembered for how long. Who is forgotten is as patient as at the beginning."""
+"""Failed streamlets whose patience is remembered. A forgotten one is as patient as at the beginning."""
 DESCRIBE_TIMEOUT_S = 2.0
 """After it, what was known before has to do."""
 LOOK_TIMEOUT_S = 5.0
@@ -131,7 +131,7 @@ def can_write(given: Mapping[str, str], columns: StructType, *, case_sensitive: 
 
 
 def _obstacle(stream: StreamDescription | None) -> str | None:
-    """What of a write the engine does not take."""
+    """The reason why the engine does not support a write; None: it does."""
     from kera.client import ClientSettings
 
     if stream is None:
@@ -185,7 +185,7 @@ class WriteRouter:
                 failed = [each._replace(error=error, progressed=False) for each in failed]
 
     async def _stream(self, client: Client, name: str, stream_id: int) -> StreamDescription:
-        """What the coordinator says, or has said last. Raises `UnknownStream`, `Unavailable`."""
+        """The coordinator's description, now or the last one. Raises `UnknownStream`, `Unavailable`."""
         from kera.client.cluster.asking import same_stream
 
         try:

@@ -44,7 +44,7 @@ RECORD_TYPES: Mapping[str, tuple[str, ...]] = {
     "entry": ("int",),
     "offset": ("bigint",),
 }
-"""What a stream without a schema of its own takes; the names are Spark's."""
+"""The columns that a stream without a schema of its own takes; the names are Spark's."""
 
 _KEYS = DEFAULT_SCHEMA.field("keys").type
 _HEADERS = DEFAULT_SCHEMA.field("headers").type

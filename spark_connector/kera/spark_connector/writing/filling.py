@@ -17,7 +17,7 @@ from collections import deque
 
 MARGIN = 0.1
 LEFT = 0.5
-"""Of the target, at least."""
+"""Minimum share of the target."""
 LATEST = 32
 """Chunks that count."""
 SLACK = 1 / 8
@@ -25,7 +25,7 @@ SLACK = 1 / 8
 
 
 class Filling:
-    """Of the chunks of one task. Times in seconds, on any clock."""
+    """The chunks of one task. Times in seconds, on any clock."""
 
     def __init__(self, target_s: float) -> None:
         self._target_s = target_s

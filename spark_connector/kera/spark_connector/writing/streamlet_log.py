@@ -29,7 +29,7 @@ class StreamletLog:
         self._appender = appender
         self._took = took
         self._last: AppendResult | None = None
-        """What the last append has answered."""
+        """The result of the last append."""
         self._found: Position | None = None
         """Where the last chunk ended that was read back."""
 

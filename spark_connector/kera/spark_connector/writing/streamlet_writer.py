@@ -88,7 +88,7 @@ class StreamletWriter:
         self._surplus_max = surplus_max
         self._progressed = progressed
         self.sequence = 0
-        """Of the next chunk."""
+        """Sequence of the next chunk."""
         self.appended = 0
         """Rows that this attempt has stored."""
         self.found = 0
@@ -101,7 +101,7 @@ class StreamletWriter:
 
     @property
     def queued_bytes(self) -> int:
-        """Of the rows that wait."""
+        """Size of the waiting rows."""
         return sum(rows.nbytes for rows in self._queue)
 
     @property

@@ -54,7 +54,7 @@ class Name:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has done."""
+    """The result of a task."""
 
     appended: int
     """Rows that this attempt has stored."""

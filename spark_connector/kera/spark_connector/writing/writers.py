@@ -78,7 +78,7 @@ class KeraBatchWriter(DataSourceArrowWriter):
         report(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What is stored stays."""
+        """Stored rows stay."""
 
 
 class KeraStreamWriter(StreamArrowWriter):
@@ -107,7 +107,7 @@ class KeraStreamWriter(StreamArrowWriter):
         report(messages, batch=batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """What is stored stays."""
+        """Stored rows stay."""
 
 
 def task_name(kind: str, name: str, partition: int, version: int) -> Name:

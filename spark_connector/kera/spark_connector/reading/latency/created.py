@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kera.client import Client
 
 ENTRIES_MAX = 8
-"""Of which the first chunk is read at once."""
+"""Entries whose first chunk is read at once."""
 LOOK_S = 0.5
 """For all of them: planning waits for this."""
 

@@ -1,4 +1,5 @@
-"""What a query's micro-batches take of the way of records: told to brokers of streams with a latency constraint.
+"""The times of a query's micro-batches, as a part of the records' way: for brokers of streams with a latency
+constraint.
 
 On the path of a constraint a query is known by the name of its cursor (``group:NAME``). From when a micro-batch is
 planned until Spark shows that it is done is its work; what comes before is the hand-over of its records. Of each
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class QueryHops:
-    """Of one query. A copy that goes elsewhere begins anew."""
+    """The hops of one query. A copy that goes elsewhere begins anew."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

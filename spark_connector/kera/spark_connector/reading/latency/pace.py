@@ -43,7 +43,7 @@ class _UnderWay(NamedTuple):
 
 
 class QueryPace:
-    """Of one query. A copy that goes elsewhere begins anew. Used by one thread at a time."""
+    """The pace of one query. A copy that goes elsewhere begins anew. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class QueryPace:
         self._warn("short", _SHORT.format(self._pacer.target_s, least_s) if short else None)
 
     def figures(self) -> dict[str, str]:
-        """Of the last micro-batch that was planned, for a query's progress; empty without a target.
+        """The figures of the last micro-batch that was planned, for a query's progress; empty without a target.
 
         When it is done, what it took is there as well, and the least target that could be kept, as far as is known.
         """
