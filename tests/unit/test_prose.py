@@ -34,10 +34,10 @@ DOCSTRING_RIDDLE = re.compile(r'^ *r?"""(?:What|Who|Whose|Of|Whoever|Whatever) '
 DOCSTRINGS_LEFT = {
     "backup/kera/backup": 0,
     "broker/kera/broker": 0,
-    "client/kera/cli": 126,
+    "client/kera/cli": 0,
     "client/kera/client": 0,
-    "client/kera/connect": 87,
-    "client/kera/console": 84,
+    "client/kera/connect": 0,
+    "client/kera/console": 0,
     "client/kera/local": 0,
     "client/kera/pytest_plugin": 0,
     "coordinator/kera/coordinator": 0,

@@ -1,4 +1,4 @@
-"""What ``kera user``, ``kera acl`` and ``kera token`` share: who they are, and what they say after a change."""
+"""Shared by ``kera user``, ``kera acl`` and ``kera token``: the connection, and the output after a change."""
 
 from __future__ import annotations
 

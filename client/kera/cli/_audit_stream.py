@@ -1,4 +1,4 @@
-"""What happened to access, written into a stream: a record of JSON for each event of a daemon.
+"""Audit events written into a stream: a record of JSON for each event of a daemon.
 
 The log has all of them whatever becomes of this: events wait here until the stream has taken them, at most
 `EVENTS_MAX`; further ones are counted, and what is said of that is the next record. One that was not acknowledged is
@@ -27,7 +27,7 @@ log = get_logger("kera.audit")
 EVENTS_MAX = 10_000
 BATCH_EVENTS_MAX = 500
 CLIENT, PRODUCER = ClientSettings.model_construct(), ProducerSettings.model_construct()
-"""Whatever is set for clients on this host, and who they are: this is a daemon."""
+"""Settings without the host's client settings and credentials: this is a daemon."""
 RETRY_S = 2.0
 """Between two attempts, when the cluster does not take them."""
 

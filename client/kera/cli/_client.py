@@ -1,4 +1,4 @@
-"""What commands that talk to a cluster share: options, and a connection."""
+"""Shared by commands that talk to a cluster: options, and a connection."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _BESIDE: dict[str, Callable[..., None]] = {"output": _json, "bootstrap": _contex
 
 
 def _params_of(function: Callable[..., None]) -> list[Any]:
-    """What typer makes of the function's parameters."""
+    """Typer's parameters for those of the function."""
     app = typer.Typer(add_completion=False)
     app.command()(function)
     return list(typer.main.get_command(app).params)

@@ -53,7 +53,7 @@ class Context:
     tls_key: str = ""
 
     def variables(self) -> dict[str, str]:
-        """What it says, as variables of the environment."""
+        """The context as variables of the environment."""
         said = {f"KERA_CLIENT_{name}".upper(): value for name, value in dataclasses.asdict(self).items() if value}
         return {BOOTSTRAP_VARIABLE: said.pop("KERA_CLIENT_BOOTSTRAP"), **said}
 
@@ -64,7 +64,7 @@ class Contexts:
 
     by_name: dict[str, Context] = dataclasses.field(default_factory=dict)
     current: str = ""
-    """Of commands that name none; empty: there is none."""
+    """Name of the context of commands that name none; empty: there is none."""
 
     def get(self, name: str, source: str = "") -> Context:
         """`source`: where the name is from. Raises `UsageError` if there is none of the name."""
@@ -93,7 +93,7 @@ def path() -> Path:
 
 
 def load() -> Contexts:
-    """What there is. Raises `UsageError` that names the file, and the way out."""
+    """The stored contexts. Raises `UsageError` that names the file, and the way out."""
     file = path()
     try:
         with file.open("rb") as opened:
@@ -187,7 +187,7 @@ def _said(context: Context) -> dict[str, str]:
 
 
 def added(context: Context, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What a context adds to an environment; and the variables there that win over it, and say something else.
+    """The variables that a context adds to an environment; and the variables there that win over it and differ.
 
     What belongs together is taken from one of the two: nobody is alice with the password of bob.
     """

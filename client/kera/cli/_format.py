@@ -33,7 +33,7 @@ TOKENS = "skhtpeoT"
 _PIECE = re.compile(r"%(.)|\\(x[0-9a-fA-F]{2}|.)|([^%\\]+)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)|([^\\]+)", re.DOTALL)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""What a terminal obeys, or what changes the order of what is read; not line ends and tabs."""
+"""Characters that a terminal obeys, or that change the order of the text; not line ends and tabs."""
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
@@ -51,7 +51,7 @@ class RecordOrigin(NamedTuple):
 
 
 Origin: TypeAlias = RecordOrigin | pa.RecordBatch
-"""Of all records together, or of each, as `kera.client.OrderedBatch.origins` has them."""
+"""The origin of all records together, or of each, as `kera.client.OrderedBatch.origins` has them."""
 Formatter = Callable[[pa.RecordBatch, Origin], Any]
 """Makes the bytes to print of a batch."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kera.client import LatencyConstraint, LatencyDescription, LatencyHop
 
 BAR_CHARS = 60
-"""Of the limit, or of all that it takes where that is more."""
+"""Length of a bar that stands for the limit, or for the whole time where that is more."""
 BAR_CHARS_MIN = 20
 LETTERS = {"gather": "g", "send": "s", "replicate": "r", "hand-over": "h", "prefetch": "p", "work": "w"}
 FILLING = ("gather", "replicate", "hand-over")
@@ -81,7 +81,7 @@ def own_lingers(hops: Iterable[LatencyHop]) -> Iterator[str]:
 
 
 def of_which(constraint: LatencyConstraint) -> str:
-    """What the limit is of."""
+    """The statistic and window of the limit."""
     which = "the mean" if constraint.statistic == "mean" else "the 99th percentile"
     return f"for {which} over {format_ms(constraint.window_ms)}"
 

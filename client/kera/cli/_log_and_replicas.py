@@ -32,7 +32,7 @@ from kera.core.verifying import Finding
 
 
 class LogAndReplicas:
-    """Of one broker; see the head of this module."""
+    """The log and the replicas of one broker; see the head of this module."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class LogAndReplicas:
         yield from self._check_chunks()
 
     def _left(self, segment: VirtualSegment) -> list[Extent]:
-        """What a virtual segment covers and retention has not removed: in files, or in the memory of a crash."""
+        """The parts of a virtual segment that retention has not removed: in files, or in the memory of a crash."""
         return [extent for extent in segment.extents if not self._was_removed(extent.address)]
 
     def _was_removed(self, address: SegmentAddress) -> bool:

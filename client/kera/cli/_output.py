@@ -18,7 +18,7 @@ _JSON_GIVEN = "kera.cli.json"
 
 
 class Output(enum.StrEnum):
-    """What ``--output`` takes."""
+    """The values of ``--output``."""
 
     TABLE = "table"
     JSON = "json"
@@ -56,7 +56,7 @@ JSON_OPTION = typer.Option(
 INTERNAL_OPTION = typer.Option(
     False, "--internal", help="Include internal streams and consumer groups, whose names begin with _."
 )
-"""Of each command that lists streams or consumer groups, see `kera.core.internal_names`."""
+"""An option of each command that lists streams or consumer groups, see `kera.core.internal_names`."""
 
 
 def rendered(document: Any, output: Output, *, indent: int | None = 2) -> str:
@@ -77,7 +77,7 @@ def _yaml() -> Any:
 
 
 def _as_yaml(document: Any) -> str:
-    """Of what JSON has: no alias, no type of Python's."""
+    """YAML with the types of JSON only: no alias, no type of Python's."""
     yaml = _yaml()
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc,name-defined]

@@ -17,7 +17,9 @@ from kera.core.home import expanded
 
 
 def path_of(name: str) -> Callable[[str | Path], Path]:
-    """What typer calls with the text of the flag or argument `name`. Raises `UsageError` if that is empty."""
+    """A function that typer calls with the text of the flag or argument `name`. Raises `UsageError` if that is
+    empty.
+    """
 
     def path(text: str | Path) -> Path:
         if not str(text):

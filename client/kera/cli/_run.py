@@ -148,7 +148,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _configure_logging(level: int) -> None:
-    """What libraries log from `level` up goes to standard error, in the form of our errors."""
+    """Print logs of libraries from `level` up to standard error, in the form of our errors."""
     import structlog
 
     structlog.configure(

@@ -109,7 +109,7 @@ def arrow_schema_of(path: Path) -> pa.Schema:
 
 
 def _arrow(path: Path, data: bytes) -> pa.Schema:
-    """Of a message, a stream or a file."""
+    """Read the schema of a message, a stream or a file."""
     import pyarrow as pa
 
     for read in (pa.ipc.read_schema, _schema_of_stream, _schema_of_file):

@@ -26,7 +26,7 @@ LINE_BYTES_MAX = 64 << 20
 async def line_blocks(
     fd: int, *, read_bytes: int = READ_BYTES, line_bytes_max: int = LINE_BYTES_MAX
 ) -> AsyncIterator[bytes]:
-    """What is read from `fd`, in pieces that end with a newline; the last one may lack it.
+    """Read `fd` in pieces that end with a newline; the last one may lack it.
 
     A piece comes as soon as it is there, so that lines typed at a terminal go out one by one. Raises `RecordTooLarge`
     for a line of more than `line_bytes_max` bytes, once so many have been read.

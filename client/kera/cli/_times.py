@@ -11,7 +11,7 @@ from kera.cli._run import UsageError
 AGO_MS_MAX = 1_000_000 * 86_400_000
 """A span goes no further back."""
 _SPAN = re.compile(r"[\d.]+\s*[a-z]+")
-"""What is meant as one."""
+"""The form of a time span."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 

@@ -34,7 +34,7 @@ OFFSET_MAX = (1 << 63) - 1
 
 
 class CorruptChunks(enum.StrEnum):
-    """What to do with a chunk that cannot be read, as in the consumer's settings."""
+    """The treatment of a chunk that cannot be read, as in the consumer's settings."""
 
     FAIL = "fail"
     SKIP = "skip"

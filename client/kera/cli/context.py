@@ -24,7 +24,7 @@ app = Commands(help="Keep named connections, and choose one.", no_args_is_help=T
 
 NONE = "none"
 SYSTEM = "system"
-"""Of tls_ca: no file."""
+"""Value of tls_ca that names no file."""
 SECRET = ("password_file", "token_file")
 
 NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the context.")

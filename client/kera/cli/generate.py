@@ -22,12 +22,12 @@ app = Commands(help="Print what goes with a deployment: alerts, dashboard, units
 
 
 class Kind(NamedTuple):
-    """What one command prints."""
+    """The output of one command."""
 
     shown: tuple[str, ...]
-    """What it prints if no file is named."""
+    """Files that it prints if none is named."""
     others: tuple[str, ...] = ()
-    """What goes with it."""
+    """Files that belong to these."""
     folder: str = ""
     """In which of deploy/ they are; empty: in several, as which they have to stay together."""
 

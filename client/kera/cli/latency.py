@@ -30,7 +30,7 @@ WINDOW_HELP = "Over which the mean is taken: 15s, 1min."
 P99_OPTION = typer.Option(False, "--p99", help="The limit is of the 99th percentile.")
 INTERVAL = "2s"
 CLEAR = "\x1b[H\x1b[2J"
-"""Of a terminal."""
+"""Clears a terminal."""
 
 
 @app.command()

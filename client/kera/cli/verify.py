@@ -73,7 +73,7 @@ class _Check:
 
         self._broker, self._backup = of_broker, of_backup
         self.segments: list[of_broker.SegmentsChecked] = []
-        """Of each broker."""
+        """The segments of each broker."""
         self.replicas: of_backup.ReplicasChecked | None = None
         """None: no backup was given."""
 
@@ -94,7 +94,7 @@ class _Check:
 
     @property
     def all_segments(self) -> of_broker.SegmentsChecked:
-        """Of all brokers."""
+        """The segments of all brokers."""
         each = self.segments
         return self._broker.SegmentsChecked(
             segments=sum(totals.segments for totals in each),

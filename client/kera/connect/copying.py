@@ -19,7 +19,7 @@ from kera.connect.planning.rates import Rates
 T = TypeVar("T")
 
 AHEAD_BYTES_MAX = 32 << 20
-"""Of rows that were read and are not being written: who reads waits while there are more."""
+"""Maximum of rows that were read and are not being written: reading waits while there are more."""
 TOGETHER_BYTES_MAX = 16 << 20
 TOGETHER_MAX = 256
 """Pieces that are written at once."""
@@ -28,7 +28,7 @@ STOP_S = 30.0
 
 
 class Copied(NamedTuple):
-    """What a copy has done."""
+    """The result of a copy."""
 
     begun: Progress
     """Where it was when it began."""
@@ -60,7 +60,7 @@ class Ahead:
                 self._changed.notify_all()
 
     async def take(self) -> list[Piece]:
-        """What there is, as much as is written at once; nothing when all has been taken."""
+        """Take waiting pieces, as many as are written at once; none when all have been taken."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._pieces or self._ended)
             count = size = 0
@@ -109,7 +109,7 @@ async def outliving(
     failing: Callable[[Exception], None],
     resumed: Callable[[Resumed], None],
 ) -> T:
-    """What `attempt` returns, which copies, and is called again after errors that may pass; see `planning.outages`.
+    """The result of `attempt`, which copies, and is called again after errors that may pass; see `planning.outages`.
 
     `attempt` is given two functions, to call once the copy has begun, and whenever something was written. `failing` is
     called when an outage begins, and for each new kind of error, `resumed` when it is over.

@@ -1,4 +1,4 @@
-"""What a copy goes from and to, as people write it: addresses of four kinds. Nothing is connected to here.
+"""Source and target of a copy, as people write them: addresses of four kinds. Nothing is connected to here.
 
     kera:clicks                              a stream of the cluster that the command talks to
     kera://host:7400/clicks                  one of another cluster
@@ -28,7 +28,7 @@ SCHEMES = ("kera", "kafka", "postgresql", "postgres", "file")
 NAME_CHARS_MAX = 100
 _OF_CHANGES = ("values", "tombstones", "slot", "publication")
 TABLE_PARAMETERS = ("table", "query", "key", "settle", "changes", *_OF_CHANGES)
-"""Of an address of PostgreSQL; all others are libpq's."""
+"""Parameters of a PostgreSQL address; all others are libpq's."""
 LIBPQ_SECRETS = frozenset({"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"})
 LIBPQ_PARAMETERS = frozenset(
     {
@@ -146,7 +146,7 @@ End: TypeAlias = StreamEnd | TopicEnd | TableEnd | FilesEnd
 
 
 def parse_end(text: str, *, file_format: str | None = None) -> End:
-    """What `text` names. Raises `InvalidArgument`, which never repeats a password."""
+    """The end that `text` names. Raises `InvalidArgument`, which never repeats a password."""
     found = _SCHEME.match(text)
     if found is None or text.startswith("/"):
         return _files(text, file_format)
@@ -301,7 +301,7 @@ def _no_user(hosts: str, scheme: str) -> None:
 
 
 def copy_name(source: End, target: End) -> str:
-    """What a copy is called if nobody says."""
+    """The default name of a copy."""
     return _ODD.sub("-", f"{source.slug}-to-{target.slug}").strip("-.")[:NAME_CHARS_MAX] or "copy"
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a copy besides what can with its streams."""
+"""Errors of a copy besides those of its streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class CopyElsewhere(KeraError):
 
 
 class SourceChanged(KeraError):
-    """What was being copied when the copy ended is not in the source any more as it was then."""
+    """Rows that were being copied when the copy ended are not in the source any more as they were then."""
 
 
 class RecordsGone(KeraError):

@@ -1,4 +1,4 @@
-"""What a source gives and a target takes: pieces, and the places between which they lie.
+"""The interface of sources and targets: pieces, and the places between which they lie.
 
 A source has parts (the partitions of a topic, the entries of a stream, or just one), each with an order of its own. A
 place says where in a part one is; only the source knows what it means, and others keep it as the JSON that it is.
@@ -60,15 +60,15 @@ class Source(Protocol):
     """Where a copy comes from."""
 
     schema: pa.Schema
-    """Of the rows; known once it is open."""
+    """Schema of the rows; known once it is open."""
     may_shrink: bool
     """Rows between two places may go with time (of a topic that is compacted), and none ever come."""
     shown: str
-    """What it is, in words without secrets."""
+    """A description in words without secrets."""
     identity: str
     """The same each time, and of no other source; known once it is open."""
     notes: list[str]
-    """What whoever copies should know about how it is read."""
+    """Notes for users on how it is read."""
     streamlets: int
     """Its pieces say where a stream of so many streamlets is to have them; 0: they do not."""
 
@@ -81,7 +81,7 @@ class Source(Protocol):
         ...
 
     def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
-        """What comes after `places`, in pieces of some `piece_bytes`: to the end, or for ever if it is followed."""
+        """The pieces after `places`, of about `piece_bytes` each: to the end, or for ever if it is followed."""
         ...
 
     async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
@@ -104,11 +104,11 @@ class Sink(Protocol):
     """Where a copy goes. It alone says how far the copy has got."""
 
     shown: str
-    """What it is, in words without secrets."""
+    """A description in words without secrets."""
     piece_bytes: int
     """Pieces of about this size suit it; known once it is open."""
     notes: list[str]
-    """What whoever copies should know about how it does that."""
+    """Notes for users on how it is written."""
 
     async def open(self, source: Source) -> Progress:
         """Connect, make what is to be made for the rows of `source`, and see how far the copy was."""

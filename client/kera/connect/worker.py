@@ -18,7 +18,7 @@ class Worker:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"kera-{name}")
 
     async def call(self, function: Callable[..., T], *arguments: object) -> T:
-        """What `function` returns, or raises."""
+        """Run `function` on the thread; returns its result, or raises its error."""
         work = asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
         try:
             return await asyncio.shield(work)
@@ -27,7 +27,7 @@ class Worker:
             raise
 
     async def each(self, generator: Generator[T | None, None, None]) -> AsyncGenerator[T, None]:
-        """What `generator` gives, which runs on the thread. It gives None now and then while it waits for something.
+        """The items of `generator`, which runs on the thread. It gives None now and then while it waits for something.
 
         It is closed on the thread, too, when this one is closed or cancelled.
         """

@@ -185,7 +185,7 @@ class _Endpoints:
         return await self._problem(request, Problem(status, title, text))
 
     def refusal(self, status: int, text: str) -> App:
-        """Of the gate: text and nothing else, for who may not even be one of ours."""
+        """The answer of the gate: plain text, for requests that may not even come from one of our pages."""
         return Response(
             text + "\n", status, media_type="text/plain", headers={"retry-after": "1"} if status == 503 else {}
         )

@@ -1,4 +1,4 @@
-"""What all requests share: the cluster, who is signed in, and how pages are made."""
+"""Shared by all requests: the cluster, the signed-in users, and the way to make pages."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class House:
             await self._shared.close()
 
     def view_of(self, token: str, *, used: bool = True) -> tuple[View | None, str]:
-        """What a browser with this session sees the cluster by, and whose it is; None: it has to sign in.
+        """The view of a browser with this session, and its user; None: it has to sign in.
 
         `used`: see `Sessions.find`.
         """

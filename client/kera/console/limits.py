@@ -1,10 +1,10 @@
-"""What the console does at most: one place, so that nobody has to look for what bounds it."""
+"""The console's limits, all in one place."""
 
 REQUESTS_MAX = 32
 """Pages that are made at a time; who comes then is asked to come again (503)."""
 CONNECTIONS_MAX = 256
 REQUEST_BYTES_MAX = 16 * 1024
-"""Of a request without its body: a line and headers."""
+"""Maximum of a request without its body: a line and headers."""
 REQUEST_TIMEOUT_S = 10.0
 """How long a request may take to arrive, its body included."""
 IDLE_CONNECTION_S = 15
@@ -33,7 +33,7 @@ SIGN_INS_MAX = 4
 
 ROWS_PER_PAGE = 50
 ROWS_MAX = 500
-"""Of a table that has no pages; what is left out is said."""
+"""Maximum of a table that has no pages; the page says how much is left out."""
 
 SIZES_MAX = 20_000
 """Streams whose sizes are remembered, and by whose sizes a list is sorted."""
@@ -52,7 +52,7 @@ BROWSE_TIMEOUT_S = 4.0
 BOUNDS_TIMEOUT_S = 3.0
 """How long brokers may take to say where a stream begins and ends."""
 BROWSE_BYTES_MAX = 16 << 20
-"""What is read of chunks for one page."""
+"""Maximum of chunks that are read for one page."""
 BROWSE_RECORDS_MAX = 100_000
 """Records that are looked at for one page."""
 BROWSE_ENTRIES_MAX = 64
@@ -92,7 +92,7 @@ SIGN_IN_WARM_UP_S = 2.0
 """The same of a session."""
 SAMPLE_INTERVAL_S = 10.0
 SAMPLES_MAX = 360
-"""Of a history, an hour: after that the oldest goes."""
+"""Maximum of a history, an hour: after that the oldest goes."""
 WATCHED_GROUPS_MAX = 32
 WATCHED_GROUPS_PER_SESSION_MAX = 8
 """Consumer groups whose lag is kept; with more, the one that nobody has looked at for longest goes."""

@@ -25,7 +25,7 @@ def address(path: str, /, **query: object) -> str:
 
 
 def stream_path(name: str, page: str = "") -> str:
-    """Of a page of a stream."""
+    """The path of a page of a stream."""
     path = f"/streams/{quote(name, safe='')}"
     return f"{path}/{page}" if page else path
 

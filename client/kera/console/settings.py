@@ -104,7 +104,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def url_of(settings: ConsoleSettings, port: int) -> str:
-    """What to type into a browser."""
+    """The address for a browser."""
     host = settings.host
     if is_everywhere(host):
         host = next(iter(settings.names), "127.0.0.1")

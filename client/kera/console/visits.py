@@ -64,13 +64,13 @@ class Visit:
 
     @property
     def view(self) -> View:
-        """What who asks sees the cluster by."""
+        """The cluster as the signed-in user sees it."""
         if self._view is None:
             raise Refused(401, "Not signed in", "This cluster wants to know who you are.", "Sign in.")
         return self._view
 
     def name(self, parameter: str = "name") -> str:
-        """Of what a path is about."""
+        """The name of the path's subject."""
         return str(self.request.path_params[parameter])
 
     def page(self, template: str, context: Mapping[str, Any], *, status: int = 200) -> Response:
@@ -99,7 +99,7 @@ class Visit:
             await self.house.sign_out(self._cookie)
 
     async def form(self) -> Parameters:
-        """What was sent, checked to be from a form of ours. Raises `Refused`, `InvalidArgument`."""
+        """The form that was sent, checked to be one of ours. Raises `Refused`, `InvalidArgument`."""
         kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != _FORM:
             raise Refused(415, "That is no form", f"A change is sent as {_FORM}.")

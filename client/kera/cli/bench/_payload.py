@@ -1,4 +1,4 @@
-"""What producers of the benchmark send: values of a fixed length, of random hex digits.
+"""Values of the benchmark's producers: of a fixed length, of random hex digits.
 
 Hex digits because zeros would flatter compression, and pure noise would slander it.
 """

@@ -1,4 +1,4 @@
-"""What a measurement has found: one JSON object per result for programs, a table for people.
+"""The results of a measurement: one JSON object per result for programs, a table for people.
 
 The fields are described in docs/bench.md; they are added to, never renamed.
 """

@@ -45,7 +45,7 @@ class Round:
     backups_cpu_s: float | None = None
     """None: there are none, or they are not processes of this command."""
     config: StreamConfig | None = None
-    """Of the stream that was written to."""
+    """Settings of the stream that was written to."""
 
 
 @dataclasses.dataclass

@@ -31,12 +31,12 @@ from kera.core.errors import KeraError
 from kera.core.process import die_with_parent
 
 WARM_UP_BYTES = 32_000_000
-"""What a producer sends before it is measured: then connections, code and the broker's memory are warm."""
+"""Bytes that a producer sends before it is measured: then connections, code and the broker's memory are warm."""
 WARM_UP_RECORDS_MAX = 50_000
 SENDS_PER_DRAIN = 100
 SENDS_PER_SAMPLE = 1000
 CHUNKS_PER_SAMPLE = 4
-"""Of so many, one is timed when all go as fast as they can: timing costs some of what it measures."""
+"""One of so many chunks is timed when all go as fast as they can: timing costs some of what it measures."""
 SAMPLES_PER_S_MAX = 20_000
 RECORDS_PER_TICK_MAX = 1000
 """More would overrun the producer's buffer between two looks at it."""
@@ -46,7 +46,7 @@ LATE_S_MAX = 1.0
 
 @dataclasses.dataclass
 class Task:
-    """What a worker does; the fields of a task travel as JSON."""
+    """The task of a worker; its fields travel as JSON."""
 
     role: str
     """produce or consume."""
@@ -69,11 +69,11 @@ class Task:
 
 @dataclasses.dataclass
 class Result:
-    """What a worker has done and seen."""
+    """The result of a worker."""
 
     records: int
     record_bytes: int
-    """Of all values together."""
+    """Size of all values together."""
     chunks: int
     start_ns: int
     end_ns: int

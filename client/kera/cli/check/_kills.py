@@ -16,7 +16,7 @@ from typing import IO
 from kera.cli.check._options import Options
 
 OUTPUT_BYTES_MAX = 2048
-"""Of a command's output, from its end, that is kept."""
+"""Maximum of a command's output, from its end, that is kept."""
 NUMBER_VARIABLE = "KERA_CHECK_KILL"
 """Environment variable that tells a command how many commands there were, with it."""
 
@@ -92,7 +92,7 @@ class Kills:
 
 
 def _printable(text: str) -> str:
-    """What a command has printed, without what would do something to a terminal."""
+    """The output of a command, with characters escaped that a terminal would obey."""
     return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
 
 

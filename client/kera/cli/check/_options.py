@@ -1,4 +1,4 @@
-"""What `kera check` is to do: its options, checked before anything is sent."""
+"""The options of `kera check`, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SECONDS_DEFAULT = 60.0
 KILL_EVERY_DEFAULT_S = 30.0
 NUMBER_MAX = 1e9
-"""Of seconds, or of records in one: more is a slip."""
+"""Maximum of seconds, or of records in one: more is a slip."""
 RECORDS_MAX = 100_000_000
 """That a check takes: each costs some thirty bytes of memory."""
 VALUE_BYTES_MAX = 1 << 20
@@ -28,7 +28,7 @@ ENTRIES_MAX = 1 << 6
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Of one check."""
+    """The options of one check."""
 
     seconds: float
     stream: str | None = None
@@ -40,7 +40,7 @@ class Options:
     producers: int = 2
     readers: int = 2
     members: int = 2
-    """Of the consumer group."""
+    """Members of the consumer group."""
     rate: float = 1000.0
     """Records a second, of all producers together."""
     record_bytes: int = 100

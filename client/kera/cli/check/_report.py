@@ -1,4 +1,4 @@
-"""What is shown of a check: a line while it goes on, the figures and the evidence at its end."""
+"""The output of a check: a line while it goes on, the figures and the evidence at its end."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kera.cli.check._run import Check, Outcome, exit_of
 PROGRESS_INTERVAL_S = 0.2
 EXIT_CODES = {"kept": 0, "violated": 1, "not checked": 2}
 KILLS_MAX = 20
-"""Of the commands that people are shown."""
+"""Maximum of commands in the output for people."""
 OUTPUT_LINES_MAX = 3
-"""Of a command's output that people are shown."""
+"""Maximum of lines of a command's output in the output for people."""
 
 
 @contextlib.asynccontextmanager

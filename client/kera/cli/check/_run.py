@@ -44,7 +44,7 @@ SETTLED_EVERY_S = 0.1
 
 @dataclass(slots=True)
 class Outcome:
-    """Of a check: the verdict, and what it rests on."""
+    """The outcome of a check: the verdict, and its reasons."""
 
     options: Options
     bootstrap: str
@@ -63,7 +63,7 @@ class Outcome:
     lost_as_told: int = 0
     processed_again: int = 0
     longest_pause_s: float = 0.0
-    """Of a streamlet, without an acknowledgement."""
+    """Longest time without an acknowledgement of a streamlet."""
     longest_pause_from_s: float = 0.0
     longest_pause_of: int | None = None
     ends_looked: int = 0
@@ -80,7 +80,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """What it all comes to."""
+        """The verdict in words."""
         if self.impossible is not None:
             return "not checked"
         return "violated" if self.counts else "kept"
@@ -103,7 +103,7 @@ class Check:
         self.doing = "the load is on"
         self._is_read_back = False
         self._missing = ""
-        """What is waited for."""
+        """The thing that the check waits for."""
         self._unread: str | None = None
         """Why what is stored in the end could not be read."""
         self._values = Values(secrets.token_hex(TOKEN_BYTES // 2), options.record_bytes)
@@ -385,7 +385,7 @@ async def _stream(client: Client, options: Options) -> StreamDescription:
 
 
 async def _left(what: str, removal: Coroutine[Any, Any, None]) -> list[str]:
-    """What is still there; the verdict does not depend on it."""
+    """The thing that could not be removed; the verdict does not depend on it."""
     try:
         await removal
     except KeraError as error:

@@ -46,11 +46,11 @@ MEMBERS_EVERY_S = 5.0
 SPARE_DESCRIPTORS = 8
 """A process that cannot have so many more has too few: a connection takes some."""
 STRANGE_BYTES_MAX = 40
-"""Of somebody else's value that are told."""
+"""Maximum of bytes shown of another program's value."""
 
 
 class Shared:
-    """What all of them have in common."""
+    """The state that all clients of the workload share."""
 
     def __init__(self, options: Options, bootstrap: str, stream: StreamDescription, consumer_group: str) -> None:
         self.options = options
@@ -68,7 +68,7 @@ class Shared:
         """Why the stream cannot be checked."""
         self.gone = False
         self.notes: Counter[str] = Counter()
-        """What has failed and was begun again, by whom and with which error."""
+        """Failures that were tried again, by client and error."""
 
     def give_up(self, why: str, *, gone: bool = False) -> None:
         """The stream cannot be checked; `gone`: it is not there any more, whatever has its name."""
@@ -460,7 +460,7 @@ class Looking:
 
 
 def level_of(stream: StreamDescription) -> str:
-    """What a stream promises of what it acknowledges."""
+    """The level of a stream's acknowledgements."""
     return f"durability {stream.config.durability}, {plural(stream.config.replication, 'backup')}"
 
 

@@ -63,7 +63,7 @@ class _Attempts:
 
     def __init__(self, source: End, target: End, name: str, options: CopyOptions, telling: Teller) -> None:
         self.rates: Rates | None = None
-        """Of all attempts; None: nothing was written yet."""
+        """Rates over all attempts; None: nothing was written yet."""
         self._source, self._target = source, target
         self._name = name
         self._options = options

@@ -35,7 +35,7 @@ class CopyOptions:
     value: ValueFormat | None = None
     subject: str | None = None
     partitioner: str | None = None
-    """Of a copy into a stream; None: the setting of producers."""
+    """Partitioner of a copy into a stream; None: the setting of producers."""
     follow: bool = False
     from_latest: bool = False
     file_format: str | None = None

@@ -18,7 +18,7 @@ BAR_S = 0.1
 
 
 class Teller(Protocol):
-    """Who is told."""
+    """Receives the progress of a copy."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
@@ -49,14 +49,14 @@ class Teller(Protocol):
 
 
 def teller(*, as_json: bool) -> Teller:
-    """Who is told by a command: JSON lines if they are wanted, else a bar if standard error is a terminal."""
+    """The receiver for a command: JSON lines if they are wanted, else a bar if standard error is a terminal."""
     if as_json:
         return JsonLines()
     return Bar() if sys.stderr.isatty() else Lines()
 
 
 class _Quiet:
-    """What tellers have in common: they are told more often than they tell."""
+    """The pacing that receivers share: they are notified more often than they print."""
 
     every_s = LINES_S
 

@@ -1,4 +1,4 @@
-"""What ``kera cluster health`` and ``kera doctor`` find, and how they say it.
+"""The findings of ``kera cluster health`` and ``kera doctor``, and their output.
 
 findings  ok, warning or problem, with what to do: as text, as JSON, as an exit code
 asking    asks the coordinator and each daemon

@@ -17,7 +17,7 @@ ASKED_AT_ONCE = 32
 
 
 class Picture(NamedTuple):
-    """What they have said."""
+    """The answers of the cluster and its daemons."""
 
     cluster: ClusterDescription
     recoveries: list[RecoveryDescription]
@@ -48,7 +48,9 @@ async def look_with(
 
 
 def addresses_of(cluster: ClusterDescription, coordinator: str = "") -> dict[str, str]:
-    """Of the daemons that should be there, by name; `coordinator`: one, if the cluster does not say which there are."""
+    """The addresses of the daemons that should be there, by name; `coordinator`: one, if the cluster does not list
+    any.
+    """
     coordinators = cluster.coordinators or ((coordinator,) if coordinator else ())
     addresses = {f"coordinator {address}": address for address in coordinators}
     addresses |= {f"broker {each.broker_id}": each.grpc_address for each in cluster.brokers if each.alive}
@@ -58,7 +60,9 @@ def addresses_of(cluster: ClusterDescription, coordinator: str = "") -> dict[str
 async def describe_all(
     addresses: dict[str, str], settings: ClientSettings | None = None
 ) -> dict[str, DaemonDescription | KeraError]:
-    """What each says, or why it does not. `settings`: of who asks; None: as the environment has them."""
+    """The description of each daemon, or the reason why there is none. `settings`: of the caller; None: from the
+    environment.
+    """
     from kera.client import ClientSettings
     from kera.client.admin.daemons import describe_daemon
     from kera.core.credential_settings import secure

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kera.client.admin.daemons import DaemonDescription
 
 FREE_PART_MIN = 0.10
-"""Of a file system: with less, it is nearly full."""
+"""Free share of a file system below which it is nearly full."""
 FREE_PART_LEAST = 0.02
 """With less, it is about to take nothing."""
 CLOCK_MS_MAX = 500
@@ -32,7 +32,7 @@ CREDENTIALS_ADVICE = (
 
 
 def health(picture: Picture) -> list[Finding]:
-    """Of a cluster whose coordinator has answered."""
+    """The findings about a cluster whose coordinator has answered."""
     return [
         *_coordinators(picture),
         *_members(picture),
@@ -46,13 +46,13 @@ def health(picture: Picture) -> list[Finding]:
 
 
 def installed(picture: Picture) -> list[Finding]:
-    """What is looked at once after a cluster was set up: everybody is there and can be reached, versions, clocks."""
+    """The findings once after a cluster was set up: all daemons are there and can be reached, versions, clocks."""
     absent = [each for each in _members(picture) if each.severity]
     return [*absent, *_reached(picture), *_security(picture), *_versions(picture), *_clocks(picture)]
 
 
 def unreachable(bootstrap: str, error: KeraError) -> list[Finding]:
-    """Of one whose coordinator has not."""
+    """The findings about a cluster whose coordinator has not answered."""
     if isinstance(error, AuthenticationFailed | NotAllowed):
         return [problem("access", error.message, CREDENTIALS_ADVICE)]
     advice = (
@@ -161,7 +161,7 @@ def _all_owned(streamlets: int, streams: int) -> str:
 
 
 def _older_records(picture: Picture, alive: set[int], expected: set[int]) -> Iterator[Finding]:
-    """Of streamlets that have moved on, and whose older groups are still at a broker that is away."""
+    """The findings about streamlets that have moved on, and whose older groups are still at a broker that is away."""
     at: dict[int, Counter[str]] = {}
     for stream in picture.streams:
         for assignment in stream.assignments.values():

@@ -25,10 +25,10 @@ class Finding(NamedTuple):
 
     severity: Severity
     subject: str
-    """What was looked at: ``broker 2``, ``data directory``."""
+    """The subject of the finding: ``broker 2``, ``data directory``."""
     text: str
     advice: str = ""
-    """What to do, of what is not ok."""
+    """Advice for a finding that is not ok."""
 
 
 def ok(subject: str, text: str) -> Finding:
@@ -47,7 +47,7 @@ def problem(subject: str, text: str, advice: str) -> Finding:
 
 
 def worst(findings: Sequence[Finding]) -> Severity:
-    """Of all findings."""
+    """The worst severity of all findings."""
     return max((each.severity for each in findings), default=Severity.OK)
 
 

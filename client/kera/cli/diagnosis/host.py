@@ -34,7 +34,7 @@ GOOD_FILE_SYSTEMS = {"ext4", "xfs"}
 LASTING_ELSEWHERE = {"nfs", "nfs4", "cifs", "smb3", "fuse", "9p", "ceph"}
 VOLATILE = {"tmpfs", "ramfs"}
 _CLOCK_UNSYNCHRONIZED = 5
-"""What adjtimex() returns then (TIME_ERROR)."""
+"""The answer of adjtimex() then (TIME_ERROR)."""
 _TIMEX_BYTES = 256
 """More than ``struct timex`` has."""
 
@@ -55,7 +55,7 @@ def checkup(data_dirs: Sequence[Path], arena_bytes: int, ports: Sequence[int]) -
 
 
 def python_version(version: tuple[int, ...]) -> Finding:
-    """What runs this."""
+    """The finding about the Python version."""
     text = ".".join(map(str, version))
     if version < (3, 11):
         return problem("python", text, "install Python 3.11 or newer")
@@ -184,7 +184,7 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> s
 
 
 def file_system(subject: str, kind: str) -> Finding:
-    """What is good for a log."""
+    """The finding about a file system for a log."""
     if kind in GOOD_FILE_SYSTEMS:
         return ok(subject, f"on {kind}")
     if kind in VOLATILE:
@@ -223,7 +223,7 @@ def clock() -> Finding:
 
 
 def clock_in(state: int) -> Finding:
-    """What adjtimex() has said; below 0: nothing."""
+    """The finding about the clock from the answer of adjtimex(); below 0: none."""
     advice = "run chrony or systemd-timesyncd: retention by age and reading by time go by the clock"
     if state == _CLOCK_UNSYNCHRONIZED:
         return warning("clock", "is not synchronized, as far as the kernel knows", advice)
@@ -262,7 +262,7 @@ def java(home: str | None = None) -> Finding:
 
 
 def java_version(said: str) -> Finding:
-    """Of what ``java -version`` prints."""
+    """The finding about Java from the output of ``java -version``."""
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found is None:
         return warning("java", "its version cannot be read", "set JAVA_HOME, if Spark is to run here")

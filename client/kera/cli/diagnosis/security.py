@@ -26,9 +26,10 @@ SUBJECT = "cluster secret"
 SETTINGS = "security settings"
 DAEMONS = {"coordinator": "CoordinatorSettings", "broker": "BrokerSettings", "backup": "BackupSettings"}
 SAME = ("security", "super_users", "certificate_daemons", "certificate_users", "jwt_keys", "jwt_issuer", "jwt_audience")
-"""What has to be the same for all daemons: otherwise somebody is somebody else at some of them, or may more."""
+"""Settings that have to be the same for all daemons: otherwise an identity differs between some of them, or has more
+rights."""
 IDLE = ("cluster_secret_file", "super_users", "jwt_keys")
-"""What counts for nothing without security."""
+"""Settings without effect unless security is on."""
 
 
 def secret(path: Path) -> list[Finding]:
@@ -93,7 +94,7 @@ def _secrets(found: Mapping[str, DaemonAccessSettings]) -> list[Path]:
 
 
 def _of_all(found: Mapping[str, DaemonAccessSettings]) -> Iterator[Finding]:
-    """What is different at some, and should not be."""
+    """The findings about settings that differ and should not."""
     for setting in SAME:
         values = {name: getattr(each, setting) for name, each in found.items()}
         if len({repr(value) for value in values.values()}) > 1:
@@ -112,7 +113,7 @@ def _of_all(found: Mapping[str, DaemonAccessSettings]) -> Iterator[Finding]:
 
 
 def _of_each(found: Mapping[str, DaemonAccessSettings]) -> Iterator[Finding]:
-    """What is wrong with those of a daemon by itself; the same of several is told once."""
+    """The findings about each daemon's own settings; the same finding of several is reported once."""
     names: dict[Finding, list[str]] = {}
     for name, daemon in found.items():
         for each in _of_one(daemon):

@@ -94,10 +94,10 @@ LAG_HEADING = ("LAG RECORDS", "LAG BYTES", "LAG TIME")
 
 
 class _Offsets(NamedTuple):
-    """Of an entry, as records are numbered; None: unknown."""
+    """The offsets of an entry; None: unknown."""
 
     next: int | None
-    """Of the first record that was not read."""
+    """Offset of the first record that was not read."""
     end: int
 
 

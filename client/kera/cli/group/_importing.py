@@ -37,7 +37,7 @@ LISTED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """What ``kera group import`` was given."""
+    """The arguments of ``kera group import``."""
 
     group: str
     stream: str

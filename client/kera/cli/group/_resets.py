@@ -28,7 +28,7 @@ HEADING = ("STREAM", "STREAMLET", "ENTRY", "OLD OFFSET", "NEW OFFSET", "READ AGA
 
 @dataclass(frozen=True, slots=True)
 class ResetOptions:
-    """What ``kera group reset`` was given."""
+    """The arguments of ``kera group reset``."""
 
     group: str
     stream: str | None

@@ -46,9 +46,9 @@ RETRY_MS = 1000
 REQUEST_MS = 3000
 """A view shows what does not answer, and asks again: it does not wait as long as a program that has work to do."""
 PATIENCE_S = 4.0
-"""Of what is printed once, and of the first look: time for whoever is slow."""
+"""Patience of single output, and of the first look: time for slow daemons."""
 ROWS = 20
-"""Of each table that is printed."""
+"""Maximum of each table that is printed."""
 VIEW_NAMES = ("brokers", "backups", "streams", "groups", "findings", "latency")
 
 
@@ -142,7 +142,7 @@ async def _first(collector: Collector, bootstrap: str) -> Sample:
 
 
 async def _once(bootstrap: str, interval_s: float, *, internal: bool) -> Snapshot:
-    """Of two samples, an interval apart."""
+    """The snapshot of two samples, an interval apart."""
     import asyncio
 
     from kera.cli.top._snapshot import snapshot

@@ -64,7 +64,7 @@ HELP = """\
 
 
 class Options(NamedTuple):
-    """What the command was given."""
+    """The arguments of the command."""
 
     interval_s: float
     view: str
@@ -98,7 +98,7 @@ class Details(Screen[None]):
         self.view = view
         self.key = key
         self._is_there = False
-        """What is on it can be changed."""
+        """The widgets on the screen can be changed."""
 
     def compose(self) -> ComposeResult:
         """See `Screen`."""
@@ -175,7 +175,7 @@ class Top(App[None]):
         self._at = ""
         """The key of the row that the cursor is on."""
         self._keys: list[str] = []
-        """Of the rows of the table."""
+        """Keys of the table's rows."""
         self._whys: list[str] = []
         self._columns: tuple[str, ...] = ()
         """Titles of the table's columns."""
@@ -287,7 +287,7 @@ class Top(App[None]):
     # -- keys ------------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """What is for the tables does nothing while something else is on the screen, or a filter is typed."""
+        """Disable the tables' actions while something else is on the screen, or a filter is typed."""
         del parameters
         on_top = len(self.screen_stack) == 1
         if action in {"view", "next_view", "sort", "reverse", "filter", "no_filter", "interval"}:

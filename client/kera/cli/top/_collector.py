@@ -28,7 +28,7 @@ GROUPS_AT_ONCE = 4
 GROUPS_LOOKED_AT = 32
 """Consumer groups whose lag is measured for one sample; of more, in turn."""
 STREAMS_MAX = 100_000
-"""Of which figures are asked for at each broker."""
+"""Streams whose figures are asked for at each broker."""
 HOPS_OF_MAX = 32
 """Latency constraints that are looked at in full for a document: those that are not held first."""
 DAEMON_TIMEOUT_S = 3.0
@@ -38,7 +38,7 @@ FINDINGS_TIMEOUT_S = 20.0
 STREAMS_EVERY_S = 2.0
 CONSTRAINTS_EVERY_S = 2.0
 MANY_CONSTRAINTS = 100
-"""Of more than so many, the list is asked for as seldom as that of many streams; there are 1,000 at most."""
+"""Constraints from which on the list is asked for as seldom as that of many streams; there are 1,000 at most."""
 FINDINGS_EVERY_S = 10.0
 FINDINGS_SOON_S = 2.0
 """After the last one, when somebody answers no more, or does so again."""
@@ -112,7 +112,7 @@ class Collector:
             await self._forget(name)
 
     async def sample(self, *, patience_s: float | None = None) -> Sample:
-        """What there is to see now. `patience_s`: longer or shorter than usual."""
+        """Take a sample now. `patience_s`: longer or shorter than usual."""
         patience_s = self._patience_s if patience_s is None else patience_s
         await all_within([self._cluster], patience_s)
         await self._meet()

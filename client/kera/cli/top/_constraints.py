@@ -13,7 +13,7 @@ HELD = frozenset(("held", "unknown"))
 
 
 def constraint_rows(sample: Sample) -> tuple[ConstraintRow, ...]:
-    """Of all latency constraints, in their order; with hops those that were looked at in full."""
+    """The rows of all latency constraints, in their order; with hops for those that were asked for in full."""
     return tuple(_row(sample.hops.get(each.constraint.name, each)) for each in sample.constraints)
 
 
@@ -44,6 +44,6 @@ def worst_text(row: ConstraintRow) -> str:
 
 
 def worst_us(row: ConstraintRow) -> int | None:
-    """What its worst hop takes, of that which the limit is of."""
+    """The time of the worst hop, in the statistic of the limit."""
     hop = row.worst_hop
     return None if hop is None else hop.p99_us if row.statistic == "p99" else hop.mean_us

@@ -15,13 +15,13 @@ from kera.cli.top._text import count_text, ms_text, part_text, per_s, size_text,
 from kera.cli.top._views import View
 
 ROWS_MAX = 50
-"""Of a list within what is shown."""
+"""Maximum of a list within the details."""
 WIDTH = 77
-"""Of 80 columns, beside which there are a border of one each and a scroll bar."""
+"""Width of the text within 80 columns, with a border of one on each side and a scroll bar."""
 
 
 def details(view: View, key: str, snapshot: Snapshot) -> str:
-    """Of the row called `key`, or that it is there no more."""
+    """The details of the row called `key`, or a note that it is gone."""
     row = next((each for each in view.rows(snapshot) if view.key(each) == key), None)
     if row is None:
         noun = "latency constraint" if view.name == "latency" else view.title.lower().removesuffix("s")

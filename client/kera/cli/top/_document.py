@@ -13,7 +13,7 @@ from kera.cli.top._views import FILTERED, VIEWS, Order, shown
 
 ROWS_PRINTED = 20
 ID_DIGITS = 8
-"""Of a cluster's id: which one this is can be told by them."""
+"""Digits of a cluster's id: enough to tell clusters apart."""
 
 
 def document(snapshot: Snapshot) -> dict[str, Any]:

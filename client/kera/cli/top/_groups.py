@@ -18,11 +18,11 @@ SPARK_PREFIX = "spark-kera-source-"
 BEHIND_MS = 10_000
 """A record that waits for longer makes its reader one that is behind."""
 STUCK_PART = 0.5
-"""Of the time that a consumer has for one batch: longer than that, and it is what the others wait for."""
+"""Share of a consumer's time for one batch: a consumer beyond it holds up the others."""
 
 
 def group_rows(sample: Sample) -> tuple[GroupRow, ...]:
-    """Of all consumer groups, in their order."""
+    """The rows of all consumer groups, in their order."""
     return tuple(_row(each, sample.lags.get(each.consumer_group), sample) for each in sample.groups)
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 from textual.drivers.linux_driver import LinuxDriver
 
 GRACE_S = 5.0
-"""Whoever has a terminal is mostly told by a signal that it is gone, and needs a moment to end for that."""
+"""A process whose terminal is gone mostly gets a signal, and needs a moment to end by that."""
 
 
 class TolerantDriver(LinuxDriver):
@@ -56,7 +56,7 @@ class TolerantDriver(LinuxDriver):
 
 
 class _Screen:
-    """What is written to."""
+    """The screen to write to."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file

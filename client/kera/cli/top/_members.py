@@ -30,7 +30,7 @@ OUT = ("kera_broker_bytes_read_total", "kera_broker_push_bytes_total")
 
 
 def total(values: Iterable[N | None]) -> N | None:
-    """Of those that are known; None: none is."""
+    """The sum of the known values; None: none is known."""
     known = [each for each in values if each is not None]
     return sum(known[1:], known[0]) if known else None
 
@@ -53,7 +53,7 @@ def _state(member: BrokerDescription | BackupDescription, trouble: Trouble | Non
 
 
 def _found(findings: Sequence[Finding] | None, subject: str) -> list[str]:
-    """What the diagnosis says of somebody, the worst first."""
+    """The diagnosis about a subject, the worst first."""
     mine = [each for each in findings or () if each.subject == subject and each.severity is not Severity.OK]
     return [each.text for each in sorted(mine, key=lambda each: -each.severity)]
 

@@ -32,7 +32,7 @@ def seconds_between(two: Two) -> float | None:
 
 
 def rate(two: Two, *names: str) -> float | None:
-    """Of counters, with all their labels, added up."""
+    """The rate of counters, with all their labels, added up."""
     seconds = seconds_between(two)
     if seconds is None or two.before is None:
         return None
@@ -45,7 +45,7 @@ def rate(two: Two, *names: str) -> float | None:
 
 
 def rate_of(two: Two, name: str, *labels: str) -> float | None:
-    """Of one counter with these labels; None as well if there is none."""
+    """The rate of one counter with these labels; None as well if there is none."""
     seconds, value = seconds_between(two), two.now.value(name, *labels)
     if seconds is None or two.before is None or value is None:
         return None

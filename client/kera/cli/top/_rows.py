@@ -1,4 +1,4 @@
-"""What is shown: rows of brokers, backups, streams and consumer groups, and the line above them. Plain values."""
+"""The rows to show: brokers, backups, streams and consumer groups, and the line above them. Plain values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BrokerRow:
     state: str
     """``alive``, ``no answer``, ``not asked``, ``lost``, ``stopping``, ``restarting``, ``draining``."""
     why: tuple[str, ...]
-    """What is wrong with it, the worst first."""
+    """Its problems, the worst first."""
     records_in_per_s: float | None = None
     bytes_in_per_s: float | None = None
     bytes_out_per_s: float | None = None
@@ -30,7 +30,7 @@ class BrokerRow:
     loop: float | None = None
     """Part of the time for which its event loop is at work: at 1, everybody waits for it."""
     memory_bytes: int | None = None
-    """Of the arena, in use."""
+    """Used size of the arena."""
     memory_bytes_max: int | None = None
     process_bytes: int | None = None
     """Resident, the pages of the arena that it has touched included."""
@@ -72,7 +72,7 @@ class BackupRow:
 
 @dataclass(frozen=True, slots=True)
 class StreamPart:
-    """What one broker has of a stream."""
+    """The part of a stream at one broker."""
 
     broker_id: int
     streamlets: int
@@ -128,7 +128,7 @@ class MemberRow:
     member_id: str
     client: str
     groups: int
-    """Of segments, that it reads."""
+    """Groups of segments that it reads."""
     silent_ms: int
     busy_ms: int
     bytes_per_s: float | None
@@ -190,12 +190,12 @@ class ConstraintRow:
     violations: int
     """Windows in which it was not held, since the coordinator leads, or it was made."""
     mean_us: int | None = None
-    """Of all hops that were measured, added up."""
+    """Sum over all hops that were measured."""
     p99_us: int | None = None
     used: float | None = None
     """Part of the limit: at more than 1 it is not held."""
     least_limit_us: int | None = None
-    """Of one that is infeasible: which limit could be held."""
+    """For an infeasible constraint: the smallest limit that could be held."""
     worst_hop: LatencyHop | None = None
     """That is furthest beyond its part; while it is held, that takes most."""
     hops: tuple[LatencyHop, ...] | None = None
@@ -240,4 +240,4 @@ class Snapshot:
     constraints: tuple[ConstraintRow, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
-    """What is not shown, and why: what this user may not see, what does not answer."""
+    """Notes on missing parts: those that this user may not see, and daemons that do not answer."""

@@ -1,4 +1,4 @@
-"""What was seen of a cluster at one moment, before anything is made of it. Plain values; pure."""
+"""A cluster at one moment, as asked for and before any evaluation. Plain values; pure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Sample:
     cluster_trouble: Trouble | None = None
     figures: Mapping[str, Two] = field(default_factory=dict)
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    """Of those that do not answer now."""
+    """The troubles of daemons that do not answer now."""
     streams: Sequence[StreamSummary] = ()
     streams_trouble: Trouble | None = None
     groups: Sequence[ConsumerGroupSummary] = ()

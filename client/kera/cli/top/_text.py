@@ -49,7 +49,7 @@ def part_text(value: float | None) -> str:
 
 
 def per_s(text: str) -> str:
-    """Of one of these, as a rate."""
+    """The text of a figure as a rate."""
     return text if text == NOBODY_KNOWS else f"{text}/s"
 
 

@@ -30,7 +30,7 @@ class Column(NamedTuple):
     falling: bool = True
     """Whether the largest come first when rows are sorted by it."""
     well: frozenset[str] = frozenset()
-    """Of a column of states, those of what is as it should be."""
+    """For a column of states: those that need no attention."""
 
 
 class View(NamedTuple):
@@ -45,9 +45,9 @@ class View(NamedTuple):
     sorted_by: int
     """The column by which they are sorted at first."""
     words: Callable[[Any], str]
-    """What a filter looks at."""
+    """The text that a filter searches."""
     why: Callable[[Any], Sequence[str]]
-    """What is wrong with a row, the worst first."""
+    """The problems of a row, the worst first."""
 
 
 def _of(used: float | None, limit: float | None) -> float | None:
@@ -230,7 +230,7 @@ class Order(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What of a view is on the screen."""
+    """The part of a view that is on the screen."""
 
     rows: list[Any]
     matching: int

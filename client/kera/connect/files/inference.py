@@ -24,7 +24,7 @@ from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
 LINES_LOOKED_AT = 100
-"""Of these it is decided whether lines are records as ``kera consume --json`` prints them."""
+"""Lines by which it is decided whether lines are records as ``kera consume --json`` prints them."""
 FLOAT_DIGITS_SURE = 15
 """A number of so many digits is the same again after it was a float."""
 DECIMAL128_DIGITS, DECIMAL256_DIGITS = 38, 76

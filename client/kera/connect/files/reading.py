@@ -30,9 +30,9 @@ from kera.core.schema import DEFAULT_SCHEMA
 
 BLOCK_BYTES = 1 << 20
 TEXT_BYTES_MAX = 8 << 20
-"""Of text that is parsed at once."""
+"""Size of the text that is parsed at once."""
 SAMPLE_BYTES = 8 << 20
-"""Of these, columns are made out."""
+"""Size of the text from which columns are inferred."""
 ROWS_MAX = 1 << 16
 _CSV_ROW = re.compile(r"Row #(\d+)")
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
@@ -111,7 +111,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def reading_of(path: str, kind: str, schema: pa.Schema) -> Reading:
-    """What reads a file of a kind."""
+    """The reading of a file of a kind."""
     match kind:
         case "parquet":
             return ParquetReading(path, schema)

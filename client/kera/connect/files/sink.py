@@ -74,7 +74,7 @@ class FilesSink:
         """`_places` as of the last file that is finished."""
         self._records = 0
         self._rows = 0
-        """Of the file that is being written."""
+        """Rows of the file that is being written."""
         self._aging: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
@@ -197,7 +197,7 @@ class FilesSink:
                 self._write_list()  # where the copy begins, if there are no rows yet
 
     def _close_file(self) -> None:
-        """What was written is on disk."""
+        """Make the written file durable."""
         if self._writer is not None and self._file is not None:
             self._writer.end()
             self._file.flush()

@@ -34,7 +34,7 @@ PAUSE_S = 0.02
 
 
 class _Files(NamedTuple):
-    """What there is to read; different after any change that can be seen without reading."""
+    """The files to read; different after any change that can be seen without reading."""
 
     names: list[str]
     stats: list[tuple[int, int, int]]
@@ -119,7 +119,7 @@ class FilesSource:
             self._files = found
 
     def _rows_behind(self, spot: Spot, piece_bytes: int) -> Generator[tuple[pa.RecordBatch, Spot], None, None]:
-        """What there is behind `spot`, up to the last whole record, with where each batch ends."""
+        """The rows behind `spot`, up to the last whole record, with the end of each batch."""
         names, sizes = self._files.names, self._files.sizes
         check_order(names, sizes, spot)
         before = sum(sizes[: spot.number])
@@ -161,7 +161,7 @@ class FilesSource:
     def _at_end(
         self, reading: Reading, spot: Spot, piece_bytes: int
     ) -> Generator[tuple[pa.RecordBatch, Spot], None, bool]:
-        """What to do with text behind the last whole record of a file; whether later files may be read.
+        """Handle text behind the last whole record of a file; returns whether later files may be read.
 
         `spot` is where the copy is in the file.
         """

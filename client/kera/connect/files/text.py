@@ -32,7 +32,7 @@ MARK_BYTES = 64 << 10
 STEP_BYTES = 64 << 10
 """Decompressed at once."""
 _F_SETSIG = 10
-"""Of Linux; Python's `fcntl` has no name for it."""
+"""A constant of Linux that Python's `fcntl` does not have."""
 _CUT = "Truncated compressed stream"
 """Arrow's words for a compressed file that ends inside a frame."""
 

@@ -14,7 +14,7 @@ from kera.core.errors import SchemaMismatch
 
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 16 << 20
-"""Of a row group of Parquet, at least."""
+"""Minimum of a row group of Parquet."""
 _NO_TEXT = "is no text (UTF-8), which {kind} cannot hold: write Parquet"
 
 
@@ -31,7 +31,7 @@ class Writer(Protocol):
 
 
 def writer_of(kind: str, file: IO[bytes], schema: pa.Schema, *, typed: bool) -> Writer:
-    """What writes `file`. Raises `SchemaMismatch` for columns that the form cannot hold."""
+    """The writer of `file`. Raises `SchemaMismatch` for columns that the form cannot hold."""
     match kind:
         case "parquet":
             return Parquet(file, schema)

@@ -1,4 +1,4 @@
-"""What a consumer group of Kafka has committed for a topic."""
+"""The offsets that a consumer group of Kafka has committed for a topic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kera.connect.kafka.connection import ANSWER_S, admin_of, settings_of, trans
 
 
 class CommittedOffsets(NamedTuple):
-    """Of one consumer group and topic."""
+    """The offsets of one consumer group and topic."""
 
     offsets: Mapping[int, int | None]
     """Per partition, of the next record to read; None: the group has committed nothing."""

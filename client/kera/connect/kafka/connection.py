@@ -1,4 +1,4 @@
-"""What source and target share: settings of the client, and its errors in our words."""
+"""Shared by source and target: settings of the client, and its errors in our words."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
 NO_TIME_MS = -1
-"""What Kafka has for the time of a record without one."""
+"""Kafka's time of a record without one."""
 TIME_MS_MAX = (1 << 63) // 1000 - 1
 """In microseconds, as records have times, it takes 64 bits."""
 _NO_TIME = 0

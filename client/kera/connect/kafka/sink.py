@@ -141,7 +141,7 @@ class TopicSink:
             time.sleep(RETRY_S)
 
     def _last_state(self, others: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What the state topic says of this copy. No transaction of it is open any more."""
+        """The state of this copy in the state topic. No transaction of it is open any more."""
         import confluent_kafka as kafka
 
         settings = {
@@ -285,7 +285,7 @@ _OF_PRODUCERS = ("linger.", "queue.buffering.", "partitioner", "transaction.", "
 
 
 def _error_in(failed: BaseException | None) -> Any:
-    """What Kafka says of a failure; None: nothing."""
+    """Kafka's error of a failure; None: none."""
     import confluent_kafka as kafka
 
     return failed.args[0] if isinstance(failed, kafka.KafkaException) else None

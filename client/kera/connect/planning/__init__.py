@@ -1,1 +1,1 @@
-"""What a copy does next, from what it knows: nothing here reads or writes anything."""
+"""The decisions of a copy, from its state: nothing here reads or writes anything."""

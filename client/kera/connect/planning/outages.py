@@ -31,7 +31,7 @@ CAUSES_MAX = 5
 
 
 class Failed(NamedTuple):
-    """What follows from an error that may pass."""
+    """The consequence of an error that may pass."""
 
     pause_s: float
     """Until the next attempt."""
@@ -55,7 +55,7 @@ class Outages:
         self._has_begun = False
         self._failing_since_s: float | None = None
         self._attempts = 0
-        """Of this outage."""
+        """Attempts of this outage."""
         self._causes: set[tuple[type, str]] = set()
         """Kinds of errors of this outage that have been reported."""
         self._elsewhere = False

@@ -15,7 +15,7 @@ class Standing(NamedTuple):
     records: int
     """Copied by this run."""
     bytes: int
-    """Of them, as Arrow."""
+    """Size of these rows, as Arrow."""
     records_per_s: float
     bytes_per_s: float
     left: int | None

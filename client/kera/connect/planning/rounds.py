@@ -34,7 +34,7 @@ from kera.core.errors import invariant
 VERSION = 2
 """2 has digests of spans, the producer's epoch and the partitioner; rounds of version 1 can be read."""
 DEFAULT_PARTITIONER = "crc32c"
-"""Of rounds that name none."""
+"""Partitioner of rounds that name none."""
 FIRST_EPOCH = 1
 
 
@@ -62,16 +62,16 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What was about to be appended, and where the copy is once it is."""
+    """A round: the pieces that are about to be appended, and the place of the copy after them."""
 
     number: int
     """From 0; without pieces: the copy has begun."""
     run: str
-    """Of the process that has written it."""
+    """Id of the process that has written it."""
     source: str
-    """What is copied, in words without secrets."""
+    """The source in words without secrets."""
     stream_id: int
-    """Of the target: a later stream of the same name is another one."""
+    """Id of the target: a later stream of the same name is another one."""
     pieces: tuple[Written, ...] = ()
     places: Mapping[str, Place] = field(default_factory=dict)
     sequences: Mapping[int, int] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Round:
 
     @property
     def spans(self) -> list[Span]:
-        """Of its pieces."""
+        """The spans of its pieces."""
         return [written.span for written in self.pieces]
 
 

@@ -1,4 +1,4 @@
-"""What records of changes look like, and the statements that make them: PostgreSQL itself converts all values.
+"""The form of change records, and the statements that make them: PostgreSQL itself converts all values.
 
 Values of changes come as texts. A statement gives them back to PostgreSQL as one JSON text, casts each to the type that
 its column had, and selects from that as from a table. So a row has the same form whether it was read at first or comes
@@ -51,11 +51,11 @@ class Form(Protocol):
     schema: pa.Schema
 
     def reading(self, moment: Moment) -> tuple[str, ...]:
-        """What is selected of the rows that are there at first."""
+        """The expressions to select for the initial rows."""
         ...
 
     def statement(self, typed: Typed, changes: Sequence[Change]) -> str:
-        """What gives the records of `changes`, which have these columns, in order."""
+        """The statement for the records of `changes`, which have these columns, in order."""
         ...
 
     def records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -248,7 +248,9 @@ class ColumnsForm:
 
 
 def lookup(table: str, typed: Typed, wanted: Sequence[str], keys: Sequence[Mapping[str, str]]) -> str:
-    """What gives the present values of columns `wanted` as texts, behind the number (from 1) of each of `keys`."""
+    """The statement for the present values of columns `wanted` as texts, behind the number (from 1) of each of
+    `keys`.
+    """
     names = list(keys[0])
     types = dict(zip(typed.names, typed.types, strict=True))
     numbered = _numbered("k", len(names))

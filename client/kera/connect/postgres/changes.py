@@ -55,7 +55,7 @@ IDLE_S = 10.0
 
 
 class _Table(NamedTuple):
-    """What is copied, once it is known."""
+    """The table that is copied, once it is known."""
 
     database: Database
     slot: Slot

@@ -18,9 +18,9 @@ from kera.connect.postgres.conversions import value_text
 from kera.core.errors import SchemaMismatch
 
 ODD_PREFIX = "__kera_odd_"
-"""Of columns with values that do not fit; the number of their column follows."""
+"""Prefix of columns with values that do not fit; the number of their column follows."""
 _TYPE_NAME = b"POSTGRESQL:type"
-"""What the driver tells of a column beside its type in Arrow."""
+"""The driver's metadata of a column beside its type in Arrow."""
 _AS_NUMBERS = {"oid": "bigint", "_oid": "bigint[]"}
 """Types without a sign, which the driver gives as numbers with one."""
 _AS_TEXT = {"money": "numeric::text", "_money": "numeric[]::text", "char": "text", "_char": "text[]"}
@@ -44,7 +44,7 @@ class Columns(NamedTuple):
     schema: pa.Schema
     """As they are copied."""
     expressions: tuple[str, ...]
-    """What is selected: each column of `schema` under its name, and then columns of `ODD_PREFIX`."""
+    """Expressions to select: each column of `schema` under its name, and then columns of `ODD_PREFIX`."""
 
 
 def columns_of(database: Database, source: str, wanted: pa.Schema | None) -> Columns:

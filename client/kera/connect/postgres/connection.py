@@ -17,7 +17,7 @@ _AWAY = ("08", "57P")
 TEXT_FORMS = (*("datestyle = 'ISO'", "intervalstyle = 'postgres'", "bytea_output = 'hex'", "extra_float_digits = 1"),)
 """Settings with which values become texts in one form, whatever the server and the role have set."""
 _DEFAULTS = {"connect_timeout": "15", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
-"""Of libpq's parameters: a host that has gone without a word is noticed."""
+"""Defaults of libpq's parameters: a vanished host is noticed."""
 
 
 class Database:

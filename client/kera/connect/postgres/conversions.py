@@ -58,7 +58,7 @@ class Conversion(NamedTuple):
     """From a column of a stream to one of a table."""
 
     name: str
-    """Of both columns."""
+    """Name of both columns."""
     source: str
     """The type of the column of the stream in SQL."""
     target: Target

@@ -34,7 +34,7 @@ class Page(NamedTuple):
 def pages(
     database: Database, statement: str, key: Sequence[str], start: Place, piece_bytes: int, shown: str
 ) -> Iterator[Page]:
-    """What `statement` gives, a page of `sql`, whose rows come behind the key `start`.
+    """The rows of `statement`, a page of `sql`, behind the key `start`.
 
     Raises `SchemaMismatch` for rows without a key, or with the key of the row before them.
     """
@@ -62,7 +62,7 @@ def _check_keys(keys: Sequence[pa.Array], last: Place, names: Sequence[str], sho
 
 
 def digest_of(found: Sequence[Page]) -> str:
-    """Of the keys of all rows, in order: the same for the same keys, however rows are divided into pages."""
+    """A digest of the keys of all rows, in order: the same for the same keys, however rows are divided into pages."""
     count = len(found[0].keys) if found else 0
     texts = [hashlib.blake2b(digest_size=DIGEST_BYTES) for _ in range(count)]
     lengths = [hashlib.blake2b(digest_size=DIGEST_BYTES) for _ in range(count)]

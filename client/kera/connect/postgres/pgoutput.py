@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 from kera.core.errors import ProtocolError
 
 EPOCH_US = 946_684_800_000_000
-"""Of PostgreSQL, 2000-01-01, since 1970."""
+"""PostgreSQL's epoch, 2000-01-01, in time since 1970."""
 
 
 class Unchanged(enum.Enum):

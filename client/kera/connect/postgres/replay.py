@@ -99,7 +99,7 @@ class Change(NamedTuple):
     """`before` has all columns, and not only those of the key."""
     after: Row | None
     lsn: int
-    """Of the commit."""
+    """Position of the commit."""
     committed_us: int
     behind: Spot
     """Where the copy is once it has this."""

@@ -36,7 +36,7 @@ _PLACE_IN_ROWS = re.compile(r"line (\d+), column ([^:)]+)")
 RECORDS = pa.schema(
     [DEFAULT_SCHEMA.field("timestamp"), ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string())]
 )
-"""What a table has of records without columns of their own; headers are JSON."""
+"""The columns of a table for records without columns of their own; headers are JSON."""
 
 
 class TableSink:
@@ -60,7 +60,7 @@ class TableSink:
         self._schema = RECORDS
         self._default = True
         self._conversions: tuple[Conversion, ...] = ()
-        """Of all columns; empty: rows go in as they are."""
+        """Conversions of all columns; empty: rows are written as they are."""
         self._state = ""
         self._place = ("", "")
         """Schema and table."""

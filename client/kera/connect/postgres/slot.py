@@ -34,7 +34,7 @@ def slot_name(copy_name: str, cluster_id: str) -> str:
 
 
 class Look:
-    """What one look at a slot gives."""
+    """The result of one look at a slot."""
 
     def __init__(self, messages_max: int) -> None:
         """`messages_max`: the look ends with the transaction in which this number is reached."""
@@ -42,7 +42,7 @@ class Look:
         self.count = 0
         """Messages so far."""
         self.bytes = 0
-        """Of them since this was set to 0."""
+        """Size of them since this was set to 0."""
 
     @property
     def was_full(self) -> bool:
@@ -147,7 +147,7 @@ class Slot:
 
     @property
     def anew(self) -> str:
-        """What to do when changes are gone."""
+        """Advice for the case that changes are gone."""
         return (
             f"SELECT pg_drop_replication_slot('{self.name}') and kera connect forget have the copy begin anew, with"
             " all rows of the table"
@@ -199,7 +199,9 @@ class Slot:
         return parse_lsn(inserted), parse_lsn(flushed)
 
     def messages(self, look: Look) -> Iterator[Message | None]:
-        """What the slot has, from where it is on; None while it waits. Raises `Refused` if another session uses it."""
+        """The slot's messages from its position on; None while it waits. Raises `Refused` if another session uses
+        it.
+        """
         statement = sql.peek(self.name, self._publication, look.messages_max)
         until_s = time.monotonic() + BUSY_S
         while True:

@@ -1,4 +1,4 @@
-"""What is said to PostgreSQL, as text: names, values, pages of a table by its key. Nothing is connected to here."""
+"""The SQL of copies, as text: names, values, pages of a table by its key. Nothing is connected to here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kera.core.errors import InvalidArgument, SchemaMismatch
 
 ALIAS = "kera_rows"
 KEY_PREFIX = "__kera_key_"
-"""Of columns that have a key's values as text."""
+"""Prefix of columns that have a key's values as text."""
 TYPES: dict[str, tuple[str, frozenset[str]]] = {
     "int8": ("smallint", frozenset({"int2"})),
     "int16": ("smallint", frozenset({"int2"})),
@@ -39,7 +39,8 @@ FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = AN
 WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
 GROUP BY i.indexrelid, i.indisprimary
 """
-"""Of a table: whether it is the primary key, whether none of its columns is ever null, and these columns."""
+"""The unique keys of a table: whether each is the primary key, whether none of its columns is ever null, and these
+columns."""
 TYPE_OF_COLUMN = """
 SELECT t.typname::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attname = $2
@@ -54,7 +55,7 @@ SELECT a.attname::text, t.typname::text, format_type(a.atttypid, a.atttypmod)::t
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-"""Of a table: name, type in short and in full, and whether each row has to give a value."""
+"""The columns of a table: name, type in short and in full, and whether each row has to give a value."""
 TARGET_COLUMNS = """
 SELECT a.attname::text, t.typname::text, format_type(a.atttypid, a.atttypmod)::text,
        b.typname::text, format_type(b.oid, -1)::text, a.atttypmod >= 0 OR t.typtype = 'd',
@@ -67,8 +68,8 @@ FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid, LATERAL (
 ) AS b
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-"""Of a table: name, type in short and in full, then that without domains and limits, in short and in full, whether it
-has some, and whether each row has to give a value."""
+"""The columns of a table: name, type in short and in full, then that without domains and limits, in short and in full,
+whether it has some, and whether each row has to give a value."""
 WRITERS = """
 SELECT DISTINCT virtualtransaction::text FROM pg_locks
 WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid()
@@ -87,7 +88,8 @@ LOGGED_COLUMNS = """
 SELECT a.attname::text, to_jsonb(a)->>'attgenerated' <> '' FROM pg_attribute a
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-"""Of a table: each column, and whether it is generated, and so not in the log (by JSON: older servers have no such)."""
+"""The columns of a table, and whether each is generated, and so not in the log (by JSON: older servers have no such
+column)."""
 PUBLISHED = "SELECT schemaname::text, tablename::text FROM pg_publication_tables WHERE pubname = $1"
 IS_PUBLICATION = "SELECT count(*) FROM pg_publication WHERE pubname = $1"
 DATABASE = "SELECT current_database()::text"
@@ -123,7 +125,7 @@ RETURNING round
 
 
 class Rows(NamedTuple):
-    """What rows are read from, and by which key."""
+    """The source of rows, and the key by which they are read."""
 
     source: str
     """Behind FROM."""
@@ -195,7 +197,7 @@ def peek(slot: str, publication: str, messages_max: int) -> str:
 
 
 def names_of_types(types: Sequence[tuple[int, int]]) -> str:
-    """What gives the names of types, which are given by their oid and modifier, in order."""
+    """The statement for the names of types, which are given by their oid and modifier, in order."""
     return f"SELECT {', '.join(f'format_type({oid}, {modifier})::text' for oid, modifier in types)}"
 
 
@@ -213,7 +215,7 @@ def lossy(rows: str, conditions: Sequence[str]) -> str:
 
 
 def type_of(field: pa.Field) -> tuple[str, frozenset[str]]:
-    """What `TYPES` says of a column's type. Raises `SchemaMismatch` for one that a table cannot have."""
+    """The entry of `TYPES` for a column's type. Raises `SchemaMismatch` for one that a table cannot have."""
     kind = field.type
     found = TYPES.get(str(kind))
     if found is not None:

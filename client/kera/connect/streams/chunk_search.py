@@ -19,7 +19,7 @@ class CopyEntry(NamedTuple):
     stream: StreamDescription
     streamlet: int
     producer_id: int
-    """Of the copy."""
+    """Producer id of the copy."""
 
     @property
     def entry(self) -> int:
@@ -28,7 +28,7 @@ class CopyEntry(NamedTuple):
 
 
 class Sought(NamedTuple):
-    """What is known of a chunk after a search."""
+    """The result of a search for a chunk."""
 
     chunk: ChunkBatch | None
     """The first chunk of the copy with this sequence or a later one; None: there is none yet."""

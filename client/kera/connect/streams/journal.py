@@ -25,7 +25,7 @@ from kera.core.errors import OutOfSequence, StreamExists, UnknownStream
 
 PREFIX = "_connect."
 RETENTION_BYTES = 64 << 20
-"""Of rounds: they say where records of at least hundred times as many bytes are."""
+"""Retention of rounds: they say where records of at least hundred times as many bytes are."""
 CHUNK_BYTES_MAX = 8 << 20
 EPOCH = 1
 

@@ -48,7 +48,7 @@ FAR_AHEAD = 1 << 62
 
 
 class Chunks(Protocol):
-    """What `kera.client.Appender` does, as far as it is needed here."""
+    """The used part of `kera.client.Appender`."""
 
     stream: StreamDescription
     chunk_bytes_max: int

@@ -53,7 +53,7 @@ class StreamSource:
 
     @property
     def stream(self) -> StreamDescription:
-        """What is copied."""
+        """The stream that is copied."""
         if self._stream is None:
             raise InternalError("the source was not opened")
         return self._stream

@@ -153,7 +153,9 @@ def _temporal(logical: str, value: Any) -> Any:
 
 
 def _decimal(value: Any) -> Any:
-    """Of digits. A float counts as the shortest text that it is read from, if that is sure to be the one it had."""
+    """A number of digits. A float counts as the shortest text that it is read from, if that is sure to be the one it
+    had.
+    """
     if isinstance(value, str):
         return _finite(Decimal(value))
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What encoders of values have in common."""
+"""Shared by encoders of values."""
 
 from __future__ import annotations
 

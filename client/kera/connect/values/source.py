@@ -49,7 +49,7 @@ class EncodedSource:
         self._registry = registry
         self._context = Context(stream)
         self._columns: pa.Schema | None = None
-        """Of the source; None: its records have values of JSON."""
+        """Columns of the source; None: its records have values of JSON."""
         self._version: Version | None = None
         self._encode: Encoder | None = None
         self._worker = Worker("encoding")

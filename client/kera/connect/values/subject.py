@@ -30,7 +30,7 @@ class Version(Protocol):
 
     @property
     def schema_id(self) -> int:
-        """Of the cluster."""
+        """Id within the cluster."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class Version(Protocol):
 
 
 class Registry(Protocol):
-    """What is used of `Client.schemas`."""
+    """The used part of `Client.schemas`."""
 
     async def register(self, subject: str, schema_type: SchemaType, definition: str) -> Version:
         """Make it the next version, or find it. Raises `IncompatibleSchema`."""
@@ -57,7 +57,7 @@ class Registry(Protocol):
 
 
 class Chosen(NamedTuple):
-    """What a copy writes with."""
+    """The schema that a copy writes with."""
 
     version: Version
     exact: bool

@@ -1,4 +1,4 @@
-"""What a value looks like: documents laid out, text as it is, anything else in hexadecimal. Pure.
+"""The display of values: documents laid out, text as it is, anything else in hexadecimal. Pure.
 
 Whatever somebody has put into a record, what comes out of here is text of bounded length, without characters that
 change how what is around them reads. It is no HTML: templates see to that.
@@ -34,7 +34,7 @@ class Shown(NamedTuple):
     """``null``, ``empty``, ``text``, ``hex``, or the format of a document."""
     text: str
     size_bytes: int
-    """Of the value itself."""
+    """Size of the value itself."""
     cut: bool = False
     """There is more of it."""
     problem: str = ""
@@ -131,7 +131,7 @@ def _room(length_max: int) -> Iterator[None]:
 
 
 def jsonable(value: Any, room: Iterator[None] | None = None) -> Any:
-    """What JSON has for a value of Arrow's; of one with more parts than `room` has, the first."""
+    """A value of Arrow's in the types of JSON; of a value with more parts than `room` has, the first ones."""
     room = repeat(None) if room is None else room
     match value:
         case None | bool() | int() | str():

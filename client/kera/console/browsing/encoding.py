@@ -32,7 +32,7 @@ KINDS: Final = {
     BY_SCHEMA: "By a schema, typed as JSON",
     NULL: "Null (tombstone)",
 }
-"""What a value may be typed as, with names for people."""
+"""The forms in which a value may be typed, with names for people."""
 CHECKS_MAX: Final = 2
 """Values that are checked against a JSON Schema at a time."""
 CHECK_TIMEOUT_S = 10.0
@@ -76,7 +76,7 @@ async def _by_schema(text: str, schema: RegisteredSchema, context: Context) -> b
 
 
 def _document(text: str) -> Any:
-    """What JSON says. Raises `CannotDecode`."""
+    """The value of JSON. Raises `CannotDecode`."""
     if not text.strip():
         raise InvalidArgument("this takes JSON, and is empty")
     try:
@@ -136,7 +136,7 @@ async def _check(text: str, schema: RegisteredSchema) -> None:
 
 
 def reason_of(error: InvalidArgument | CannotEncode | CannotDecode) -> str:
-    """What is wrong with a value, beside the field that it was typed into."""
+    """The error of a value, beside the field that it was typed into."""
     if not isinstance(error, CannotEncode):
         return error.message
     field, reason = error.attributes.get("field", ""), error.attributes.get("reason", error.message)

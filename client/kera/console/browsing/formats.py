@@ -146,7 +146,7 @@ def _packed(value: bytes) -> dict[Any, Any] | None:
 
 
 def _of(read: Callable[[bytes], Any], value: bytes) -> Any:
-    """What `read` makes of a value; None: nothing."""
+    """The result of `read` for a value; None: none."""
     try:
         return read(value)
     except _FAILURES:

@@ -18,7 +18,7 @@ _DECODED = {"value", "key", "keys"}
 
 
 class Match(NamedTuple):
-    """What a record has to have; empty texts: nothing."""
+    """The conditions of a record; empty texts: none."""
 
     key: str = ""
     """One of its keys is exactly this."""

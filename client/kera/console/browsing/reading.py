@@ -25,7 +25,7 @@ from kera.core.errors import DataLost, KeraError, NotAllowed
 Bounds = dict[EntryKey, EntryBounds]
 READ_AT_ONCE = 2
 UNBOUNDED = 1 << 62
-"""Who reads on from a place stops when enough has come."""
+"""No bound: a reader that goes on from a place stops when enough has come."""
 _STEP_MIN, _STEP_MAX = 500, 16_384
 _DECODED_AT_ONCE = 32
 """Records that a filter decodes before others get their turn."""
@@ -41,7 +41,7 @@ _SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a page is to have."""
+    """The wanted records of a page."""
 
     keys: Sequence[EntryKey]
     marks: Marks
@@ -67,11 +67,11 @@ class Found:
     looked_at: int
     """Records."""
     remarks: list[str]
-    """What kept it from being more."""
+    """Reasons why it is not more."""
 
 
 class _Budget:
-    """What is left for a page."""
+    """The remaining budget of a page."""
 
     def __init__(self) -> None:
         self.deadline_s = asyncio.get_running_loop().time() + limits.BROWSE_TIMEOUT_S
@@ -80,7 +80,7 @@ class _Budget:
 
     @property
     def spent(self) -> str:
-        """Of what nothing is left; empty: there is some of all."""
+        """The exhausted part of the budget; empty: some of each part is left."""
         if asyncio.get_running_loop().time() >= self.deadline_s:
             return f"{limits.BROWSE_TIMEOUT_S:.0f} s have passed"
         if self.bytes_left <= 0:

@@ -107,7 +107,9 @@ def _named(value: bytes | None) -> int:
 
 
 def reader_of(schema: RegisteredSchema) -> Read:
-    """What makes a document of a payload. Raises `InvalidArgument` for a schema by which nothing can be read."""
+    """A function that makes a document of a payload. Raises `InvalidArgument` for a schema by which nothing can be
+    read.
+    """
     match schema.schema_type:
         case SchemaType.AVRO:
             read = AvroDeserializer().reader_of(schema)

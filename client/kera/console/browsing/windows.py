@@ -24,7 +24,7 @@ class EntryKey(NamedTuple):
 
 
 class HasPlace(Protocol):
-    """What is known of a record here."""
+    """The known place of a record."""
 
     @property
     def offset(self) -> int:
@@ -42,7 +42,7 @@ R = TypeVar("R", bound=HasPlace)
 
 @dataclass
 class Stretch(Generic[R]):
-    """What was looked at of an entry: ordinals from `low` up to `high`, and which of them fit, in order."""
+    """The searched part of an entry: ordinals from `low` up to `high`, and the records of it that fit, in order."""
 
     low: int
     high: int

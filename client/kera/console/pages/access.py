@@ -16,7 +16,7 @@ from kera.console.web.words import number, size
 
 
 async def show(visit: Visit) -> Response:
-    """Who may do what."""
+    """Users, rules and rights."""
     if not visit.house.secured:
         raise Refused(
             404, "Security is off", "In this cluster everybody may do everything: there are no users and no rights."

@@ -1,4 +1,4 @@
-"""What changes the cluster: each from a form of ours, and only with ``--admin``."""
+"""Changes to the cluster: each from a form of ours, and only with ``--admin``."""
 
 from __future__ import annotations
 

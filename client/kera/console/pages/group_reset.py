@@ -55,7 +55,7 @@ async def reset(visit: Visit) -> Response:
 
 
 async def _plan(visit: Visit, form: Form, name: str) -> ResetPlan | None:
-    """What the form asks for; None: something in it is wrong, and its errors say what."""
+    """The plan that the form asks for; None: something in it is wrong, and its errors say what."""
     asked = visit.parameters
     stream = form.read("stream", lambda: asked.text("stream", None))
     to = form.read("to", lambda: asked.choice("to", PLACES))

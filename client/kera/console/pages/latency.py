@@ -45,7 +45,7 @@ def _worst(found: LatencyDescription) -> str:
 
 
 async def describe(visit: Visit) -> Response:
-    """What each hop of a path takes, who takes too long, and for how long buffers are advised to wait."""
+    """The time of each hop of a path, the hops that take too long, and the advised waits of buffers."""
     name = visit.parameters.text("name", None, length_max=256)
     try:
         found = await visit.view.client.latency.describe(name)

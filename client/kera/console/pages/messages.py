@@ -52,7 +52,7 @@ class Line(NamedTuple):
     value: Shown
     keys: list[str]
     cells: list[Shown]
-    """Of a typed stream, a value of each column."""
+    """For a typed stream, a value of each column."""
     brief: str
     """The value in one line."""
 
@@ -178,7 +178,7 @@ class _Download(Response):
 
 
 class _Asked:
-    """What the parameters of a page say."""
+    """The parameters of a page."""
 
     def __init__(self, parameters: Parameters, stream: StreamDescription) -> None:
         start = parameters.choice("from", (*FROM, *_FROM_ALIASES), "newest")
@@ -218,7 +218,7 @@ class _Asked:
         return keys, total - len(keys)
 
     def parameters(self, **others: Any) -> dict[str, Any]:
-        """Of a page with the same."""
+        """The parameters of a page with the same."""
         return {
             "from": self.start,
             "streamlet": self.streamlet,
@@ -311,9 +311,9 @@ class _One(NamedTuple):
     key: EntryKey
     row: Row
     first_offset: int
-    """Of the entry."""
+    """First offset of the entry."""
     next_offset: int
-    """Of the next record that the entry will get."""
+    """Offset of the next record that the entry will get."""
 
 
 async def _one(visit: Visit) -> _One:

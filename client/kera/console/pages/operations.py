@@ -1,4 +1,4 @@
-"""What the cluster is about: recoveries, and streamlets that move."""
+"""The cluster's operations: recoveries, and streamlets that move."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def moved(stream: StreamDescription) -> list[Spread]:
 
 
 async def _balance(view: View) -> Sequence[StreamletMove] | Literal["unknown"]:
-    """What rebalancing would move; where there are many streams, that takes the coordinator a while to find out."""
+    """The moves of a rebalancing; where there are many streams, the coordinator needs a while to find them."""
     balance = await view.balance.soon(limits.PATIENCE_S)
     return "unknown" if balance is None else balance.moves
 

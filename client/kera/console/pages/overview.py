@@ -59,7 +59,7 @@ async def _health(view: View) -> Health:
 
 
 async def allowed(asked: Awaitable[T]) -> T | None:
-    """What was asked for; None: who asks may not see it, and the rest of the page is there all the same."""
+    """The answer; None: the user may not see it, and the rest of the page is there all the same."""
     try:
         return await asked
     except NotAllowed:

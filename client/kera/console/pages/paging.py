@@ -18,12 +18,12 @@ class Paged(Generic[T]):
 
     rows: Sequence[T]
     number: int
-    """Of the page, from 1."""
+    """Number of the page, from 1."""
     pages: int
     total: int
     """Rows of the whole list."""
     first: int
-    """Of the first row of the page, from 1; 0: there is none."""
+    """Number of the first row of the page, from 1; 0: there is none."""
 
 
 def paged(rows: Sequence[T], number: int, per_page: int = limits.ROWS_PER_PAGE) -> Paged[T]:
@@ -47,7 +47,7 @@ class Order(NamedTuple):
 
 
 def parse_order(text: str, columns: Collection[str], default: str) -> Order:
-    """What ``sort=text`` asks for; empty: by `default`. Raises `InvalidArgument`."""
+    """The order that ``sort=text`` asks for; empty: by `default`. Raises `InvalidArgument`."""
     column = text.removeprefix("-") or default
     if column not in columns:
         raise InvalidArgument(f"sort is {text!r}, and takes one of {', '.join(columns)}", parameter="sort")

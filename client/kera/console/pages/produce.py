@@ -44,7 +44,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class _Record(NamedTuple):
-    """What is stored."""
+    """The record to store."""
 
     key: bytes | None
     value: bytes | None
@@ -112,7 +112,7 @@ def _headers(sent: Parameters) -> Headers:
 async def _record(
     visit: Visit, stream: StreamDescription, form: Form, headers: Headers, sent: Parameters
 ) -> _Record | None:
-    """What is to be stored; None: something does not fit, and `form` has it."""
+    """The record to store; None: something does not fit, and `form` has it."""
     named: list[Header] = []
     for name, value in headers:
         if name.strip():

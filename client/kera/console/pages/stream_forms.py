@@ -43,7 +43,7 @@ class _Setting(NamedTuple):
     shown: Callable[[StreamConfig], str]
     read: Callable[[Parameters, str], Any]
     argument: str
-    """Of `Admin.create_stream` and `Admin.alter_stream`."""
+    """Name of an argument of `Admin.create_stream` and `Admin.alter_stream`."""
 
 
 def _span(value_ms: int) -> str:

@@ -43,7 +43,9 @@ class Epochs(NamedTuple):
         return [each for each in self.entries.values() if each.holds_up][:WAITED_FOR_SHOWN]
 
     def told(self, streamlet_id: int, entry: int) -> str:
-        """Of an entry: how far it is behind the clock; of a history, whose times are not now, up to when it goes."""
+        """The state of an entry: how far it is behind the clock; for a history, whose times are not now, the time that
+        it has reached.
+        """
         found = self.entries.get((streamlet_id, entry))
         if found is None or found.settled_us is None:
             return "–"

@@ -1,1 +1,1 @@
-"""What the console remembers between two requests: bounded, and only in its memory."""
+"""The console's memory between two requests: bounded, and never stored."""

@@ -1,4 +1,4 @@
-"""What brokers do: bytes and records per second, memory, how busy they are. Made of what they have counted.
+"""Brokers' activity: bytes and records per second, memory, how busy they are. Computed from their counters.
 
 `activity_of` is pure; `Activities` asks, and remembers each broker's answer before, as a rate is made of two.
 """
@@ -22,21 +22,21 @@ _OUT = ("kera_broker_bytes_read_total", "kera_broker_push_bytes_total")
 
 
 class Activity(NamedTuple):
-    """Of a broker; None: it has not told, or not twice."""
+    """The activity of a broker; None: it has not reported, or not twice."""
 
     bytes_in_per_s: float | None
     bytes_out_per_s: float | None
     records_in_per_s: float | None
     busy: float | None
-    """Of the time, how much its event loop is at work."""
+    """Share of the time for which its event loop is at work."""
     memory_bytes: int | None
-    """Of the memory that it has for segments, what is in use."""
+    """Used part of its memory for segments."""
     lag_ms: int | None
     """By which its backups are behind."""
 
 
 def activity_of(before: DaemonFigures | None, now: DaemonFigures) -> Activity:
-    """What a broker does, by its last two answers. Pure."""
+    """The activity of a broker, by its last two answers. Pure."""
     seconds = 0.0
     if before is not None and before.launch_id == now.launch_id:
         seconds = (now.uptime_us - before.uptime_us) / 1e6
@@ -66,7 +66,7 @@ def _total(figures: DaemonFigures, name: str) -> float:
 
 
 class Activities:
-    """Of all brokers that live."""
+    """The activities of all brokers that live."""
 
     def __init__(self, channel: Callable[[str], Channel]) -> None:
         """`channel`: makes a connection to an address."""

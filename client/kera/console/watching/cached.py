@@ -17,7 +17,7 @@ _REST = 20
 
 
 class Cached(Generic[T]):
-    """What `ask` returns.
+    """Caches the result of `ask`.
 
     One that is older than `fresh_s` is asked for anew, by one at a time; meanwhile the older one is shown, unless it is
     older than `stale_s`. What takes long is asked for less often: asking takes a small part of the time. Of errors only

@@ -12,7 +12,7 @@ Point = tuple[float, float | None]
 
 
 class Histories:
-    """Of things by name; those that nobody has watched for longest go when there are too many."""
+    """Histories by name; those that were not watched for longest go when there are too many."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Histories:
         self._points.pop(name, None)
 
     def of(self, name: str) -> list[Point]:
-        """What is known of it, the oldest first."""
+        """The points of a history, the oldest first."""
         return list(self._points.get(name, ()))
 
     @property

@@ -1,4 +1,4 @@
-"""Who has signed in, for as long as they do something. Bounded; nothing of it is written anywhere.
+"""Sessions of signed-in users, for as long as they do something. Bounded, and never stored.
 
 A session is known by a token that only its browser has. It ends when it was idle for too long, with the clock that goes
 on while the host is suspended, and takes its connections, and so the only place that knows the password, with it.
@@ -25,7 +25,7 @@ class Session(Generic[T]):
     token: str = field(repr=False)
     user: str
     view: T
-    """What they see the cluster by."""
+    """The user's view of the cluster."""
     used_s: float
 
 

@@ -24,7 +24,7 @@ _SMOOTHING = 0.1
 
 
 class Size(NamedTuple):
-    """What a stream has now."""
+    """The size of a stream now."""
 
     records: int
     bytes: int
@@ -44,7 +44,7 @@ class _Waiting(NamedTuple):
 
 
 def size_of(bounds: Mapping[int, Sequence[EntryBounds]]) -> Size:
-    """What is in all entries. Pure."""
+    """The size of all entries. Pure."""
     entries = [entry for each in bounds.values() for entry in each]
     return Size(sum(e.next_record - e.first_record for e in entries), sum(e.length_bytes for e in entries))
 
@@ -71,7 +71,7 @@ class Sizes:
         self._waiting: list[_Waiting] = []
 
     async def of(self, names: Sequence[str], patience_s: float) -> dict[str, Size]:
-        """What is known of `names` within `patience_s`; the others are left out, and asked for meanwhile."""
+        """The sizes of `names` that are known within `patience_s`; the others are left out, and asked for meanwhile."""
         names = names[: self._streams_max]
         fresh_s = max(limits.SIZES_FRESH_S, _REST * len(names) * self._answer_s / limits.SIZES_ASKED_AT_ONCE)
         missing = [name for name in names if not self._is_fresh(name, fresh_s)]

@@ -1,4 +1,4 @@
-"""What somebody sees a cluster by: a client with their rights, and what it has answered lately."""
+"""A user's view of a cluster: a client with the user's rights, and its latest answers."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class Finding(Protocol):
 
     @property
     def subject(self) -> str:
-        """What was looked at."""
+        """The subject of the finding."""
         ...
 
     @property
     def text(self) -> str:
-        """What was found."""
+        """The text of the finding."""
         ...
 
     @property
     def advice(self) -> str:
-        """What to do."""
+        """The advice."""
         ...
 
 
@@ -146,7 +146,7 @@ class View:
         self.sizes.forget()
 
     async def activities(self) -> dict[int, Activity]:
-        """What brokers do, by their ids; empty: we may not know."""
+        """The activities of brokers, by their ids; empty: the user may not see them."""
         try:
             return await self.activity.get()
         except NotAllowed:

@@ -1,1 +1,1 @@
-"""What all pages share: who may ask, parameters, errors, and how things look."""
+"""Shared by all pages: access, parameters, errors, and the design."""

@@ -12,7 +12,7 @@ _STEPS = (1, 2, 5, 10)
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What a template draws, in a box of `width` by `height`."""
+    """The data of a template's chart, in a box of `width` by `height`."""
 
     line: str
     """The data of an SVG path; empty: there are fewer than two points."""
@@ -28,7 +28,7 @@ class Chart:
 
 
 def chart(points: Sequence[tuple[float, float | None]], *, binary: bool = False) -> Chart:
-    """Of moments in seconds, in order, and the values then; where that is None, the line has a gap.
+    """The chart of moments in seconds, in order, and the values then; where that is None, the line has a gap.
 
     `binary`: values are bytes, of which powers of two are round.
     """

@@ -21,10 +21,10 @@ class Form:
         self.errors: dict[str, str] = {}
         """By the name of the field."""
         self.problem: Problem | None = None
-        """What is wrong with the form as a whole."""
+        """The problem with the form as a whole."""
 
     def read(self, name: str, parse: Callable[[], T]) -> T | None:
-        """What `parse` makes of a field; None if that raises `InvalidArgument`, which is kept beside the field."""
+        """The result of `parse` for a field; None if that raises `InvalidArgument`, which is kept beside the field."""
         try:
             return parse()
         except InvalidArgument as error:

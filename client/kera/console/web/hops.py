@@ -21,7 +21,7 @@ class Piece(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """What a record takes for the way through a stream."""
+    """The time of a record's way through a stream."""
 
     stream: str
     pieces: list[Piece]
@@ -29,14 +29,14 @@ class Lane(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """What a template draws, in boxes that are `WIDTH` wide."""
+    """The data of a template's bars, in boxes that are `WIDTH` wide."""
 
     lanes: list[Lane]
     limit_x: float
 
 
 def bars(hops: Sequence[LatencyHop], limit_us: float, *, by_p99: bool) -> Bars:
-    """Of hops in the order of their path."""
+    """The bars of hops in the order of their path."""
     taken = [(hop, hop.p99_us if by_p99 else hop.mean_us) for hop in hops]
     scale = WIDTH / max(limit_us, sum(took_us for _, took_us in taken), 1)
     lanes, place_us = [], 0

@@ -1,4 +1,4 @@
-"""What a request says, checked at the door: absent, empty, given twice, too large, or no number.
+"""The parameters of a request, checked on arrival: absent, empty, given twice, too large, or no number.
 
 Pure: pairs of text in, values or an `InvalidArgument` that names the parameter out.
 """
@@ -33,7 +33,9 @@ class Parameters:
 
     @classmethod
     def parse(cls, encoded: bytes, *, fields_max: int = limits.PARAMETERS_MAX) -> Parameters:
-        """Of ``application/x-www-form-urlencoded``. Raises `InvalidArgument` for too many, or what is no text."""
+        """Parse ``application/x-www-form-urlencoded``. Raises `InvalidArgument` for too many fields, or a part that is
+        no text.
+        """
         try:
             pairs = parse_qsl(
                 encoded.decode("ascii"), keep_blank_values=True, max_num_fields=fields_max, errors="strict"
@@ -49,7 +51,7 @@ class Parameters:
         return bool(self.raw(name))
 
     def text(self, name: str, default: str | None = "", *, length_max: int = limits.TEXT_MAX) -> str:
-        """Of a parameter; `default` None: it has to be there. Raises `InvalidArgument`."""
+        """The text of a parameter; `default` None: it has to be there. Raises `InvalidArgument`."""
         value = self.raw(name)
         if not value:
             if default is None:
@@ -131,7 +133,7 @@ class Parameters:
             ) from None
 
     def raw(self, name: str) -> str:
-        """What was sent, as it is; empty if it is absent. Raises `InvalidArgument` if it is there twice."""
+        """The text that was sent, unchanged; empty if it is absent. Raises `InvalidArgument` if it is there twice."""
         if name in self._twice:
             raise InvalidArgument(f"{name} is given twice", parameter=name)
         return self._values.get(name, "")

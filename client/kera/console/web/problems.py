@@ -1,4 +1,4 @@
-"""What went wrong, as a page: its status, its title, and what to do."""
+"""An error as a page: its status, its title, and the way out."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _STATUS: tuple[tuple[type[KeraError] | tuple[type[KeraError], ...], int, str], .
 
 
 def problem_of(error: KeraError, *, changes: bool = False) -> Problem:  # noqa: PLR0911 - a kind of error each
-    """What a page says of an error of the cluster, or of ours; `changes`: what was asked was to change something."""
+    """The page for an error of the cluster, or of ours; `changes`: the request was to change something."""
     if isinstance(error, Refused):
         return error.problem
     if isinstance(error, NotAllowed):

@@ -1,4 +1,4 @@
-"""What shows that a form is one of ours: a text that goes with the browser's cookie, and that only we can make.
+"""A proof that a form is one of ours: a text that goes with the browser's cookie, and that only we can make.
 
 Nothing is kept for it: who has not signed in costs no memory. A page of somebody else's can neither read the text nor
 the cookie; see `kera.console.web.gate` for what else a change has to have.
@@ -26,7 +26,7 @@ class FormTokens:
         return secrets.token_urlsafe(_NONCE_BYTES)
 
     def token(self, cookie: str) -> str:
-        """What forms have for a browser with this cookie."""
+        """The token of forms for a browser with this cookie."""
         return hmac.new(self._secret, cookie.encode(), hashlib.sha256).hexdigest()
 
     def is_good(self, cookie: str, token: str) -> bool:
