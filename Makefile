@@ -268,13 +268,14 @@ fuzz-chunks: jar ## Open EXAMPLES spoilt chunks, from SEED on, as the SDK and bo
 	@JAVA_HOME="$$(sh scripts/java.sh --compiler)" && export JAVA_HOME && PATH="$$JAVA_HOME/bin:$$PATH" \
 	  $(PY) -m tests.chaos.columnar_chunks --examples $(EXAMPLES) --seed "$(or $(SEED),1)"
 
-fuzz-structures: jar ## Open EXAMPLES chunks of each version whose structure is wrong, from SEED on: in C, in Python and in Java.
+fuzz-structures: jar ## Open EXAMPLES chunks of each version whose structure is wrong, from SEED on: in C, Python, Java and Go.
 	@set -e; fuzz="--structure --examples $(EXAMPLES) --seed $(or $(SEED),1)"; \
 	  $(PY) -m tests.chaos.chunks $$fuzz --version 2; \
 	  KERA_NATIVE=0 $(PY) -m tests.chaos.chunks $$fuzz --version 2; \
 	  $(PY) -m tests.chaos.chunks $$fuzz --version 1; \
 	  JAVA_HOME="$$(sh scripts/java.sh --compiler)"; export JAVA_HOME; PATH="$$JAVA_HOME/bin:$$PATH"; \
-	  for version in 2 1; do $(PY) -m tests.chaos.columnar_chunks $$fuzz --version $$version; done
+	  for version in 2 1; do $(PY) -m tests.chaos.columnar_chunks $$fuzz --version $$version; done; \
+	  if go="$$(sh scripts/go.sh --look)"; then $(PY) -m tests.chaos.go_chunks --go "$$go" $${fuzz#--structure}; fi
 
 fuzz-wire: jar ## Send everything that a peer sends, spoilt, from SEED on (1), for SECONDS (600). FUZZ_ARGS="--only http" is a part.
 	@JAVA_HOME="$$(sh scripts/java.sh --compiler)" && export JAVA_HOME && PATH="$$JAVA_HOME/bin:$$PATH" \

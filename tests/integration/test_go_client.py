@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 from kera.client import Client
 from kera.client.producing.partitioner import streamlet_of
+from tests.chaos import go_chunks
 from tests.integration.control_support import broker_id_of, broker_name, broker_names, connect, now_us, until_recovered
 from tests.integration.go_client import TIMEOUT_S, GoClient, GoRecord, records_in
 from tests.integration.shared_cluster import SharedCluster
@@ -41,6 +43,21 @@ def test_it_is_formatted_and_vetted_and_its_own_tests_pass(go: GoClient) -> None
     assert vetted.returncode == 0, vetted.stderr
     tested = go.tool("test", "./...")
     assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+MISBUILT = (*range(1, 300), 332, 335, 526, 721, 909, 1353, 15_815, 17_043)
+"""Seeds of chunks. Go once did otherwise than Python with those that are named, and with a tenth of the others."""
+
+
+def test_it_refuses_chunks_of_a_wrong_structure_as_python_does_and_reads_the_others_alike(
+    go: GoClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, file = go_chunks.vectors(MISBUILT), tmp_path / "vectors.json"
+    assert all(len(each) > len(MISBUILT) // 4 for each in made.values())
+    file.write_text(json.dumps(made), encoding="utf-8")
+    monkeypatch.setenv("KERA_VECTORS", str(file))
+    tested = go.tool("test", "-run", go_chunks.TESTS, "./kera")
+    assert tested.returncode == 0, (tested.stdout + tested.stderr)[-4_000:]
 
 
 class Lines:

@@ -50,7 +50,8 @@ func decodeArrow(payload []byte, records int, codec uint32) (*columns, error) {
 		return nil, corrupt("%d columns and %d buffers are not those of the default schema", nodes, buffers)
 	}
 	for i := range nodes {
-		r.nodes = append(r.nodes, int64(le.Uint64(f.data[nodesAt+16*i:])))
+		at := nodesAt + 16*i
+		r.nodes = append(r.nodes, [2]int64{int64(le.Uint64(f.data[at:])), int64(le.Uint64(f.data[at+8:]))})
 	}
 	for i := range buffers {
 		at := buffersAt + 16*i
@@ -143,7 +144,7 @@ func (f *flatbuffer) vector(at, elementBytes int) (start, count int) {
 // arrowReader takes nodes and buffers in their order.
 type arrowReader struct {
 	body    []byte
-	nodes   []int64
+	nodes   [][2]int64 // how many values, and how many of them are null
 	buffers [][2]int64
 	codec   uint32
 	room    int
@@ -158,8 +159,9 @@ func (r *arrowReader) fail(format string, args ...any) {
 
 func (r *arrowReader) columns(records int) *columns {
 	c := &columns{times: make([]int64, records)}
-	r.node(records)
-	r.validity(records)
+	if _, nulls := r.node(records); nulls > 0 {
+		r.fail("%d times are null", nulls)
+	}
 	if times := r.buffer(records, 8); times != nil {
 		for i := range c.times {
 			c.times[i] = int64(binary.LittleEndian.Uint64(times[8*i:]))
@@ -170,23 +172,54 @@ func (r *arrowReader) columns(records int) *columns {
 	c.keyItems = r.bytes(items)
 	c.values = r.bytes(records)
 	c.headers, items = r.list(records)
+	r.neverNull()
 	r.node(items)
-	r.validity(items)
+	r.neverNull()
 	c.headerNames = r.bytes(items)
 	c.headerItems = r.bytes(items)
 	return c
 }
 
-// node takes one that has so many values.
-func (r *arrowReader) node(values int) {
-	if length := r.nodes[0]; length != int64(values) {
+// node takes one that has so many values, with its bits: which of them are there, and how many are not.
+func (r *arrowReader) node(values int) (valid func(int) bool, nulls int) {
+	length, said := r.nodes[0][0], r.nodes[0][1]
+	r.nodes = r.nodes[1:]
+	if length != int64(values) {
 		r.fail("a column has %d values, where there are %d", length, values)
 	}
-	r.nodes = r.nodes[1:]
 	if values > r.room/valueBytes {
 		r.fail("its values take more than %d bytes", DecodedBytesMax)
 	}
 	r.room -= values * valueBytes
+	if said == 0 { // Arrow does not look at the bits then
+		r.buffers = r.buffers[1:]
+		return func(int) bool { return true }, 0
+	}
+	data := r.raw()
+	if (values+7)/8 > len(data) {
+		r.fail("there are not so many bits as values")
+	}
+	if r.err != nil {
+		return func(int) bool { return false }, 0
+	}
+	valid = func(i int) bool { return data[i/8]>>(i%8)&1 == 1 }
+	for i := range values {
+		if !valid(i) {
+			nulls++
+		}
+	}
+	const unknown = -1
+	if said != unknown && said != int64(nulls) {
+		r.fail("%d values are null, and should be %d", nulls, said)
+	}
+	return valid, nulls
+}
+
+// neverNull looks at the next node: entries of a map and their keys have no nulls, and do not leave open how many.
+func (r *arrowReader) neverNull() {
+	if nulls := r.nodes[0][1]; nulls != 0 {
+		r.fail("a map has %d nulls among its entries or keys", nulls)
+	}
 }
 
 // raw takes a buffer, decompressed.
@@ -234,23 +267,11 @@ func (r *arrowReader) buffer(values, width int) []byte {
 	return data
 }
 
-func (r *arrowReader) validity(values int) func(int) bool {
-	data := r.raw()
-	if len(data) == 0 {
-		return func(int) bool { return true }
-	}
-	if (values+7)/8 > len(data) {
-		r.fail("there are not so many bits as values")
-		return func(int) bool { return false }
-	}
-	return func(i int) bool { return data[i/8]>>(i%8)&1 == 1 }
-}
-
 // offsets takes where values begin and end; the last is how many are within.
 func (r *arrowReader) offsets(values int) []int {
 	offsets := make([]int, values+1)
 	data := r.raw()
-	if values == 0 {
+	if values == 0 && len(data) == 0 {
 		return offsets
 	}
 	if values+1 > len(data)/4 {
@@ -271,10 +292,9 @@ func (r *arrowReader) offsets(values int) []int {
 
 // list takes lists but for what is within: its rows, and how many values those may refer to.
 func (r *arrowReader) list(rows int) ([]span, int) {
-	r.node(rows)
-	valid := r.validity(rows)
+	valid, _ := r.node(rows)
 	offsets := r.offsets(rows)
-	items := r.nodes[0]
+	items := r.nodes[0][0]
 	if r.err == nil && (items < int64(offsets[rows]) || items > DecodedBytesMax) {
 		r.fail("lists have %d values within, and refer to %d", items, offsets[rows])
 	}
@@ -290,14 +310,13 @@ func (r *arrowReader) list(rows int) ([]span, int) {
 
 // bytes takes binary values, which are parts of their buffer.
 func (r *arrowReader) bytes(count int) [][]byte {
-	r.node(count)
+	valid, _ := r.node(count)
 	if r.err != nil {
 		return nil
 	}
-	valid := r.validity(count)
 	offsets := r.offsets(count)
 	data := r.raw()
-	if r.err == nil && offsets[count] > len(data) {
+	if r.err == nil && count > 0 && offsets[count] > len(data) {
 		r.fail("offsets reach out of their buffer")
 	}
 	if r.err != nil {

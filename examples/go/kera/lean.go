@@ -235,7 +235,11 @@ func (r *leanReader) columns(records int) *columns {
 	c.values = r.bytes(kindBinary, records)
 	c.headers, items = r.list(records)
 	if r.err == nil && items >= 0 {
-		if kind, _, nulls := r.node(); kind != kindStruct || nulls || r.varint() != 2 {
+		kind, written, nulls := r.node()
+		if kind == kindNull && items == 0 {
+			return c
+		}
+		if kind != kindStruct || written != plain || nulls || r.varint() != 2 {
 			r.fail("the headers are no structs of two fields")
 		}
 		c.headerNames = r.bytes(kindText, items)
@@ -266,6 +270,9 @@ func (r *leanReader) take(bytes int) []byte {
 
 func (r *leanReader) node() (kind, written byte, nulls bool) {
 	first := r.take(1)[0]
+	if first&31 == kindNull && first != kindNull {
+		r.fail("nulls with an encoding")
+	}
 	return first & 31, first >> 6, first&someNull != 0
 }
 
@@ -378,6 +385,9 @@ func (r *leanReader) bytes(want byte, count int) [][]byte {
 	if kind != want {
 		r.fail("a column of kind %d should be one of %d", kind, want)
 		return values
+	}
+	if nulls && kind == kindText { // only the names of headers are text, which are keys of a map
+		r.fail("names of headers are null")
 	}
 	total := r.varint()
 	valid := r.valid(nulls, count)

@@ -118,6 +118,11 @@ func columnsOf(records []Record) *columns {
 }
 
 func (c *columns) records() ([]Record, error) {
+	for i, name := range c.headerNames { // also those that no record refers to
+		if name == nil || !utf8.Valid(name) {
+			return nil, corrupt("name %d of its headers is null or not UTF-8", i)
+		}
+	}
 	records := make([]Record, len(c.times))
 	for i := range records {
 		record := Record{Time: time.UnixMicro(c.times[i]).UTC(), Value: c.values[i]}
@@ -127,11 +132,7 @@ func (c *columns) records() ([]Record, error) {
 		if headers := c.headers[i]; !headers.null {
 			record.Headers = make([]RecordHeader, 0, headers.length())
 			for at := headers.start; at < headers.end; at++ {
-				name := c.headerNames[at]
-				if name == nil || !utf8.Valid(name) {
-					return nil, corrupt("the name of a header of record %d is null or not UTF-8", i)
-				}
-				record.Headers = append(record.Headers, RecordHeader{string(name), c.headerItems[at]})
+				record.Headers = append(record.Headers, RecordHeader{string(c.headerNames[at]), c.headerItems[at]})
 			}
 		}
 		records[i] = record
