@@ -42,8 +42,10 @@ from kera.core.errors import CorruptChunk, SchemaMismatch
 from kera.core.joining import JOINED_PAYLOAD_BYTES_MAX
 from kera.core.lean.layout import Kind, put_prefix, put_varint
 from kera.core.payload import encode_lean
+from kera.core.record_batch import decode_payload
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper, columns_of
+from tests.chaos.arrow_structures import Message
 from tests.chaos.chunk_uses import spark_has
 from tests.chaos.chunks import lean_source, mutated, opened, whole
 from tests.chaos.growing import GROWING, OTHERS, growing
@@ -597,6 +599,36 @@ def test_a_map_with_null_keys_in_an_arrow_message_is_refused(java: Harness) -> N
     chunk = chunk_of(written, typed=True, version=ARROW_VERSION)
     answer = loaded(java, [(chunk, 0)], schema, columns_of(schema, typed=True), typed=True)
     assert "nulls in 'key', which is not nullable" in answer["error"]
+
+
+@pytest.mark.parametrize(("entries", "where"), [([{"key": None, "value": b"x"}], "key"), ([None], "entries")])
+def test_headers_without_a_name_in_an_arrow_message_are_refused(java: Harness, entries: list[Any], where: str) -> None:
+    """Spark has them as lists of structs."""
+    pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    written = KEYED.slice(0, 1).set_column(3, "headers", pa.array([entries], pairs))
+    answer = loaded(java, [(chunk_of(written, version=ARROW_VERSION), 0)], DEFAULT_SCHEMA, ALL_COLUMNS, typed=False)
+    assert f"1 nulls in '{where}', which is not nullable" in answer["error"]
+
+
+@pytest.mark.parametrize("kind", [INT64, pa.list_(INT64)], ids=str)
+@pytest.mark.parametrize("said", [0, 1, 2, 3, -1, -2])
+def test_an_arrow_message_has_as_many_nulls_as_it_says(java: Harness, kind: pa.DataType, said: int) -> None:
+    """None are none, whatever the bits are; -1 leaves open how many."""
+    schema = pa.schema([("a", kind)])
+    value = 1 if kind == INT64 else [1]
+    batch = pa.RecordBatch.from_arrays([pa.array([None, value, None], kind)], schema=schema)
+    message = Message(encode_payload(batch).to_pybytes(), schema, None)
+    message.nodes[0] = (3, said)
+    payload = message.to_bytes()
+    chunk = framed(pa.py_buffer(payload), 3, typed=True, version=ARROW_VERSION)
+    answer = loaded(java, [(chunk, 0)], schema, columns_of(schema, typed=True), typed=True)
+    try:
+        batch = decode_payload(payload, schema)
+    except CorruptChunk:
+        assert answer["error"].startswith("CorruptChunk: ")
+    else:
+        assert [row[0] is None for row in answer["batches"][0]] == batch.column(0).is_null().to_pylist()
+        assert said in {0, -1, 2}
 
 
 def test_nulls_of_a_lean_payload_are_so_within_as_well(java: Harness) -> None:

@@ -18,6 +18,7 @@ final class ArrowBody extends Body {
     private static final int PREFIX_BYTES = 8;
     private static final int CONTINUATION = -1;
     private static final int UNCOMPRESSED = -1;
+    private static final int UNKNOWN_NULLS = -1;
 
     private final Message message = new Message();
     private final RecordBatch batch = new RecordBatch();
@@ -98,7 +99,8 @@ final class ArrowBody extends Body {
         }
         batch.nodes(node, nodes++);
         long count = node.length();
-        if (count < 0 || count > Integer.MAX_VALUE - 1 || node.nullCount() < 0 || node.nullCount() > count) {
+        if (count < 0 || count > Integer.MAX_VALUE - 1
+                || node.nullCount() < UNKNOWN_NULLS || node.nullCount() > count) {
             throw corrupt("a field of " + count + " values, " + node.nullCount() + " of them null");
         }
         nulls = (int) node.nullCount();
@@ -117,7 +119,13 @@ final class ArrowBody extends Body {
             buffers++;
             return allocator.getEmpty();
         }
-        return data(bits(count));
+        ArrowBuf bits = data(bits(count));
+        int found = zeroBits(bits.memoryAddress(), count);
+        if (nulls != UNKNOWN_NULLS && nulls != found) {
+            throw corrupt(found + " nulls, which are said to be " + nulls);
+        }
+        nulls = found;
+        return bits;
     }
 
     @Override
@@ -153,7 +161,10 @@ final class ArrowBody extends Body {
     @Override
     ArrowBuf offsets(int count, int width) {
         if (count == 0) { // then it may be empty
-            buffers++;
+            ArrowBuf there = data(0);
+            if (there.capacity() > 0 && (there.capacity() < width || end(there, 0, width) < 0)) {
+                throw corrupt("no values, and an offset that is none");
+            }
             return zeros(width);
         }
         long bytes = (count + 1L) * width;

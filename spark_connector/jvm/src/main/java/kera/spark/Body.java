@@ -44,7 +44,7 @@ abstract class Body {
     /** The number of values of the next field, whose buffers are to be taken next. */
     abstract int node();
 
-    /** How many values of the field of the last {@link #node} are null. */
+    /** How many values of the field of the last {@link #node} are null; to be asked after {@link #validity}. */
     abstract int nulls();
 
     /** The next buffer, the bits that say which of a field's `count` values there are; empty if that is all. */
@@ -77,6 +77,20 @@ abstract class Body {
     /** Bytes of a bit for each of `count` values. */
     static long bits(int count) {
         return (count + 7L) / 8;
+    }
+
+    /** How many of the `count` bits at `bits` are 0: values that are null. */
+    static int zeroBits(long bits, int count) {
+        int ones = 0;
+        int at = 0;
+        for (; at + Long.SIZE <= count; at += Long.SIZE) {
+            ones += Long.bitCount(Platform.getLong(null, bits + at / Byte.SIZE));
+        }
+        for (; at < count; at += Byte.SIZE) {
+            int there = (1 << Math.min(Byte.SIZE, count - at)) - 1;
+            ones += Integer.bitCount(Platform.getByte(null, bits + at / Byte.SIZE) & there);
+        }
+        return count - ones;
     }
 
     /**

@@ -77,7 +77,7 @@ final class ColumnFactory {
             case Duration -> duration(field, (ArrowType.Duration) from);
             case List, LargeList, FixedSizeList -> type instanceof ArrayType array ? list(field, array) : null;
             case Map -> map(field, type);
-            case Struct -> type instanceof StructType struct ? struct(field, struct) : null;
+            case Struct -> type instanceof StructType struct ? struct(field, struct, false) : null;
             default -> null;
         };
     }
@@ -168,8 +168,10 @@ final class ColumnFactory {
     /** Maps are lists of structs, and Spark may want them as such. */
     private LoadedColumn map(Field field, DataType type) {
         Field entries = field.getChildren().get(0);
-        if (type instanceof ArrayType array) {
-            return ListColumn.ofOffsets(type, column(entries, array.elementType()), Integer.BYTES);
+        if (type instanceof ArrayType array && array.elementType() instanceof StructType entry) {
+            LoadedColumn both = struct(entries, entry, true);
+            return both == null ? null
+                    : ListColumn.ofOffsets(type, NeverNull.unlessNullable(entries, both), Integer.BYTES);
         }
         if (!(type instanceof MapType map)) {
             return null;
@@ -180,10 +182,11 @@ final class ColumnFactory {
         LoadedColumn both = new StructColumn(entry,
                 new FieldLoader[] {NeverNull.unlessNullable(entries.getChildren().get(0), keys), values},
                 new ColumnVector[] {keys.column(), values.column()});
-        return ListColumn.ofOffsets(type, both, Integer.BYTES);
+        return ListColumn.ofOffsets(type, NeverNull.unlessNullable(entries, both), Integer.BYTES);
     }
 
-    private LoadedColumn struct(Field field, StructType type) {
+    /** `entries`: of a map, whose first field has its keys. */
+    private LoadedColumn struct(Field field, StructType type, boolean entries) {
         List<Field> there = field.getChildren();
         FieldLoader[] loaders = there.stream().map(ColumnFactory::skipped).toArray(FieldLoader[]::new);
         StructField[] wanted = type.fields();
@@ -194,7 +197,7 @@ final class ColumnFactory {
                 return null;
             }
             LoadedColumn child = column(there.get(at), wanted[index].dataType());
-            loaders[at] = child;
+            loaders[at] = entries && at == 0 ? NeverNull.unlessNullable(there.get(at), child) : child;
             children[index] = child.column();
         }
         return new StructColumn(type, loaders, children);

@@ -87,7 +87,7 @@ final class JoinedBody extends Body {
             if (node.form() == LeanNode.Form.NULLS) {
                 nulls += node.count();
             } else if (node.validityAt() != LeanNode.NOWHERE) {
-                nulls += zeros(part.body + node.validityAt(), node.count());
+                nulls += zeroBits(part.body + node.validityAt(), node.count());
             }
         }
         return count;
@@ -245,20 +245,6 @@ final class JoinedBody extends Body {
     }
 
     // -- bits ------------------------------------------------------------------------------------------------------
-
-    /** How many of the first `count` bits are none. */
-    private static int zeros(long bits, int count) {
-        int ones = 0;
-        int at = 0;
-        for (; at + Long.SIZE <= count; at += Long.SIZE) {
-            ones += Long.bitCount(Platform.getLong(null, bits + at / Byte.SIZE));
-        }
-        for (; at < count; at += Byte.SIZE) {
-            int there = (1 << Math.min(Byte.SIZE, count - at)) - 1;
-            ones += Integer.bitCount(Platform.getByte(null, bits + at / Byte.SIZE) & there);
-        }
-        return count - ones;
-    }
 
     /** `count` bits from the bit `at` of `to` on, where there are none yet; `from` 0: all are as those of `same`. */
     private static void putBits(long to, int at, long from, int same, int count) {

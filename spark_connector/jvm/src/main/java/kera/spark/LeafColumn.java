@@ -33,7 +33,6 @@ final class LeafColumn extends ArrowColumnVector implements LoadedColumn {
     @Override
     public int load(Body body) {
         int count = body.node();
-        int nulls = body.nulls();
         buffers.clear();
         if (layout != Layout.NOTHING) {
             buffers.add(body.validity(count));
@@ -48,7 +47,7 @@ final class LeafColumn extends ArrowColumnVector implements LoadedColumn {
                 buffers.add(body.data(Body.end(offsets, count, width)));
             }
         }
-        vector.loadFieldBuffers(new ArrowFieldNode(count, nulls), buffers);
+        vector.loadFieldBuffers(new ArrowFieldNode(count, body.nulls()), buffers);
         return count;
     }
 

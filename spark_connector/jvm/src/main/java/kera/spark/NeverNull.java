@@ -2,9 +2,10 @@ package kera.spark;
 
 import org.apache.arrow.vector.types.pojo.ArrowType;
 import org.apache.arrow.vector.types.pojo.Field;
+import org.apache.spark.sql.vectorized.ColumnVector;
 
-/** Loads a column, and refuses nulls in it: Spark does not look for them where its schema has none. */
-final class NeverNull implements FieldLoader {
+/** Loads a column, and refuses nulls in it: Spark does not look for them where its schema has none, nor in maps. */
+final class NeverNull implements LoadedColumn {
     private final String name;
     private final LoadedColumn column;
 
@@ -14,7 +15,7 @@ final class NeverNull implements FieldLoader {
     }
 
     /** What loads `column`, of which `field` says whether it may have nulls. */
-    static FieldLoader unlessNullable(Field field, LoadedColumn column) {
+    static LoadedColumn unlessNullable(Field field, LoadedColumn column) {
         boolean anyNulls = field.isNullable() || field.getType() instanceof ArrowType.Null;
         return anyNulls ? column : new NeverNull(field.getName(), column);
     }
@@ -27,6 +28,11 @@ final class NeverNull implements FieldLoader {
             throw body.corrupt(nulls + " nulls in '" + name + "', which is not nullable");
         }
         return count;
+    }
+
+    @Override
+    public ColumnVector column() {
+        return column.column();
     }
 
     @Override

@@ -20,8 +20,8 @@ abstract class OwnColumn extends ColumnVector {
     /** Takes the next field's node and first buffer, and returns its number of values. */
     final int begin(Body body) {
         int count = body.node();
-        nulls = body.nulls();
         validity = body.validity(count);
+        nulls = body.nulls();
         return count;
     }
 
