@@ -395,6 +395,32 @@ async def test_a_gap_is_told_once_or_skipped(client: Client) -> None:
         assert await take(consumer, 3) == [3, 4, 5]
 
 
+async def test_a_gap_up_to_a_later_group_is_told_once_to_consumers_that_end_with_it(
+    small_groups: RunningCluster,
+) -> None:
+    """The cursor is in a group of segments that is gone, as after older metadata were restored."""
+    async with await Client.connect(small_groups.bootstrap) as client:
+        await client.admin.create_stream("ends-with-it", group_segments=1)
+        await fill(client, "ends-with-it", *(b"%01000d" % number for number in range(300)))
+        async with client.group_consumer("ends-with-it", "ends-with-it") as consumer:
+            assert await take(consumer, 1) == [0]
+        ((start,),) = (await client.admin.truncate_stream("ends-with-it", "latest")).values()
+        assert start.group_id > 2
+        await numbered(client, "ends-with-it", range(300, 301))
+        told: list[str] = []
+        taken: list[int] = []
+        while not taken:
+            async with client.group_consumer("ends-with-it", "ends-with-it") as consumer:
+                try:
+                    taken = await take(consumer, 1)
+                except DataLost as error:
+                    told.append(error.message)
+            assert len(set(told)) == len(told), "told again"
+        assert told
+        assert all("removed by retention or truncation" in each for each in told)
+        assert taken == [300]
+
+
 async def test_groups_that_nobody_has_found_before_they_went_are_told_once() -> None:
     """Also to consumers and by a coordinator that were not there at that time."""
     with LocalCluster.running(arena_bytes=64 * MIB, segment_bytes=64 * KIB) as cluster:

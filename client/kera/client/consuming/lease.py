@@ -182,13 +182,15 @@ class Lease:
     def pass_gap(self, stream: str, gap: DataLost) -> DataLost | None:
         """Go on behind what is gone of the group; what the caller is to be told, if there is something.
 
-        Each group tells its own part of a gap, as far as ordinals show it.
+        Each group tells its own part of a gap, as far as ordinals show it. A lease of which the rest is gone has ended
+        with that: its position cannot move past the gap, so only that it is finished keeps the gap from being told to
+        the next consumer.
         """
         available = Position(*gap.attributes["available_from"])
         record: int | None = gap.attributes.get("available_record")
         known, end, clipped = self.delivered.record, self.end_record, False
         if available.group_id != self.key.group_id or (self.end is not None and available > self.end):
-            available = self.delivered.next if self.end is None else self.end
+            available, self.ended = self.delivered.next if self.end is None else self.end, True
             if record is not None and end is not None and record > end:  # the coordinator sees what went behind it
                 record, clipped = end, True
                 gap = self._rest_gone(stream, gap, end)
@@ -197,9 +199,10 @@ class Lease:
 
     def _rest_gone(self, stream: str, gap: DataLost, end: int) -> DataLost:
         (_, streamlet_id, entry), group_id, _ = self.key
+        reason = gap.attributes.get("reason")
         return DataLost(
             f"stream {stream!r}, streamlet {streamlet_id}, entry {entry}: the rest of group {group_id} from"
-            f" {tuple(self.delivered.next)} on is gone",
+            f" {tuple(self.delivered.next)} on is gone{f': {reason}' if reason else ''}",
             **{
                 **gap.attributes,
                 "available_from": list(self.end or start_of_group(group_id + 1)),

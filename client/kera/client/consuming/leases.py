@@ -124,6 +124,7 @@ class Leases:
         """See `Lease.pass_gap`."""
         told = lease.pass_gap(self._name(lease), gap)
         self._process(lease)
+        self._report_if_over(lease)
         return told
 
     def next_gaps(self) -> DataLost | None:
