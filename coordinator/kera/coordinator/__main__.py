@@ -18,7 +18,7 @@ from kera.coordinator.cluster.broker_calls import GrpcBrokerCalls
 from kera.coordinator.cluster.catalog import Catalog
 from kera.coordinator.cluster.peers import GrpcMembers
 from kera.coordinator.coordinator import Coordinator
-from kera.coordinator.health import watch_leadership
+from kera.coordinator.health import watch_leadership, watch_metadata
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
 from kera.coordinator.settings import CoordinatorSettings
@@ -145,6 +145,8 @@ async def serve(
         port = await server.listen(settings.host, settings.port)
         ready = {"grpc_address": join_address(settings.host, port), **ready}
         watch_leadership(monitor.health, leadership, metrics.catching_up)
+        if isinstance(store, LmdbStore):
+            watch_metadata(monitor.health, store)
         # One that is alone sends nobody anywhere; where it listens everywhere, its name says more than 0.0.0.0.
         host = socket.gethostname() if is_everywhere(settings.host) else settings.host
         address = settings.advertised_address or join_address(host, port)

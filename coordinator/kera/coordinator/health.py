@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kera.coordinator.store.leadership import Leadership
+from kera.coordinator.store.lmdb_store import LmdbStore
 from kera.core.monitoring.health import Finding, Health, concern, well, wrong
 
 
@@ -25,3 +26,8 @@ def watch_leadership(health: Health, leadership: Leadership, catching_up: Callab
         return wrong("no coordinator is known to lead; if this lasts, see the logs of all of them, and the store")
 
     health.add("leadership", role)
+
+
+def watch_metadata(health: Health, store: LmdbStore) -> None:
+    """One that cannot write goes on with what does not change the metadata."""
+    health.add("metadata", lambda: concern(store.problem) if store.problem else well("can be written"))

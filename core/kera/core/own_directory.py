@@ -26,6 +26,8 @@ TRACES = {
     "backup": ("backup.json", "backup.copy.json", f"log/{REPLICAS_NAME}", REPLICAS_NAME),
 }
 """Files that exist in a directory once a daemon of a kind has started there."""
+LOG_TRACES = {"broker": ("index", "segments"), "backup": (REPLICAS_NAME,)}
+"""The same for a directory that only has a log."""
 DATA = {"log", "metadata"}
 """Directories in which a daemon has so many files that nobody looks for others there."""
 LOOKED_AT_MAX = 1_000
@@ -45,6 +47,20 @@ def others_in(path: Path, role: str = "") -> str:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         return f"{kind} {int(json.loads((path / f'{kind}.json').read_bytes())[f'{kind}_id'])}"
     return f"a {kind}"
+
+
+def _refuse_log_of_others(path: Path, role: str) -> None:
+    """Raise `StartError` if a log is that of another kind of daemon, and has nothing of this one's.
+
+    The daemon would begin with an empty log there, and report all that its own log has as lost.
+    """
+    found = [kind for kind, names in LOG_TRACES.items() if any(os.access(path / name, os.F_OK) for name in names)]
+    if found and role in LOG_TRACES and role not in found:
+        raise StartError(
+            f"{path} has the log of a {found[0]}, and a {role} needs its own: files of two data directories were mixed"
+            " up; put each back in its place",
+            path=str(path),
+        )
 
 
 def lock_id(path: Path) -> str:
@@ -87,9 +103,12 @@ def take(path: Path, role: str, *, besides: Collection[Path] = (), in_use: type[
                 " choose another --data-dir",
                 path=str(path),
             )
+        if role == "broker":
+            _refuse_log_of_others(path / "log", role)
         for each, flag in directories.items():  # once more, as of two that start now one at least has its lock by now
             _refuse_around(each, own, flag)
             _refuse_below(each, own, flag)
+            _refuse_log_of_others(each, role)
             if each != _real(path) and (user := _user_of(each) or others_in(each, role)):
                 raise StartError(
                     f"{each} belongs to {user}, and a {role} needs its own; choose another {flag}", path=str(each)

@@ -289,3 +289,23 @@ def test_who_finds_no_room_is_told_why_and_what_to_do(make_engine: MakeEngine) -
     assert error.retriable
     assert f"the broker's disk has no room; make room for {log.engine.root}" in error.message
     assert error.attributes["errno"] == errno.ENOSPC
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (errno.ENOSPC, "has no room; make room for"),
+        (errno.EROFS, "mount it writable, and start the broker again"),
+        (errno.EIO, "the kernel's log may say why: it goes on by itself when"),
+    ],
+)
+def test_a_disk_that_takes_nothing_is_told_with_the_way_out_of_that(
+    make_engine: MakeEngine, code: int, advice: str
+) -> None:
+    log = Log(make_engine())
+    log.append_many(2 * SEGMENT)
+    log.engine.disk.write_error = code
+    log.engine.run()
+
+    with pytest.raises(DiskFull, match=advice):
+        log.engine.memory.disk.check()

@@ -4,6 +4,7 @@ import errno
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from kera.broker.storage import removals
 from kera.broker.storage.jobs import RETRY_MS, IndexJob, RemoveJob, StoreJob
@@ -144,6 +145,27 @@ def test_a_removal_that_fails_is_told(log: Log, monkeypatch: pytest.MonkeyPatch)
 
     assert [type(error) for error in outcome.calls] == [DiskFailed]
     assert log.engine.memory.totals.disk_errors == 1
+
+
+def test_an_index_that_cannot_be_changed_for_long_is_logged_once_and_when_that_is_over(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed(log, 1)
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    with capture_logs() as lines:
+        with monkeypatch.context() as failing:
+            failing.setattr(log.engine.index, "commit", fail)
+            move_start(log, Position(1, 1, SLOT_BYTES), 4)
+            for _ in range(4):
+                log.engine.run()
+                log.engine.memory.tick(log.engine.memory.now_ms + RETRY_MS, idle_close_ms=NEVER_MS)
+            assert log.engine.memory.totals.disk_errors > 2
+        log.engine.run()
+    events = [line["event"] for line in lines if "index" in line["event"]]
+    assert events == ["cannot change the index; it is tried again", "the index can be changed again"]
 
 
 # --- dropping a stream -------------------------------------------------------------------------------------

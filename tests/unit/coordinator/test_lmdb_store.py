@@ -9,7 +9,9 @@ from pathlib import Path
 
 import lmdb
 import pytest
+from structlog.testing import capture_logs
 
+from kera.coordinator.health import watch_metadata
 from kera.coordinator.store.data_dir import DataDir, DataDirInUse
 from kera.coordinator.store.lmdb_store import LOCK_BYTES, LmdbStore, RestoreInterrupted
 from kera.coordinator.store.metadata import (
@@ -22,6 +24,7 @@ from kera.coordinator.store.metadata import (
     Write,
 )
 from kera.core.errors import DiskFull, PathNotWritable, StartError
+from kera.core.monitoring.health import Health, State
 
 MIB = 1 << 20
 
@@ -217,13 +220,19 @@ async def test_a_full_store_refuses_the_write_says_why_and_goes_on(tmp_path: Pat
 async def test_a_disk_without_room_refuses_the_write_says_so_and_the_store_goes_on(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     await store.write(Write("a", b"1", 0))
+    health = Health()
+    watch_metadata(health, store)
     limit_bytes = (tmp_path / "metadata" / "data.mdb").stat().st_size + 100_000
-    with limited_files(limit_bytes):
+    with limited_files(limit_bytes), capture_logs() as lines:
         for _ in range(2):
             with pytest.raises(DiskFull, match="no room for metadata"):
                 await store.write(Write("a", b"2", 1), Write("b", b"x" * 300_000, 0))
         assert await store.list("") == {"a": StoredRecord(b"1", 1)}
+        assert health.checks()[-1].state is State.WARNING
+        assert f"metadata cannot be written in {tmp_path}/metadata: " in health.checks()[-1].text
         await store.write(Write("a", b"2", 1))
+    assert health.checks()[-1].state is State.OK
+    assert [line["event"] for line in lines] == ["cannot write metadata", "metadata can be written again"]
 
     await store.write(Write("b", b"x" * 300_000, 0))
     assert list(await store.list("")) == ["a", "b"]

@@ -140,6 +140,38 @@ def test_two_that_have_shared_a_directory_before_go_on_with_that(tmp_path: Path)
         open_as("coordinator", tmp_path)
 
 
+def test_logs_that_a_broker_and_a_backup_have_swapped_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
+    homes = {"broker": tmp_path / "broker", "backup": tmp_path / "backup"}
+    broker_of(homes["broker"])
+    SegmentIndex.open(homes["broker"] / "log" / "index").close()
+    backup_of(homes["backup"])
+    LogFile(homes["backup"] / "log").close()
+    (homes["broker"] / "log").rename(tmp_path / "between")
+    (homes["backup"] / "log").rename(homes["broker"] / "log")
+    (tmp_path / "between").rename(homes["backup"] / "log")
+
+    for role, other in (("broker", "backup"), ("backup", "broker")):
+        with pytest.raises(StartError, match=f"{homes[role]}/log has the log of a {other}, .* put each back"):
+            KINDS[role](homes[role], besides=[homes[role] / "log"] if role == "backup" else ())
+    assert [path.name for path in (homes["broker"] / "log").iterdir()] == ["replicas.log"]
+
+
+def test_a_database_of_another_kind_of_daemon_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    """A broker's index and a coordinator's metadata are both LMDB."""
+    coordinator_of(tmp_path / "coordinator")
+    SegmentIndex.open(tmp_path / "index").commit([], {"next_physical_id": 1})
+    metadata, index = tmp_path / "coordinator" / "metadata", tmp_path / "index"
+    files = {path: (path / "data.mdb").read_bytes() for path in (metadata, index)}
+
+    with pytest.raises(StartError, match=f"^{metadata} has a database that is not the index of a broker, .*put each"):
+        SegmentIndex.open_checked(metadata)
+    assert (metadata / "data.mdb").read_bytes() == files[metadata]
+    (metadata / "data.mdb").write_bytes(files[index])
+    with pytest.raises(StartError, match=f"^{metadata} has a database that is not a coordinator's, .*put each"):
+        coordinator_of(tmp_path / "coordinator")
+    assert (metadata / "data.mdb").read_bytes() == files[index]
+
+
 def test_a_damaged_identity_is_still_one(tmp_path: Path) -> None:
     (tmp_path / "broker.json").write_bytes(b"[]")
     with pytest.raises(StartError, match="has the data of a broker, and a backup needs"):

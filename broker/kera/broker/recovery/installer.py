@@ -75,7 +75,8 @@ class Installer:
             checksums = await run(self._threads, make_durable, batch, self._store.disk, self._store.calls)
             failing = ""
         except OSError as error:
-            log.error("cannot sync what is recovered; it is tried again", error=str(error))
+            if not self.failing:  # else it was logged when it began
+                log.error("cannot sync what is recovered; it is tried again", error=str(error))
             failing = of_disk(error)
         finally:
             self.failing = failing

@@ -141,11 +141,13 @@ class Arrivals:
         self._busy = False
         if job.error is not None:
             self._books.totals.disk_errors += 1
-            log.error("cannot take in segments; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
+            if not self._retry_ms:  # else it was logged when it began
+                log.error("cannot take in segments; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
             # Its entries stay locked: what has to be written of them has been decided.
             self._failed = replace(job, error=None)
             self._retry_ms = now_ms + RETRY_MS
             return
+        self._retry_ms = 0
         self._locked.difference_update(job.entries)
         self._books.ids.indexed(job.physical_ids)
         for entry, graft in job.grafts:

@@ -51,10 +51,17 @@ class DiskHealth:
 
     def full(self, error: OSError) -> DiskFull:
         """The error for writers while the disk takes nothing."""
-        what = "has no room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"fails ({error})"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = f"has no room; make room for {self._directory}, or delete or truncate streams: it goes on by itself"
+        elif error.errno == errno.EROFS:
+            what = (
+                f"is read-only ({error}); the kernel's log says why: stop the broker, repair the file system of"
+                f" {self._directory}, mount it writable, and start the broker again"
+            )
+        else:
+            what = f"fails ({error}); the kernel's log may say why: it goes on by itself when {self._directory} works"
         return DiskFull(
-            f"the broker's disk {what}; make room for {self._directory}, or delete or truncate streams:"
-            " it goes on by itself",
+            f"the broker's disk {what}",
             path=str(error.filename or self._directory),
             errno=error.errno,
         )

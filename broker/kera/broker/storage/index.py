@@ -328,6 +328,13 @@ def _copy_intact(path: Path, copying: CopyIndex) -> bool:
         shutil.rmtree(copy, ignore_errors=True)
         (path / "data.mdb").unlink()
         return False
+    if report["foreign"] and not report["copied"]:
+        shutil.rmtree(copy, ignore_errors=True)
+        raise StartError(
+            f"{path} has a database that is not the index of a broker, such as the metadata of a coordinator: files of"
+            " two data directories were mixed up; put each back in its place",
+            path=str(path),
+        )
     whole = not (report["damaged"] or report["missing"])
     if not report["written"]:
         shutil.rmtree(copy, ignore_errors=True)

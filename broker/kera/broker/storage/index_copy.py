@@ -2,7 +2,8 @@
 
 LMDB has no checksums of its own, and trusts its pages. Whoever reads a damaged one may crash, which is why this is not
 done where anything could be lost. Prints, as JSON, how many records are intact, damaged, and missing from the tree, and
-whether the copy could be written: on a full disk it is only looked at them.
+whether the copy could be written: on a full disk it is only looked at them. Databases by name are ``foreign``: an index
+has none, but the metadata of a coordinator do.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from kera.broker.storage.index import MAP_BYTES
 from kera.broker.storage.index_format import intact
 
 BATCH_RECORDS = 10_000
+OTHERS = frozenset({b"store", b"records"})
+"""Databases by name that a coordinator's metadata have. No key of an index is as short as these."""
 
 
 def copy_intact(source: Path, target: Path) -> dict[str, int]:
@@ -25,7 +28,7 @@ def copy_intact(source: Path, target: Path) -> dict[str, int]:
     with lmdb.open(str(source), map_size=MAP_BYTES, readonly=True, lock=False) as old:
         expected = old.stat()["entries"]
         records: list[tuple[bytes, bytes]] = []
-        copied = damaged = 0
+        copied = damaged = foreign = 0
         copy = _Copy(target)
         last = b""
         with old.begin() as reading:
@@ -34,6 +37,7 @@ def copy_intact(source: Path, target: Path) -> dict[str, int]:
                     damaged += 1
                     break
                 last = key
+                foreign += key in OTHERS
                 if not intact(key, value):
                     damaged += 1
                     continue
@@ -48,6 +52,7 @@ def copy_intact(source: Path, target: Path) -> dict[str, int]:
         "copied": copied,
         "damaged": damaged,
         "missing": max(0, expected - copied - damaged),
+        "foreign": foreign,
         "written": written,
     }
 

@@ -46,6 +46,7 @@ class IndexWriter:
         self.failed: IndexJob | None = None
         """To be done again."""
         self._retry_ms = 0
+        """When that may be tried; 0: the last job did not fail."""
 
     def note(self, changes: list[Change], done: Done) -> None:
         """Write down what is nobody's segment; `done` when that is durable."""
@@ -125,12 +126,16 @@ class IndexWriter:
         self._job = None
         error: KeraError | None = None
         if job.error is None:
+            if self._retry_ms:
+                log.info("the index can be changed again")
+            self._retry_ms = 0
             self._locked.difference_update(job.entries)
             self._books.ids.indexed(job.physical_ids)
             self._on_removed(job)
         else:
             self._books.totals.disk_errors += 1
-            log.error("cannot change the index; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
+            if not self._retry_ms:  # else it was logged when it began
+                log.error("cannot change the index; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
             error = DiskFailed(f"cannot change the index: {job.error}", path=str(job.error.filename))
             self.failed = replace(job, done=[], error=None)
             self._retry_ms = now_ms + RETRY_MS

@@ -108,10 +108,11 @@ class Removals:
     def finished(self, job: RemoveJob, now_ms: int) -> None:
         """The job was performed: what could not be removed is tried again."""
         self._removing = False
-        self._retry_ms = 0
+        failed_before, self._retry_ms = self._retry_ms > 0, 0
         if job.error is not None:
             self._totals.disk_errors += 1
-            log.error("cannot remove files; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
+            if not failed_before:  # else it was logged when it began
+                log.error("cannot remove files; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
             self._retry_ms = now_ms + RETRY_MS
             self._marked += job.physical_ids
 

@@ -27,7 +27,7 @@ import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 
 import lmdb
@@ -55,6 +55,7 @@ log = get_logger("kera.metadata")
 FORMAT = 1
 LOCK_BYTES = 8 << 10
 """Size of LMDB's lock file with LMDB's default number of readers."""
+DATABASES = 2
 _FORMAT_KEY = b"format"
 _VERSION = struct.Struct(">Q")
 OpenEnvironment = Callable[..., lmdb.Environment]
@@ -97,6 +98,8 @@ class LmdbStore:
         self._bytes_max = bytes_max
         self._committing = committing or ThreadPoolExecutor(1, thread_name_prefix="kera-metadata")
         self._for_copy = for_copy or replace_damaged
+        self.problem = ""
+        """Why the last write failed; empty: it did not."""
         self._set_aside: Path | None = None
         """Where damaged metadata are, in whose place nothing has been written yet."""
         try:
@@ -166,9 +169,10 @@ class LmdbStore:
                 lmdb_file.check(file)
             reserve_lock(self._path / "lock.mdb", LOCK_BYTES)
             self._environment = (environment_of or lmdb.open)(
-                str(self._path), map_size=self._bytes_max, max_dbs=2, mode=0o600
+                str(self._path), map_size=self._bytes_max, max_dbs=DATABASES, mode=0o600
             )
             try:
+                self._refuse_other_database()
                 self._check_format()
                 self._records = self._environment.open_db(b"records")
                 if is_new:  # a commit is none yet if the file's name can vanish
@@ -193,6 +197,17 @@ class LmdbStore:
             raise StartError(
                 f"cannot use metadata in {self._path}: {error}{self._hint(error)}", path=str(self._path)
             ) from error
+
+    def _refuse_other_database(self) -> None:
+        """Raise `StartError` for a database that is not one of a coordinator: it would become a new cluster's."""
+        with self._environment.begin() as transaction:
+            names = list(islice(transaction.cursor().iternext(values=False), DATABASES + 1))
+        if names and b"store" not in names:
+            raise StartError(
+                f"{self._path} has a database that is not a coordinator's, such as the index of a broker: files of two"
+                " data directories were mixed up; put each back in its place",
+                path=str(self._path),
+            )
 
     def _check_format(self) -> None:
         store = self._environment.open_db(b"store")
@@ -239,7 +254,13 @@ class LmdbStore:
         try:
             self._carry_out(writes)
             self._set_aside = None  # for good: there is something in its place
+            if self.problem:
+                log.info("metadata can be written again", path=str(self._path))
+            self.problem = ""
         except lmdb.Error as error:
+            if not self.problem:  # callers try again: it is logged when it begins
+                log.error("cannot write metadata", path=str(self._path), error=str(error))
+            self.problem = f"metadata cannot be written in {self._path}: {error}{self._hint(error)}"
             if self._is_as_before(writes):
                 full = isinstance(error, lmdb.MapFullError)
                 kind: type[KeraError] = MetadataStoreFull if full else DiskFull  # which goes on by itself
@@ -300,6 +321,8 @@ class LmdbStore:
             return f"; raise metadata_bytes_max (now {self._bytes_max}) and restart the coordinator"
         if os.strerror(errno.ENOSPC) in str(error):
             return "; make room there"
+        if os.strerror(errno.EROFS) in str(error):
+            return "; stop the coordinator, repair the file system, mount it writable, and start the coordinator again"
         return ""
 
 
