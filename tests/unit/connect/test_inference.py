@@ -1,5 +1,6 @@
-"""`kera.connect.files.inference`: types for files that name none, so that no value changes."""
+"""`kera.connect.files.inference` and `.numbers`: types for files that name none, so that no value changes."""
 
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -7,19 +8,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kera.connect.files.numbers import Scan
 from kera.connect.files.reading import reading_of, schema_of
 from kera.connect.files.text import Position
 from kera.core.errors import SchemaMismatch
 
 
-def read(tmp_path: Path, kind: str, text: str, schema: pa.Schema | None = None) -> tuple[list[pa.DataType], list[Any]]:
+def read(
+    tmp_path: Path, kind: str, text: str, schema: pa.Schema | None = None, *, inferred: bool = False
+) -> tuple[list[pa.DataType], list[Any]]:
     """The types that a file seems to have, and its rows."""
     path = tmp_path / f"x.{kind}"
     path.write_text(text)
     found = schema_of(str(path), kind) if schema is None else schema
     rows = [
         row
-        for batch, _ in reading_of(str(path), kind, found).batches(Position(0), 1 << 20)
+        for batch, _ in reading_of(str(path), kind, found, inferred=inferred).batches(Position(0), 1 << 20)
         for row in batch.to_pylist()
     ]
     return found.types, [tuple(row.values()) for row in rows]
@@ -58,6 +62,47 @@ def test_numbers_of_csv_that_no_type_of_numbers_holds_as_they_are_written_are_te
 
 def test_a_column_of_integers_takes_numbers_that_begin_with_zeros(tmp_path: Path) -> None:
     assert read(tmp_path, "csv", "v\n01234\n", pa.schema([("v", pa.int64())]))[1] == [(1234,)]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.decimal128(38, 1)])
+@pytest.mark.parametrize("text", ["01234", "-01", '"007"', " 00", "+49"])
+def test_a_code_behind_the_sample_is_refused_where_the_sample_had_numbers(
+    tmp_path: Path, kind: pa.DataType, text: str
+) -> None:
+    code = text.strip('" ')
+    with pytest.raises(SchemaMismatch, match=rf"column 'v': {re.escape(code)}, which {re.escape(str(kind))} would chan"):
+        read(tmp_path, "csv", f"t,v\n0.5,1\n-0.5,{text}\n", pa.schema([("t", pa.string()), ("v", kind)]), inferred=True)
+
+
+@pytest.mark.parametrize("text", ["-0", "0x10"])
+def test_an_integer_behind_the_sample_that_would_be_written_otherwise_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SchemaMismatch, match=f"column 'v': {text}, which int64 would change, in line 3"):
+        read(tmp_path, "csv", f"v\n1\n{text}\n", pa.schema([("v", pa.int64())]), inferred=True)
+
+
+def test_plain_numbers_beside_codes_and_times_are_read_as_they_are(tmp_path: Path) -> None:
+    schema = pa.schema([("code", pa.string()), ("i", pa.int64()), ("f", pa.float64())])
+    rows = [("007", 0, 0.5), ("07:30:00", -10, -0.5), ("+49", 100, 1e-9), ("-0", -1, -0.0)]
+    text = "".join(f"{code},{i},{f}\n" for code, i, f in rows)
+    assert read(tmp_path, "csv", f"code,i,f\n{text}", schema, inferred=True)[1] == rows
+
+
+@pytest.mark.parametrize("count", [0, 1, 65_530, 65_540, 131_072])
+@pytest.mark.parametrize(
+    ("text", "short", "plain"),
+    [
+        (b"1.5,-0.25\n", True, True),
+        (b"123456789.123456,1\n", True, True),
+        (b"1234567890123456,1\n", False, True),
+        (b"123456789.1234567,1\n", False, True),
+        (b"2E5,1\n", False, True),
+        (b"1,01\n", True, False),
+        (b'1,"+1"\n', True, False),
+    ],
+)
+def test_a_scan_finds_numbers_anywhere_in_a_block(text: bytes, short: bool, plain: bool, count: int) -> None:
+    found = Scan(b"a" * count + b"\n" + text)
+    assert (found.is_short(), found.is_plain()) == (short, plain)
 
 
 @pytest.mark.parametrize("text", ["9007199254740993", "169299987.353451120001", "1e400", "1e-400"])

@@ -178,7 +178,8 @@ async def _plain_source(end: End, target: End, name: str, options: CopyOptions, 
         case FilesEnd():
             from kera.connect.files.source import FilesSource
 
-            return FilesSource(end, await _columns(target, options, clients), follow=options.follow)
+            wanted = await _columns(target, options, clients)
+            return FilesSource(end, wanted, follow=options.follow, inferred=options.create)
         case TableEnd(changes=True):
             _need_postgres()
             from kera.connect.postgres.changes import ChangesSource

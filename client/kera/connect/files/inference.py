@@ -16,17 +16,16 @@ import pyarrow.compute as pc
 import pyarrow.json
 from pyarrow import types
 
-from kera.client.json_form.leaves import FLOAT_DIGITS, claims_more
+from kera.client.json_form.leaves import claims_more
 from kera.client.json_form.reading import is_exact, lines_of, wrong_line
 from kera.client.json_form.records import FIELDS, PLACE_FIELDS
 from kera.client.json_form.texts import Number, Symbol, cut, decoded, parsed_line
+from kera.connect.files.numbers import FLOAT_DIGITS_SURE
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
 LINES_LOOKED_AT = 100
 """Lines by which it is decided whether lines are records as ``kera consume --json`` prints them."""
-FLOAT_DIGITS_SURE = 15
-"""A number of so many digits is the same again after it was a float."""
 DECIMAL128_DIGITS, DECIMAL256_DIGITS = 38, 76
 
 
@@ -158,8 +157,6 @@ def _field(field: pa.Field, values: Numbered, path: str = "") -> pa.Field:
 
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
 _NO_NUMBER = r"^[-+]?([nN]a[nN]|NAN|[iI]nf|INF|[iI]nfinity)$"
-_INTEGERS_EXACT = {16: 2.0**11, 32: 2.0**24, 64: 2.0**53}
-"""Floats of so many bits hold all integers up to this."""
 
 
 def columns_of_csv(found: pa.Schema, texts: pa.RecordBatch) -> pa.Schema:
@@ -190,26 +187,3 @@ def _kind_of(kind: pa.DataType, texts: pa.Array) -> pa.DataType:
     if found is None or types.is_decimal256(found):  # which Arrow's reader of CSV does not know
         return pa.string()
     return found
-
-
-def first_changed(texts: pa.Array, kind: pa.DataType) -> int | None:
-    """Where the first of `texts` is whose number the float type `kind` does not have; None: there is none.
-
-    Raises `pa.ArrowInvalid` for a text that is no number.
-    """
-    values = texts.cast(kind)
-    wide = values.cast(pa.float64())
-    zero = pc.and_(pc.equal(wide, 0.0), pc.match_substring_regex(texts, "[1-9]"))
-    large = pc.greater_equal(pc.abs(wide), _INTEGERS_EXACT[kind.bit_width])
-    long = pc.greater(pc.binary_length(texts), FLOAT_DIGITS_SURE + 1)
-    odd = pc.or_(zero, pc.and_(pc.or_(large, long), pc.not_equal(values.cast(pa.string()), texts)))
-    digits = FLOAT_DIGITS_SURE if types.is_float64(kind) else FLOAT_DIGITS
-    for at in pc.indices_nonzero(pc.fill_null(odd, fill_value=False)).to_pylist():
-        text, number = texts[at].as_py(), wide[at].as_py()
-        if any(letter.isalpha() and letter not in "eE" for letter in text):
-            continue  # NaN, infinity
-        plain = text.removeprefix("+")
-        is_integer = plain.removeprefix("-").isdigit() and len(plain) < 400
-        if abs(number) == float("inf") or claims_more(int(plain) if is_integer else Number(plain), number, digits):
-            return int(at)
-    return None

@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from kera.client.arrow_input import NotTheSame, as_type
 from kera.client.json_form import records_of_lines, rows_of_lines
 from kera.connect.errors import Refused
-from kera.connect.files.inference import columns_of_csv, columns_of_lines, first_changed
+from kera.connect.files.inference import columns_of_csv, columns_of_lines
 from kera.connect.files.int96 import OldTimes
+from kera.connect.files.numbers import Scan, first_changed, first_rewritten, holds_short
 from kera.connect.files.text import CsvRecords, JsonRecords, Position, Records, TextFile, changed, mark_of
 from kera.connect.records import key_lists
 from kera.core.arrow_types import empty_batch
@@ -110,13 +111,13 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return simple.get(kind, kind)
 
 
-def reading_of(path: str, kind: str, schema: pa.Schema) -> Reading:
-    """The reading of a file of a kind."""
+def reading_of(path: str, kind: str, schema: pa.Schema, *, inferred: bool = False) -> Reading:
+    """The reading of a file of a kind. `inferred`: the columns are those that a file seemed to have."""
     match kind:
         case "parquet":
             return ParquetReading(path, schema)
         case "csv":
-            return TextReading(path, CsvText(schema))
+            return TextReading(path, CsvText(schema, inferred=inferred))
         case _:
             return TextReading(path, JsonText(schema))
 
@@ -305,16 +306,13 @@ class CsvText:
 
     records = CsvRecords()
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, *, inferred: bool = False) -> None:
+        """`inferred`: a number that begins with zeros may be a code, and is refused instead of changed."""
         text = pa.schema([("timestamp", schema.field(0).type), ("key", pa.string()), ("value", pa.string())])
         self._schema = schema
         self._wanted = text if schema is DEFAULT_SCHEMA else schema
+        self._inferred = inferred
         self._names: list[str] = []
-        self._floats = [field for field in self._wanted if pa.types.is_floating(field.type)]
-        self._texts = pa.schema(
-            [field.with_type(pa.string()) if field in self._floats else field for field in self._wanted]
-        )
-        """Floats are read as text first: of a float nobody can tell which number it was."""
 
     def begin(self, path: str) -> int:
         """See `Text`. Raises `SchemaMismatch` for columns that the stream does not have."""
@@ -341,46 +339,67 @@ class CsvText:
         return _records(rows, self._schema)
 
     def _rows(self, text: bytes, line: int, behind: str) -> pa.RecordBatch:
-        """Raises `SchemaMismatch` for a number that a float cannot hold, and what Arrow raises."""
-        if not any(field.name in self._names for field in self._floats):
-            return _read_csv(text, self._wanted, self._names)
-        rows = _read_csv(text, self._texts, self._names)
-        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        for field in self._floats:
-            if field.name not in columns:
-                continue
-            texts = pc.utf8_trim_whitespace(columns[field.name])
-            try:
-                at = first_changed(texts, field.type)
-            except pa.ArrowInvalid:
-                return _read_csv(text, self._wanted, self._names)  # which says what is wrong with it
-            if at is not None:
+        """Raises `SchemaMismatch` for a number that its column would change, and what Arrow raises."""
+        numbers = [field for field in self._wanted if field.name in self._names and _is_number(field.type)]
+        floats = [field for field in numbers if pa.types.is_floating(field.type)]
+        scan = Scan(text)
+        if self._inferred and numbers and not scan.is_plain():
+            for field, texts in self._texts(text, numbers):
+                if (at := first_rewritten(texts)) is not None:
+                    raise SchemaMismatch(
+                        f"column {field.name!r}: {texts[at]}, which {field.type} would change, in line {line + at}"
+                        f"{behind}; all values were plain numbers where types were made out: create the stream by hand,"
+                        " with text for this column, or copy into it without --create for its number alone",
+                        column=field.name,
+                    )
+        rows = _read_csv(text, self._wanted, self._names)
+        short = bool(floats) and scan.is_short()
+        checked = [field for field in floats if not short or not holds_short(rows.column(field.name))]
+        for field, texts in self._texts(text, checked):
+            if (at := first_changed(texts, rows.column(field.name))) is not None:
                 raise SchemaMismatch(
                     f"column {field.name!r}: {texts[at]}, which {field.type} cannot hold exactly, in line"
                     f" {line + at}{behind}: use a column of decimals or text",
                     column=field.name,
                 )
-            columns[field.name] = texts.cast(field.type)
-        return pa.RecordBatch.from_pydict(columns)
+        return rows
+
+    def _texts(self, text: bytes, fields: list[pa.Field]) -> Iterator[tuple[pa.Field, pa.Array]]:
+        """Columns as they are written, but for spaces around them."""
+        if fields:
+            wanted = pa.schema([field.with_type(pa.string()) for field in fields])
+            found = _read_csv(text, wanted, self._names, only=wanted.names)
+            for field in fields:
+                yield field, pc.utf8_trim_whitespace(found.column(field.name))
 
 
-def _read_csv(text: bytes, schema: pa.Schema | None, names: list[str] | None = None) -> pa.RecordBatch:
-    """Whole rows; `names`: of the columns, if the first row does not have them."""
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _read_csv(
+    text: bytes, schema: pa.Schema | None, names: list[str] | None = None, *, only: list[str] | None = None
+) -> pa.RecordBatch:
+    """Whole rows; `names`: of the columns, if the first row does not have them; `only`: the columns to read."""
     table = pa.csv.read_csv(
         pa.BufferReader(text),
         read_options=pa.csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names),
         parse_options=pa.csv.ParseOptions(newlines_in_values=True),
-        convert_options=_csv_columns(schema),
+        convert_options=_csv_columns(schema, only),
     )
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else empty_batch(table.schema)
 
 
-def _csv_columns(schema: pa.Schema | None) -> Any:
+def _csv_columns(schema: pa.Schema | None, only: list[str] | None) -> Any:
     """Text in quotes is what it is, also when it is empty; what is missing is null, and nothing else: NA is a name."""
     types = {field.name: field.type for field in schema} if schema is not None else None
     return pa.csv.ConvertOptions(
-        column_types=types, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+        column_types=types,
+        include_columns=only or [],
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
     )
 
 

@@ -51,8 +51,10 @@ class FilesSource:
     may_shrink = False
     streamlets = 0
 
-    def __init__(self, end: FilesEnd, wanted: pa.Schema | None, *, follow: bool = False) -> None:
-        """`wanted`: the columns of the target, if it is there."""
+    def __init__(
+        self, end: FilesEnd, wanted: pa.Schema | None, *, follow: bool = False, inferred: bool = False
+    ) -> None:
+        """`wanted`: the columns of the target, if it is there; `inferred`: they are what the files seemed to have."""
         self.shown = end.shown
         self.notes: list[str] = []
         self.identity = f"files {Path(end.path).absolute()}" + ("/" if end.path.endswith("/") else "")
@@ -60,6 +62,7 @@ class FilesSource:
         self._end = end
         self._wanted = wanted
         self._follow = follow
+        self._inferred = inferred or wanted is None
         self._files = _Files([], [])
         self._worker = Worker("files")
 
@@ -138,7 +141,7 @@ class FilesSource:
     def _reading(self, spot: Spot, size: int) -> Reading:
         if self._end.format == "parquet" and spot.at and size != spot.size:
             raise SourceChanged(f"{spot.name} had {spot.size} bytes when it was copied, and has {size} now")
-        return reading_of(spot.name, self._end.format, self.schema)
+        return reading_of(spot.name, self._end.format, self.schema, inferred=self._inferred)
 
     def _behind(
         self, reading: Reading, spot: Spot, piece_bytes: int
