@@ -284,7 +284,7 @@ def test_a_command_that_hangs_delays_nothing_but_itself(cluster: RunningCluster)
         ("{kera} check --seconds 1 > /dev/full", 2, "kera: error: cannot write the output: No space left on device\n"),
         ("{kera} check --seconds 1 | true", 0, ""),
         ("{kera} check --seconds 1 <&- | tail -n 1 | cut -c1-4", 0, ""),
-        ("{kera} check --seconds 1 >&-", 0, ""),
+        ("{kera} check --seconds 1 >&-", 2, "kera: error: standard output is closed\n"),
         (ASCII_ONLY, 0, ""),
     ],
 )

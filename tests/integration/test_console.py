@@ -413,7 +413,7 @@ async def test_who_starts_it_lends_nobody_a_password(secured: Secured) -> None:
     """The environment says who starts it, and visitors have to say who they are."""
     await secured.make_user("root-like", "boss")
     settings = {"tls_ca": secured.ca, "user": "root-like", "password": PASSWORD}
-    async with a_console("--insecure", bootstrap=secured.cluster.bootstrap, **settings) as console:
+    async with a_console(bootstrap=secured.cluster.bootstrap, **settings) as console:
         head, body = await get(console.port, "/streams")
         assert "303 See Other" in head
         assert "location: /sign-in?next=/streams" in head

@@ -17,7 +17,8 @@ _DAEMONS = ("coordinator", "broker", "backup")
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    open_standard_streams()
+    is_daemon = arguments[:1] and arguments[0] in (*_DAEMONS, "node")
+    open_standard_streams(required=not is_daemon)  # a service manager may give daemons none
     own_files()
     if arguments == ["--version"]:  # without what all commands need
         from kera.core.monitoring.build import describe

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from kera.cli._streams import EXIT_ERROR, fail, not_written, show, silence_stdout
+from kera.cli._streams import EXIT_ERROR, closed_stream, fail, not_written, show, silence_stdout
 from kera.core.errors import InvalidArgument, KeraError, StartError
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def run_app(app: typer.Typer, arguments: list[str]) -> int:
         silence_stdout()
         return 0
     except OSError as error:
-        if error.errno not in _OUTPUT_ERRORS:
+        if error.errno not in _OUTPUT_ERRORS and not closed_stream(error):
             raise
         return not_written(error, EXIT_ERROR)
     except Exception as error:
@@ -171,6 +171,14 @@ def command_line() -> Iterator[None]:
         yield
     except InvalidArgument as error:
         raise UsageError(error.message, **error.attributes) from error
+
+
+def check_insecure(option: str, host: str, *, insecure: bool) -> None:
+    """Raise `UsageError` for --insecure where it lets in nobody: `option` is what says where to listen."""
+    from kera.core.security.settings import is_on_this_host
+
+    if insecure and is_on_this_host(host):
+        raise UsageError(f"--insecure has no effect at {host}, which only this host reaches: give another {option}")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kera.cli._run import MissingExtra, UsageError
+from kera.cli._streams import closed_stream
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,6 +81,8 @@ def _read(path: Path) -> bytes:
             with path.open("rb") as file:
                 data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
+        if closed_stream(error):
+            raise
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > FILE_BYTES_MAX:
         raise UsageError(f"{path} has more than {FILE_BYTES_MAX} bytes, and is no schema")

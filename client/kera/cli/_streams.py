@@ -1,16 +1,20 @@
 """The standard streams of the command line: output that cannot be written is no traceback.
 
-A reader that has gone is no error. A full disk is one line `kera: error: …` and an exit code.
+A reader that has gone is no error. A full disk is one line `kera: error: …` and an exit code, and so is a standard
+stream that is closed and that the command needs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
 
 EXIT_ERROR = 1
+_closed: list[str] = []
+"""The standard streams that were closed when the program began, and must not be used."""
 
 
 def show(text: str, code: int, otherwise: int = EXIT_ERROR) -> int:
@@ -27,17 +31,29 @@ def show(text: str, code: int, otherwise: int = EXIT_ERROR) -> int:
 def not_written(error: OSError, code: int) -> int:
     """Print that `error` has kept the output from being written; returns `code`."""
     silence_stdout()
-    return fail(f"cannot write the output: {error.strerror}", code)
+    return fail(closed_stream(error) or f"cannot write the output: {error.strerror}", code)
 
 
-def open_standard_streams() -> None:
-    """Have all three: files that are opened later would take the places of those that are closed."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+def closed_stream(error: OSError) -> str | None:
+    """What to say if `error` comes of a standard stream that was closed when the program began; else None."""
+    return f"{' or '.join(_closed)} is closed" if _closed and error.errno == errno.EBADF else None
+
+
+def open_standard_streams(*, required: bool = True) -> None:
+    """Have all three: files that are opened later would take the places of those that are closed.
+
+    What reads a closed standard input or writes to a closed standard output gets an error if they are `required`, so
+    that nothing gets lost silently. Standard error takes what nobody reads: errors have exit codes, too.
+    """
+    streams = [("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_RDWR)]
+    for number, (name, mode, wrong_way) in enumerate(streams):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-            setattr(sys, name, open(number, "r+" if number else "r", closefd=False))  # noqa: SIM115
+            os.open(os.devnull, wrong_way if required else os.O_RDWR)  # the lowest number that is free
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+            if required and name != "stderr":
+                _closed.append("standard input" if name == "stdin" else "standard output")
     # What the terminal's encoding does not have is shown in another way: no command fails of that.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in {"strict", "surrogateescape"}:
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -11,7 +11,7 @@ import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._paths import path_of
-from kera.cli._run import command_line, extra, run_async
+from kera.cli._run import check_insecure, command_line, extra, run_async
 
 if TYPE_CHECKING:
     from kera.cli.diagnosis.findings import Finding
@@ -53,6 +53,7 @@ def console(
         from kera.console.settings import ConsoleSettings, parse_listen
     with command_line():
         address, port = parse_listen(listen)
+    check_insecure("--listen", address, insecure=insecure)
     settings = ConsoleSettings(address, port, admin, tuple(host), tls_cert, tls_key, insecure)
     run_async(_serve(bootstrap, settings))
 

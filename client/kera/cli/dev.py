@@ -14,7 +14,7 @@ import typer
 from kera.cli._client import BOOTSTRAP_DEFAULT, current_context
 from kera.cli._contexts import BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE
 from kera.cli._paths import expanded_path, path_of
-from kera.cli._run import UsageError, run_async
+from kera.cli._run import UsageError, check_insecure, run_async
 from kera.cli._sizes import format_size, parse_size
 from kera.cli._streams import EXIT_ERROR, fail
 from kera.cli._table import fields, plural
@@ -78,6 +78,7 @@ def dev(
         raise UsageError("--backup-memory-bytes needs --backups: without, there is no backup")
     if coordinators > 1 and not zookeeper:
         raise UsageError(f"--coordinators {coordinators} needs --zookeeper, where they share their metadata")
+    check_insecure("--host", host, insecure=insecure)
     exposed = {"insecure": True} if insecure else {}
     cluster = LocalCluster(
         brokers=brokers,

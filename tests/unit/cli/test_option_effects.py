@@ -55,7 +55,7 @@ consume s | --from latest | --since 2h | --offset 7 | --last 7 | --streamlet 1 |
   | --format %k | --raw | --corrupt-chunks skip | --skip-lost | --ordered
   | --epoch 1s + --ordered
 console | --listen 127.0.0.1:1 | --admin | --host n | --tls-cert cert + --tls-key key | --tls-key key + --tls-cert cert
-  | --insecure
+  | --insecure + --listen 0.0.0.0:7480
 check --seed 1 | --minutes 2 | --seconds 9 | --kill true | --kill-every 5 + --kill true | --stream s | --streamlets 7
   | --entries 2 | --replication 1 | --durability leader | --producers 3 | --readers 3 | --members 3 | --rate 7
   | --record-bytes 99 | --within 5 | --seed 2 | --keep
@@ -154,6 +154,8 @@ top --json --once --view groups: --view has no effect on a snapshot
 top --rows 3: --rows needs --once
 doctor -b h:1 --port 7001: --port is about this machine
 doctor -b h:1 --tls-cert cert: --tls-cert is about this machine
+dev --insecure: --insecure has no effect at 127.0.0.1
+console --listen [::1]:7480 --insecure: --insecure has no effect at ::1
 dev --backup-memory-bytes 1GiB: --backup-memory-bytes needs --backups
 bench produce --bootstrap h:1 --brokers 2: brokers is for a temporary cluster
 bench e2e --bootstrap h:1 --arena-bytes 1GiB: arena_bytes is for a temporary cluster

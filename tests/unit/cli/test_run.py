@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -219,6 +220,24 @@ def test_output_that_nobody_reads_is_no_error(arguments: list[str]) -> None:
 def test_an_error_that_cannot_be_written_keeps_its_code() -> None:
     with FULL.open("wb") as full:
         assert run_kera("nonsense", stderr=full).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("--version >&-", 1, b"kera: error: standard output is closed\n"),
+        ("generate completion bash >&-", 1, b"kera: error: standard output is closed\n"),
+        ("schema check x - --type avro <&-", 1, b"kera: error: standard input is closed\n"),
+        ("nonsense >&-", 2, None),
+        ("--version <&- 2>&-", 0, b""),
+        ("nonsense 2>&-", 2, b""),
+    ],
+)
+def test_a_closed_standard_stream_is_an_error_where_it_is_needed(line: str, code: int, told: bytes | None) -> None:
+    command = f"{shlex.quote(sys.executable)} -m kera.cli {line}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+    assert ended.returncode == code
+    assert told is None or ended.stderr == told
 
 
 POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}
