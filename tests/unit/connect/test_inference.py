@@ -70,8 +70,10 @@ def test_a_code_behind_the_sample_is_refused_where_the_sample_had_numbers(
     tmp_path: Path, kind: pa.DataType, text: str
 ) -> None:
     code = text.strip('" ')
-    with pytest.raises(SchemaMismatch, match=rf"column 'v': {re.escape(code)}, which {re.escape(str(kind))} would chan"):
-        read(tmp_path, "csv", f"t,v\n0.5,1\n-0.5,{text}\n", pa.schema([("t", pa.string()), ("v", kind)]), inferred=True)
+    said = re.escape(f"column 'v': {code}, which {kind} would change, in line 3")
+    schema = pa.schema([("t", pa.string()), ("v", kind)])
+    with pytest.raises(SchemaMismatch, match=said):
+        read(tmp_path, "csv", f"t,v\n0.5,1\n-0.5,{text}\n", schema, inferred=True)
 
 
 @pytest.mark.parametrize("text", ["-0", "0x10"])

@@ -1,11 +1,14 @@
 import json
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kera.client.json_form import row_lines, texts_of
 from kera.console.browsing.decoding import Shown, brief, jsonable, shown, shown_cell, shown_columns, shown_document
+from kera.console.browsing.row_json import Rows
 
 
 @given(
@@ -69,20 +72,59 @@ def test_null_and_empty_are_told_apart() -> None:
     assert [shown(value, 10).kind for value in (None, b"")] == ["null", "empty"]
 
 
+DAY_S = 86_400
+UNION = pa.UnionArray.from_dense(pa.array([1], pa.int8()), pa.array([0], pa.int32()), [pa.array([5]), pa.array(["x"])])
+
+
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("values", "text"),
     [
-        (1, "1"),
-        (1.5, "1.5"),
-        (float("nan"), "NaN"),
-        (float("inf"), "Infinity"),
-        (True, "true"),
-        ([1, None], "[1, null]"),
-        ("a\x1b", "a\\u001b"),
+        (pa.array([1]), "1"),
+        (pa.array([1.5]), "1.5"),
+        (pa.array([float("nan")]), "NaN"),
+        (pa.array([True]), "true"),
+        (pa.array([[1, None]]), "[1, null]"),
+        (pa.array(["a\x1b"]), "a\\u001b"),
+        (pa.array(["[1]"]), "[1]"),
+        (pa.array([b"\xff"]), '{"base64": "/w=="}'),
+        (pa.array([DAY_S * 10**9 + 1], pa.timestamp("ns", "Europe/Paris")), "1970-01-02T00:00:00.000000001Z"),
+        (pa.array([-(10**14)], pa.timestamp("s")), "-100000000000000"),
+        (pa.array([1500], pa.duration("ms")), "1500"),
+        (pa.array([1500], pa.time32("ms")), "00:00:01.500"),
+        (UNION, '[1, "x"]'),
+        (pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64())), '[["a", 1], ["a", 2]]'),
     ],
+    ids=str,
 )
-def test_cells_of_typed_streams_are_text(value: object, text: str) -> None:
-    assert shown_cell(value, 100).text == text
+def test_cells_of_typed_streams_have_the_form_of_json(values: pa.Array, text: str) -> None:
+    rows = Rows(pa.record_batch({"a": pa.concat_arrays([values, values])}).slice(1))
+    assert shown_cell(rows.cell(0, "a", 100), 100).text == text
+    assert rows.row(0, 100).encode() + b"\n" == row_lines(pa.record_batch({"a": values}))
+    assert rows.has(0, text[:5].casefold())
+
+
+NULLS = pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), pa.nulls(1 << 30))
+MANY = [
+    NULLS,
+    pa.array([[{"a": [1] * 1000}] * 50]),
+    pa.array([[("k", 1)] * 1000], pa.map_(pa.string(), pa.int64())),
+    pa.array([{"a": [None] * 1000}]),
+]
+
+
+@pytest.mark.parametrize("values", MANY, ids=lambda values: str(values.type))
+def test_of_a_cell_with_very_many_parts_the_first_are_made_into_text(values: pa.Array) -> None:
+    found = Rows(pa.record_batch({"a": values})).cell(0, "a", 100)
+    whole = "[" + "null, " * 50 if values is NULLS else texts_of(values)[0].as_py()
+    assert 100 <= len(found) < 500
+    assert found[:90] == whole[:90]
+    json.loads(found)
+
+
+def test_a_row_with_very_many_parts_is_searched_as_far_as_it_is_shown() -> None:
+    small, large = pa.array(["Needle"]), pa.nulls(1 << 30)
+    batch = pa.record_batch({"a": small, "b": pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), large)})
+    assert Rows(batch).has(0, "needle")
 
 
 class Counted(list[object]):
@@ -98,8 +140,6 @@ class Counted(list[object]):
 
 WAYS: dict[str, Callable[[object], Shown]] = {
     "by its schema": lambda value: shown_document(value, "avro", 9, 100),
-    "in a cell": lambda value: shown_cell(value, 100),
-    "in a row": lambda value: shown_columns({"a": value}, 100),
 }
 
 
@@ -113,13 +153,18 @@ def test_of_a_value_with_very_many_parts_the_first_are_looked_at(way: Callable[[
 
 
 def test_a_row_is_json_whatever_is_in_it() -> None:
-    row = {"a": float("nan"), "b": b"\xff\xfe", "c": [(b"k", 1)], "d": {"x": None}}
-    assert json.loads(shown_columns(row, 1000).text) == {
-        "a": "NaN",
-        "b": {"base64": "//4="},
-        "c": [["k", 1]],
-        "d": {"x": None},
-    }
+    row = pa.record_batch({"a": [float("nan")], "b": [b"\xff\xfe"], "d": [{"x": 10**18}]})
+    assert shown_columns(Rows(row).row(0, 1000), 1000).text.splitlines() == [
+        "{",
+        '  "a": "NaN",',
+        '  "b": {',
+        '    "base64": "//4="',
+        "  },",
+        '  "d": {',
+        '    "x": 1000000000000000000',
+        "  }",
+        "}",
+    ]
     assert jsonable(b"") == ""
 
 

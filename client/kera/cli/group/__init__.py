@@ -186,7 +186,7 @@ def reset(
     ),
     all_streams: bool = typer.Option(False, "--all-streams", help="In all streams that the group has read."),
     create: bool = typer.Option(False, "--create", help="Create the group at these offsets if it does not exist."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would change; nothing is asked, with or without --yes."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would change; --yes has no effect."),
     force: bool = typer.Option(False, "--force", help="Reset even while consumers are active; they lose their leases."),
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
@@ -237,7 +237,7 @@ def import_(
     wait: str | None = typer.Option(
         None, "--wait", metavar="TIME", help="Wait this long for the copy to come as far as the group: 30s, 10min."
     ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only show the cursors; nothing is asked, with or without --yes."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show the cursors; --yes has no effect."),
     force: bool = typer.Option(
         False, "--force", help="Also set cursors back, and while consumers are active; they lose their leases."
     ),
@@ -277,7 +277,7 @@ def delete(
     idle: str | None = typer.Option(
         None, "--idle", metavar="TIME", help="Delete all groups that have been idle this long: 7d, 12h. Not with GROUP."
     ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="With --idle: only list the groups; nothing is asked, with or without --yes."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="With --idle: only list the groups; --yes has no effect."),
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:

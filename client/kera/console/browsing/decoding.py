@@ -11,11 +11,12 @@ import datetime
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import repeat
 from typing import Any, NamedTuple
 
 from kera.client.json_form import laid_out
+from kera.console.browsing.row_json import bare
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _HEX_ROW = 16
@@ -87,10 +88,9 @@ def is_taken_apart(value: bytes, length_max: int) -> bool:
     return len(value) <= min(TAKEN_APART_BYTES_MAX, _TAKEN_APART * max(length_max, 100))
 
 
-def shown_columns(columns: Mapping[str, Any], length_max: int) -> Shown:
-    """A row of a typed stream, as JSON."""
-    room = _room(length_max)
-    text = json.dumps({name: jsonable(value, room) for name, value in columns.items()}, ensure_ascii=False, indent=2)
+def shown_columns(row: str, length_max: int) -> Shown:
+    """A row of a typed stream, of its JSON."""
+    text = laid_out(row, length_max=length_max) or row
     return _cut("json", _plain(text), len(text), length_max)
 
 
@@ -101,15 +101,11 @@ def shown_document(document: Any, kind: str, size_bytes: int, length_max: int) -
     return _cut(kind, _plain(text), size_bytes, length_max)
 
 
-def shown_cell(value: Any, length_max: int) -> Shown:
-    """A value of a column."""
-    if value is None:
+def shown_cell(cell: str, length_max: int) -> Shown:
+    """A value of a column, of its JSON."""
+    if cell == "null":
         return Shown("null", "", 0)
-    if isinstance(value, bytes):
-        return shown(value, length_max)
-    text = value if isinstance(value, str) else json.dumps(jsonable(value, _room(length_max)), ensure_ascii=False)
-    if not isinstance(value, (str, dict, list)):
-        text = text.strip('"')
+    text = bare(cell)
     return _cut("text", _plain(text), len(text), length_max) if text else Shown("empty", "", 0)
 
 

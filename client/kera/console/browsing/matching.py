@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from kera.console.browsing.decoding import jsonable
 from kera.console.browsing.filters.evaluating import fits
 from kera.console.browsing.filters.parsing import Node, roots_of
 from kera.console.browsing.formats import Decoder
@@ -53,7 +51,7 @@ class Match(NamedTuple):
     def _has_text(self, row: Row) -> bool:
         wanted = self.text.casefold()
         if row.columns is not None:
-            return wanted in json.dumps(jsonable(dict(row.columns)), ensure_ascii=False).casefold()
+            return row.has(wanted)
         parts = [row.value, *row.keys, *(part for name, value in row.headers for part in (name.encode(), value))]
         return any(part is not None and wanted in part.decode(errors="replace").casefold() for part in parts)
 

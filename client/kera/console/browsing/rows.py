@@ -10,6 +10,10 @@ import pyarrow.compute as pc
 
 from kera.client import ChunkBatch, StreamDescription
 from kera.client.consuming.values import rows_of
+from kera.client.json_form import texts_of
+from kera.client.json_form.writing import is_bytes
+from kera.console.browsing.row_json import Rows, bare
+from kera.core.errors import invariant
 
 SLICE_ROWS = 512
 """Are made into Python values at once: others get their turn between them."""
@@ -24,7 +28,29 @@ class Row(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     columns: Mapping[str, Any] | None
-    """All of them, of a stream with a schema of its own."""
+    """All of them as Python values, of a stream with a schema of its own."""
+    origin: tuple[Rows, int] | None = None
+    """Likewise, for their JSON: among which rows it is, and where."""
+
+    @property
+    def _origin(self) -> tuple[Rows, int]:
+        invariant(self.origin is not None, "only rows with columns have JSON of their own")
+        return self.origin  # type: ignore[return-value]  # see above
+
+    def cell(self, name: str, length: int) -> str:
+        """The JSON of a column, see `Rows.cell`."""
+        rows, at = self._origin
+        return rows.cell(at, name, length)
+
+    def json(self, length: int) -> str:
+        """The JSON of all columns, see `Rows.row`."""
+        rows, at = self._origin
+        return rows.row(at, length)
+
+    def has(self, wanted: str) -> bool:
+        """Whether their JSON has `wanted` in it, see `Rows.has`."""
+        rows, at = self._origin
+        return rows.has(at, wanted)
 
 
 def rows_in(
@@ -52,9 +78,18 @@ def _typed(batch: pa.RecordBatch, stream: StreamDescription, first: int, earlies
     if stream.timestamp_column is not None:
         column = batch.column(stream.timestamp_column)
         times = pc.cast(column, pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64()).to_pylist()
-    rows = []
-    for at, (columns, time_us) in enumerate(zip(rows_of(batch), times, strict=True)):
-        key = columns[stream.key_column] if stream.key_column is not None else None
-        keys = () if key is None else (key if isinstance(key, bytes) else str(key).encode(),)
-        rows.append(Row(first + at, earliest_us if time_us is None else time_us, keys, None, (), columns))
-    return rows
+    keys = [()] * batch.num_rows if stream.key_column is None else _keys(batch.column(stream.key_column))
+    origin = Rows(batch)
+    return [
+        Row(first + at, earliest_us if time_us is None else time_us, own, None, (), columns, (origin, at))
+        for at, (columns, time_us, own) in enumerate(zip(rows_of(batch), times, keys, strict=True))
+    ]
+
+
+def _keys(column: pa.Array) -> list[tuple[bytes, ...]]:
+    """Of each row: bytes as they are, and anything else as its JSON says, without quotes."""
+    if is_bytes(column.type):
+        return [() if key is None else (key,) for key in column.to_pylist()]
+    texts = texts_of(column).to_pylist()
+    there = column.is_valid().to_pylist()
+    return [(bare(text).encode(),) if is_there else () for text, is_there in zip(texts, there, strict=True)]

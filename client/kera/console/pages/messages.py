@@ -114,7 +114,7 @@ async def show_record(visit: Visit) -> Response:
     if row.columns is None:
         value = Decoder(chosen, registered).shown(row.value, limits.RECORD_SHOWN_MAX)
     else:
-        value = shown_columns(row.columns, limits.RECORD_SHOWN_MAX)
+        value = shown_columns(row.json(limits.RECORD_SHOWN_MAX), limits.RECORD_SHOWN_MAX)
     by_schema = chosen in {AUTO, "schema"} and registered.shown(row.value, limits.RECORD_SHOWN_MAX) is not None
     return visit.page(
         "record.html",
@@ -290,7 +290,7 @@ async def _look_up(visit: Visit, rows: Sequence[Row]) -> Registered:
 
 
 def _line(key: EntryKey, row: Row, columns: list[str], registered: Registered, decoder: Decoder) -> Line:
-    cells = [shown_cell(row.columns[name], CELL_MAX) for name in columns] if row.columns is not None else []
+    cells = [shown_cell(row.cell(name, CELL_MAX), CELL_MAX) for name in columns] if row.columns is not None else []
     value = decoder.shown(row.value, limits.VALUE_SHOWN_MAX)
     names_schema = value.kind == "json" and (row.value or b"")[:1] == b"\x00"
     decoded = names_schema or value.kind in _DECODED_KINDS
