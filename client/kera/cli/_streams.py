@@ -35,7 +35,7 @@ def not_written(error: OSError, code: int) -> int:
 
 
 def closed_stream(error: OSError) -> str | None:
-    """What to say if `error` comes of a standard stream that was closed when the program began; else None."""
+    """The error line if `error` comes of a standard stream that was closed when the program began; else None."""
     return f"{' or '.join(_closed)} is closed" if _closed and error.errno == errno.EBADF else None
 
 

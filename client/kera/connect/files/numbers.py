@@ -25,7 +25,7 @@ _REWRITTEN = r"^\s*([+]|-?0[0-9xX]|-0+\s*$)"
 """How a number begins that would not be written like this again: with zeros, with a plus sign, in hexadecimal."""
 _ZERO, _NINE, _POINT, _PLUS, _MINUS, _EXPONENT = b"09.+-e"
 _SEPARATOR_MAX = ord(",")
-"""Whatever comes before a field is not above it: commas, quotes, spaces, ends of lines."""
+"""The largest byte that comes before a field: commas, quotes, spaces, ends of lines."""
 _GOES_ON = np.isin(np.arange(256), list(b"0123456789xX"))
 """Whether a byte comes behind a zero that a number would not be written with again."""
 _PART_BYTES = 1 << 16
@@ -33,7 +33,7 @@ _OVERLAP = FLOAT_DIGITS_SURE + 2
 
 
 class Scan:
-    """What the numbers in a block of text may be like, judged by its bytes alone."""
+    """The forms that numbers in a block of text may have, judged by its bytes alone."""
 
     def __init__(self, text: bytes) -> None:
         self._bytes = np.frombuffer(b"\n\n%b\n\n" % text, np.uint8)

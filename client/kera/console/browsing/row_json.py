@@ -81,7 +81,7 @@ def _text(value: pa.Array, length: int) -> str:
 
 
 def _beginning(value: pa.Array, length: int) -> str:
-    """Of a value that has parts, those that are seen: each has a character at least."""
+    """The parts of a value that are seen: each has a character at least."""
     kind = value.type
     if types.is_map(kind):
         begin, end = value.offsets[0].as_py(), value.offsets[1].as_py()
@@ -109,5 +109,5 @@ def _joined(ends: str, parts: Iterable[str | tuple[str, pa.Array]], length: int)
 
 
 def bare(text: str) -> str:
-    """What the JSON of a text says, and any other JSON as it is."""
+    """The text that a string of JSON stands for, and any other JSON as it is."""
     return str(json.loads(text)) if text.startswith('"') else text

@@ -87,7 +87,7 @@ def _typed(batch: pa.RecordBatch, stream: StreamDescription, first: int, earlies
 
 
 def _keys(column: pa.Array) -> list[tuple[bytes, ...]]:
-    """Of each row: bytes as they are, and anything else as its JSON says, without quotes."""
+    """The keys of each row: bytes as they are, and anything else as its JSON says, without quotes."""
     if is_bytes(column.type):
         return [() if key is None else (key,) for key in column.to_pylist()]
     texts = texts_of(column).to_pylist()
