@@ -13,6 +13,7 @@ The bulk of a call is memory beside the message. Its lifetime is the point to kn
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -203,7 +204,10 @@ async def introduce(
     *,
     each_call: bool,
 ) -> str:
-    """Show who we are, with `ask` for each step; returns what calls are to show."""
+    """Show who we are, with `ask` for each step; returns what calls are to show.
+
+    Answers are worked on in a thread: a server's iterations of a password's hash may take a second.
+    """
     if introduction is None:
         return ""
     steps = introduction(each_call=each_call)
@@ -215,9 +219,20 @@ async def introduce(
             except AuthenticationFailed as error:
                 request = steps.throw(error)  # there may be something else to show
             else:
-                request = steps.send(answer)
-    except StopIteration as done:
-        return str(done.value)
+                done, result = await asyncio.to_thread(_sent, steps, answer)
+                if done:
+                    return str(result)
+                request = result
+    except StopIteration as end:
+        return str(end.value)
+
+
+def _sent(steps: Generator[Any, Any, str], answer: access_pb2.AuthenticateResponse) -> tuple[bool, Any]:
+    """Whether the steps are over, and what they return, or the next request: no future takes a `StopIteration`."""
+    try:
+        return False, steps.send(answer)
+    except StopIteration as end:
+        return True, end.value
 
 
 async def call(
