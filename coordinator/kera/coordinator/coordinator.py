@@ -43,6 +43,7 @@ from kera.coordinator.cluster.backup_calls import BackupCalls
 from kera.coordinator.cluster.broker_calls import BrokerCalls
 from kera.coordinator.cluster.changing import Changing
 from kera.coordinator.cluster.handlers import Handlers
+from kera.coordinator.cluster.shares import Shares
 from kera.coordinator.cluster.state import State
 from kera.coordinator.consumer_groups.lags import GroupLags
 from kera.coordinator.consumer_groups.service import ConsumerGroups
@@ -103,7 +104,8 @@ class Coordinator:
         self.state = state
         self.access = AccessService(state, guard, tell_member)
         self.schemas = SchemaService(state, guard)
-        self.consumer_groups = ConsumerGroups(state, state.settings.unnamed_group_retention_ms)
+        shares = Shares(guard, state.settings.principal_share_percent)
+        self.consumer_groups = ConsumerGroups(state, state.settings.unnamed_group_retention_ms, shares=shares)
         shown = state.settings.metrics_port is not None
         lag_interval_ms = state.settings.group_lag_interval_ms if shown else 0
         self.group_lags = GroupLags(state, self.consumer_groups.registry, lag_interval_ms)
@@ -133,7 +135,7 @@ class Coordinator:
         self.forgetting = Forgetting(state, self.recoveries, self.migration)
         self.balancing = Balancing(state, self.migration, loads)
         self.feature_levels = FeatureLevels(state, feature_level_of_coordinators)
-        creators = Creators(state.catalog, self.stored, guard)
+        creators = Creators(state.catalog, self.stored, guard, shares)
         self.streams = StreamOperations(
             state,
             self._drops,
@@ -194,7 +196,7 @@ class Coordinator:
 
         It answers from now on; what it does by itself begins with `start`. `coordinator_epoch` is of the time for which
         it leads, and grows with each coordinator that begins to. Raises `UnknownFormat` if this version is too old for
-        the cluster, and `MetadataDamaged` if a record cannot be read.
+        the cluster, and `MetadataDamaged` if a record cannot be read, or is not there any more.
         """
         ledger = await Ledger.load(store)
         check_records(ledger.snapshot())

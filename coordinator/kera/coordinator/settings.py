@@ -124,6 +124,14 @@ class CoordinatorSettings(DaemonAccessSettings):
         description="How often brokers are asked how far consumer groups are behind, in ms, for the metrics of a"
         " coordinator that has a metrics_port; 0: never.",
     )
+    principal_share_percent: int = Field(
+        25,
+        ge=1,
+        le=100,
+        description="How much one principal may take of what the whole cluster has, in percent: of the room for"
+        " descriptions of streams (16 MiB), and of the consumer groups (10,000). Who administers the cluster may take"
+        " more. Without security there is no such limit.",
+    )
     moves_in_flight_max: int = Field(8, ge=1, description="How many streamlets move at the same time.")
     rebalance_interval_ms: int = Field(
         0,

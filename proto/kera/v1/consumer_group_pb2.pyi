@@ -700,20 +700,24 @@ class ConsumerGroupUse(_message.Message):
     CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     UNNAMED_FIELD_NUMBER: _builtins.int
     USED_MS_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     unnamed: _builtins.bool
     used_ms: _builtins.int
     """On the clock that counts while coordinators lead."""
+    created_by: _builtins.str
+    """The principal that has made it; empty: nobody knows."""
     def __init__(
         self,
         *,
         consumer_group: _builtins.str = ...,
         unnamed: _builtins.bool = ...,
         used_ms: _builtins.int = ...,
+        created_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "unnamed", b"unnamed", "used_ms", b"used_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "created_by", b"created_by", "unnamed", b"unnamed", "used_ms", b"used_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

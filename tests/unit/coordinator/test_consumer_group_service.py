@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from kera.coordinator.cluster.shares import Shares
 from kera.coordinator.consumer_groups.registry import CONSUMER_GROUPS, NAME_CHARS_MAX
 from kera.coordinator.consumer_groups.service import LEFT_MAX, PAUSE_S_MIN, TICK_S, ConsumerGroups
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.store.metadata import MetadataStoreFull
-from kera.core.errors import InvalidArgument, LeaseLost, UnknownStream
+from kera.core.errors import InvalidArgument, LeaseLost, QuotaExceeded, UnknownStream
 from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1 import consumer_group_pb2 as messages
 from tests.metrics import shown
+from tests.unit.coordinator.creators_support import ALICE, BOB, ROOT, called_by, create, secure
 from tests.unit.coordinator.fake_cluster import Cluster
 
 TIMEOUT_S = 20.0
@@ -514,3 +516,36 @@ async def test_a_use_that_could_not_be_stored_is_stored_with_the_next(forgetful:
     forgetful.cluster.store.failure = None
     await commit(forgetful, "made-up", unnamed=True)
     assert "application_uses/made-up" in all_records(forgetful)
+
+
+START = messages.StreamletStart(stream_id=1, cursors=[cursor(0, 0)])
+
+
+async def test_one_user_cannot_take_all_consumer_groups(cluster: Cluster) -> None:
+    await secure(cluster)
+    await cluster.register("a")
+    await create(cluster, None, "s")
+    guard = cluster.guard
+    service = Service(cluster, groups_max=8, shares=Shares(guard, 25))
+    called_by(ALICE)
+    for number in range(2):
+        await service.round(consumer_group=f"a-{number}", starts=[START])
+    with pytest.raises(QuotaExceeded) as raised:
+        await service.round(consumer_group="a-2")
+    assert raised.value.attributes == {"quota": "consumer_groups", "value": 2, "principal": "user:alice"}
+    await service.round(consumer_group="a-0")
+
+    await service.restart()
+
+    with pytest.raises(QuotaExceeded, match="has made 2 consumer groups, and 'a-2' would be another one"):
+        await service.round(consumer_group="a-2")
+    called_by(BOB)
+    await service.round(consumer_group="b-0")
+    called_by(ROOT)
+    for number in range(3):
+        await service.round(consumer_group=f"r-{number}", starts=[START])
+    called_by(ALICE)
+    await service.consumer_groups.leave(messages.LeaveRequest(consumer_group="a-1", member_id="a"))
+    await service.consumer_groups.delete(messages.DeleteConsumerGroupRequest(consumer_group="a-1"))
+    await service.round(consumer_group="a-2")
+    await service.consumer_groups.close()

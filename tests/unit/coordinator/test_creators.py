@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
 from kera.core.errors import QuotaExceeded, StreamExists, Unavailable
-from tests.unit.coordinator.creators_support import ALICE, BOB, DAEMON, ROOT, create, limit, secure
+from tests.unit.coordinator.creators_support import ALICE, BOB, DAEMON, ROOT, called_by, create, limit, secure
 from tests.unit.coordinator.fake_cluster import Cluster
 
 
@@ -89,3 +90,34 @@ async def test_a_stream_that_could_not_be_created_does_not_count(secured: Cluste
 async def test_a_creation_that_is_asked_for_again_is_the_same_one(secured: Cluster) -> None:
     first = await create(secured, BOB, "b", creation_id="x")
     assert await create(secured, BOB, "b", creation_id="x") == first
+
+
+async def test_one_user_cannot_take_the_descriptions_of_all_streams(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await secure(cluster)
+    await cluster.register("a")
+    size = (await create(cluster, ALICE, "a-0")).ByteSize()
+    catalog = cluster.coordinator.state.catalog
+    monkeypatch.setattr(catalog, "_bytes_max", 10 * size)
+    await create(cluster, ALICE, "a-1")
+
+    with pytest.raises(QuotaExceeded) as raised:
+        await create(cluster, ALICE, "a-2")
+
+    assert re.fullmatch(
+        r"user:alice would have descriptions of streams of \d+ bytes, and the share of one principal is \d+; delete"
+        r" streams, or create some with fewer streamlets, or have the coordinator run with a larger"
+        r" principal_share_percent",
+        raised.value.message,
+    )
+    assert raised.value.attributes == {"quota": "descriptions", "value": 10 * size // 4, "principal": "user:alice"}
+    await create(cluster, BOB, "b-0")
+    for number in range(3):
+        await create(cluster, ROOT, f"r-{number}")
+    called_by(ALICE)
+    await cluster.alter("a-0", retention_ms=1000)
+    with pytest.raises(QuotaExceeded):
+        await cluster.alter("a-0", retention_consumer_groups={"names": [f"group-{number:099}" for number in range(10)]})
+    await cluster.coordinator.streams.delete("a-1")
+    await create(cluster, ALICE, "a-2")

@@ -63,6 +63,8 @@ class Catalog:
         self._streamlets: Counter[int] = Counter()
         self.created: Counter[str] = Counter()
         """How many streams each principal has created, with those that are just being created."""
+        self._bytes_by: Counter[str] = Counter()
+        """Of their descriptions."""
         self._waited_for: Counter[str] = Counter()
         """By consumer groups, how many streams' retention waits for them."""
         self._of_broker: defaultdict[int, set[int]] = defaultdict(set)
@@ -118,6 +120,15 @@ class Catalog:
                 limit_bytes=self._bytes_max,
             )
         _check_domain(stream.config.memory_domain, (*self._creating.values(), *self._streams.values()))
+
+    @property
+    def bytes_max(self) -> int:
+        """Of all descriptions together, when a stream is added or altered."""
+        return self._bytes_max
+
+    def bytes_created(self, stream: common_pb2.StreamInfo) -> int:
+        """What the descriptions of all streams of this one's creator take, with this one in the place of its own."""
+        return self._bytes_by[stream.created_by] - self._sizes.get(stream.stream_id, 0) + stream.ByteSize()
 
     def fits(self, stream: common_pb2.StreamInfo, bytes_max: int) -> bool:
         """Whether all descriptions take at most so much, with this one in the place of the stream's own."""
@@ -222,6 +233,7 @@ class Catalog:
         self._brokers[stream.stream_id] = brokers
         self._streamlets.update(brokers.owners)
         self.created[stream.created_by] += 1
+        self._bytes_by[stream.created_by] += self._sizes[stream.stream_id]
 
     def _discount(self, stream: common_pb2.StreamInfo) -> None:
         size = self._sizes.pop(stream.stream_id, None)
@@ -229,6 +241,7 @@ class Catalog:
             self._bytes -= size
             self._streamlets.subtract(self._brokers.pop(stream.stream_id).owners)
             self.created[stream.created_by] -= 1
+            self._bytes_by[stream.created_by] -= size
 
 
 def broker_ids_of(stream: common_pb2.StreamInfo) -> list[int]:

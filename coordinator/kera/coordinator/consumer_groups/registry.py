@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from kera.coordinator.cluster.keys import streamlet_key
+from kera.coordinator.cluster.shares import Shares, beyond_share
 from kera.coordinator.cluster.state import State
 from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
 from kera.coordinator.consumer_groups.polls import Polls
@@ -31,10 +32,11 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 class ConsumerGroupRegistry:
     """See the head of this module."""
 
-    def __init__(self, state: State, uses: Uses, polls: Polls, *, groups_max: int = CONSUMER_GROUPS_MAX) -> None:
+    def __init__(self, state: State, uses: Uses, polls: Polls, shares: Shares, *, groups_max: int) -> None:
         self._state = state
         self._uses = uses
         self._polls = polls
+        self._shares = shares
         self._groups_max = groups_max
         self.groups: dict[str, ConsumerGroup] = {}
         self._active: set[str] = set()
@@ -153,7 +155,10 @@ class ConsumerGroupRegistry:
         return self.groups[name]
 
     def create(self, name: str, now_s: float) -> ConsumerGroup:
-        """The consumer group of this name, which is made if there is none. Raises `InvalidArgument`."""
+        """The consumer group of this name, which is made if there is none.
+
+        Raises `InvalidArgument`, and `QuotaExceeded` when who asks has made as many as one principal may.
+        """
         consumer_group = self.groups.get(name)
         if consumer_group is not None:
             return consumer_group
@@ -171,9 +176,29 @@ class ConsumerGroupRegistry:
                 consumer_group=name,
                 limit=self._groups_max,
             )
+        principal = self._shares.caller()
+        self._check_share(name, principal, now_s)
         consumer_group = self.groups[name] = ConsumerGroup(name)
+        self._uses.made_by(name, principal)
         self._active.add(name)
         return consumer_group
+
+    def _check_share(self, name: str, principal: str, now_s: float) -> None:
+        share = self._shares.of(self._groups_max)
+        if share is None or self._made(principal) < share:
+            return
+        self.tidy(now_s)
+        if (made := self._made(principal)) >= share:
+            raise beyond_share(
+                principal,
+                f"has made {made} consumer groups, and {name!r} would be another one",
+                share,
+                "consumer_groups",
+                "delete those that nobody needs",
+            )
+
+    def _made(self, principal: str) -> int:
+        return sum(self._uses.maker(name) == principal for name in self.groups)
 
     def forget(self, consumer_group: ConsumerGroup) -> None:
         """All of a consumer group, within `change`."""

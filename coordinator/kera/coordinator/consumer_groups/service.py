@@ -21,6 +21,7 @@ from collections.abc import Generator, Iterable
 from typing import TypeVar
 
 from kera.coordinator.cluster.handlers import Handlers
+from kera.coordinator.cluster.shares import NO_SHARES, Shares
 from kera.coordinator.cluster.state import State
 from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
 from kera.coordinator.consumer_groups.durability import Durability
@@ -56,6 +57,7 @@ class ConsumerGroups:
         *,
         tick_s: float = TICK_S,
         groups_max: int = CONSUMER_GROUPS_MAX,
+        shares: Shares = NO_SHARES,
     ) -> None:
         """`unnamed_retention_ms`: see the coordinator's settings; 0: for ever."""
         self._state = state
@@ -65,7 +67,7 @@ class ConsumerGroups:
         """When this process was last seen to run."""
         self._uses = Uses(unnamed_retention_ms, self._awake_s, int(state.ledger.get(CLOCK) or b"0"))
         self.polls = Polls()
-        self.registry = ConsumerGroupRegistry(state, self._uses, self.polls, groups_max=groups_max)
+        self.registry = ConsumerGroupRegistry(state, self._uses, self.polls, shares, groups_max=groups_max)
         self._durability = Durability(state, self.registry, self._uses)
         self._left: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Members that have left, the last ones: a round of theirs that comes behind, as calls may overtake each other,

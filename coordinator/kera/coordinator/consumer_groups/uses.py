@@ -46,10 +46,24 @@ class Uses:
         self._clock_ms = self._noted_clock_ms = clock_ms
         self._uses: dict[str, _Use] = {}
         self._dirty: set[str] = set()
+        self._makers: dict[str, str] = {}
+        """The principals that have made consumer groups, by the names of these; nobody's are not there."""
 
     def restore(self, message: messages.ConsumerGroupUse) -> None:
         """Take up what was written down."""
         self._uses[message.consumer_group] = _Use(message.used_ms, message.unnamed, message.used_ms)
+        self.made_by(message.consumer_group, message.created_by)
+
+    def made_by(self, name: str, principal: str) -> None:
+        """A consumer group has been made by somebody; empty: nobody knows by whom. The next use writes it down."""
+        if principal:
+            self._makers[name] = principal
+        else:
+            self._makers.pop(name, None)
+
+    def maker(self, name: str) -> str:
+        """The principal that has made a consumer group; empty: nobody knows."""
+        return self._makers.get(name, "")
 
     def clock_ms(self, now_s: float) -> int:
         """For how long coordinators have led."""
@@ -70,6 +84,7 @@ class Uses:
 
     def forget(self, name: str) -> None:
         """There is no such consumer group any more."""
+        self._makers.pop(name, None)
         known = self._uses.pop(name, None)
         if known is not None and known.noted_ms is not None:
             self._dirty.add(name)
@@ -117,7 +132,9 @@ class Uses:
             known = self._uses.get(name)
             if known is not None:
                 known.noted_ms = known.at_ms
-                message = messages.ConsumerGroupUse(consumer_group=name, unnamed=known.unnamed, used_ms=known.at_ms)
+                message = messages.ConsumerGroupUse(
+                    consumer_group=name, unnamed=known.unnamed, used_ms=known.at_ms, created_by=self.maker(name)
+                )
                 changes[USES + name] = message.SerializeToString()
             else:
                 changes[USES + name] = None

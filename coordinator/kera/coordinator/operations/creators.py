@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from kera.coordinator.cluster.catalog import Catalog
+from kera.coordinator.cluster.shares import Shares, beyond_share
 from kera.coordinator.operations.stored import StoredBytes
 from kera.core.access.guard import CALLER, Guard
 from kera.core.access.identity import Identity
 from kera.core.access.totals import exceeded
+from kera.v1 import common_pb2
 
 
 class Creators:
     """See the head of this module."""
 
-    def __init__(self, catalog: Catalog, stored: StoredBytes, guard: Guard | None) -> None:
+    def __init__(self, catalog: Catalog, stored: StoredBytes, guard: Guard | None, shares: Shares) -> None:
         """`guard`: in front of the coordinator; None: security is off, and nobody asks who creates what."""
         self._catalog = catalog
         self._stored = stored
         self._guard = guard
+        self._shares = shares
 
     def caller(self) -> Identity | None:
         """The identity that creates the requested stream; None: a daemon, or unknown."""
@@ -37,3 +40,21 @@ class Creators:
         if quota.HasField("stored_bytes") and stored >= quota.stored_bytes:
             has = f"has stored {stored} bytes in its streams"
             raise exceeded(who.principal, "stored_bytes", quota.stored_bytes, has)
+
+    def check_share(self, stream: common_pb2.StreamInfo) -> None:
+        """Whether a new stream, or a larger description of one, leaves room for streams of others.
+
+        Raises `QuotaExceeded`.
+        """
+        share = self._shares.of(self._catalog.bytes_max)
+        if share is None or not stream.created_by:
+            return
+        size = self._catalog.bytes_created(stream)
+        if size > share:
+            raise beyond_share(
+                stream.created_by,
+                f"would have descriptions of streams of {size} bytes",
+                share,
+                "descriptions",
+                "delete streams, or create some with fewer streamlets",
+            )
