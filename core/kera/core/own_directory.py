@@ -103,7 +103,7 @@ def take(path: Path, role: str, *, besides: Collection[Path] = (), in_use: type[
                 " choose another --data-dir",
                 path=str(path),
             )
-        if role == "broker":
+        if not besides:  # else a backup's replicas are there, and not here
             _refuse_log_of_others(path / "log", role)
         for each, flag in directories.items():  # once more, as of two that start now one at least has its lock by now
             _refuse_around(each, own, flag)

@@ -140,7 +140,10 @@ def test_two_that_have_shared_a_directory_before_go_on_with_that(tmp_path: Path)
         open_as("coordinator", tmp_path)
 
 
-def test_logs_that_a_broker_and_a_backup_have_swapped_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [False, True], ids=["default", "log-dirs"])
+def test_logs_that_a_broker_and_a_backup_have_swapped_are_refused_and_stay_as_they_are(
+    tmp_path: Path, *, named: bool
+) -> None:
     homes = {"broker": tmp_path / "broker", "backup": tmp_path / "backup"}
     broker_of(homes["broker"])
     SegmentIndex.open(homes["broker"] / "log" / "index").close()
@@ -152,7 +155,7 @@ def test_logs_that_a_broker_and_a_backup_have_swapped_are_refused_and_stay_as_th
 
     for role, other in (("broker", "backup"), ("backup", "broker")):
         with pytest.raises(StartError, match=f"{homes[role]}/log has the log of a {other}, .* put each back"):
-            KINDS[role](homes[role], besides=[homes[role] / "log"] if role == "backup" else ())
+            KINDS[role](homes[role], besides=[homes[role] / "log"] if named and role == "backup" else ())
     assert [path.name for path in (homes["broker"] / "log").iterdir()] == ["replicas.log"]
 
 
