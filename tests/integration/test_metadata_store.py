@@ -650,6 +650,17 @@ async def test_a_candidate_of_an_earlier_session_makes_room_for_one_of_this(zook
         assert await now.owns(node)
 
 
+async def test_a_store_whose_records_are_all_gone_is_no_new_one(zookeeper: ZooKeeper) -> None:
+    async with opened(zookeeper, new_root()) as (session, store):
+        root = session.root
+        await store.write(Write("streams/1", b"1", 0))
+        await session.delete_all(f"{root}/records")
+        with pytest.raises(MetadataDamaged, match=f"{root}/records is empty, and records were written; delete {root} "):
+            await ZooKeeperStore.open(session)
+        await session.delete_all(root)
+        assert await (await ZooKeeperStore.open(session)).list("") == {}
+
+
 async def test_metadata_that_somebody_removes_are_an_error_that_says_so(
     zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,7 @@ class Coordinator:
         """
         ledger = await Ledger.load(store)
         check_records(ledger.snapshot())
+        await ledger.check()
         state = State(ledger, brokers, backups, clock, settings, coordinator_epoch)
         if state.ledger.get(CLUSTER_ID) is None:
             await state.write({CLUSTER_ID: new_id().encode()})

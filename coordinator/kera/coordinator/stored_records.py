@@ -4,8 +4,8 @@ The store has checksums of its own, so a damaged record is the work of something
 edited by hand, or an incomplete copy of a directory. The coordinator refuses such metadata and names the record. It
 never leaves a record out: to go on without it could mean to forget a stream, a user's rights or an id that is in use.
 
-Records under keys that are not listed here are left alone; a record that was removed is only noticed where others
-depend on it.
+Records under keys that are not listed here are left alone. Records that were removed or exchanged are noticed by the
+census (``store/census``); what others depend on is missed here, by its name.
 """
 
 from __future__ import annotations

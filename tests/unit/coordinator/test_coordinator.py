@@ -108,7 +108,7 @@ async def test_a_stream_of_a_version_without_replication_keeps_none_whatever_the
     stored.CopyFrom(stream)
     stored.config.ClearField("replication")
     stored.config.ClearField("virtual_logs")
-    await cluster.store.write(Write("streams/0000000000000001", stored.SerializeToString(), 1))
+    await cluster.edit(Write("streams/0000000000000001", stored.SerializeToString(), 1))
     cluster.settings = cluster.settings.model_copy(update={"default_replication": 1})
 
     after = await cluster.restart()
@@ -653,7 +653,7 @@ async def test_two_streams_of_one_name_in_the_store_are_a_defect_that_is_seen(cl
     await cluster.register("a")
     stream = await cluster.create("orders")
     stream.stream_id = 9
-    await cluster.store.write(Write("streams/0000000000000009", stream.SerializeToString(), 0))
+    await cluster.edit(Write("streams/0000000000000009", stream.SerializeToString(), 0))
 
     with pytest.raises(InternalError):
         await cluster.restart()

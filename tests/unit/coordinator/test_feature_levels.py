@@ -98,7 +98,7 @@ async def test_a_version_is_short(cluster: Cluster) -> None:
 
 
 async def test_a_coordinator_that_is_too_old_does_not_lead(cluster: Cluster) -> None:
-    await cluster.store.write(Write(FEATURE_LEVEL_KEY, str(NEWER).encode(), 0))
+    await cluster.edit(Write(FEATURE_LEVEL_KEY, str(NEWER).encode(), 0))
     with pytest.raises(UnknownFormat, match=rf"level is {NEWER}, and this coordinator's is {FEATURE_LEVEL}"):
         await cluster.restart()
 

@@ -1,8 +1,12 @@
 """Copies of the metadata: what is in them, and what becomes of a store that they are put back into."""
 
+import json
+import zlib
+
 import pytest
 
 from kera.coordinator.coordinator import COPY_BYTES_MAX
+from kera.coordinator.store import metadata_copy
 from kera.coordinator.store.leadership import LEADER
 from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import Check, VersionConflict, Write
@@ -35,6 +39,38 @@ def test_a_copy_that_is_damaged_is_refused(at: int) -> None:
 def test_what_is_no_whole_copy_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidArgument):
         unpack(data)
+
+
+def with_body(body: bytes, **fields: object) -> bytes:
+    """A copy with another body, whose checksum is right, and other fields in its head; None: without."""
+    head = {**json.loads(pack(RECORDS, 17).partition(b"\n")[0]), "crc32": f"{zlib.crc32(body):08x}", **fields}
+    return json.dumps({key: value for key, value in head.items() if value is not None}).encode() + b"\n" + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        with_body(b"no zlib"),
+        with_body(zlib.compress(bytes(100))[:-3]),
+        with_body(zlib.compress(b"\x01")),
+        with_body(zlib.compress(b"\x05\0\0\0\x09\0\0\0key")),
+        with_body(zlib.compress(b"\x01\0\0\0\0\0\0\0\xff")),
+        with_body(zlib.compress(b""), created_us="yesterday"),
+        with_body(zlib.compress(b""), cluster_id=None),
+    ],
+)
+def test_a_copy_whose_records_cannot_be_read_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="is damaged"):
+        unpack(data)
+
+
+def test_a_small_copy_that_would_become_a_huge_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 1 << 20
+    monkeypatch.setattr(metadata_copy, "UNPACKED_BYTES_MAX", limit)
+    assert unpack(pack({"largest": bytes(limit - 15)}, 17)).records
+    with pytest.raises(InvalidArgument, match=f"more than {limit} bytes") as raised:
+        unpack(pack({"largest": bytes(limit)}, 17))
+    assert raised.value.attributes == {"limit_bytes": limit}
 
 
 async def test_a_copy_is_put_back_into_an_empty_store() -> None:

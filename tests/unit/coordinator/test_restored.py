@@ -244,7 +244,7 @@ async def test_the_next_coordinator_goes_on_waiting(gone_back: Restoring) -> Non
 async def test_a_directory_that_was_put_back_is_noticed_by_the_coordinator_that_a_broker_has_heard_of(
     gone_back: Restoring,
 ) -> None:
-    await gone_back.store.write(Write(RESTORED, None, 1))
+    await gone_back.edit(Write(RESTORED, None, 1))
     coordinator = await gone_back.load()
     gone_back.coordinator = coordinator
     gone_back.epoch += EPOCHS
@@ -258,7 +258,7 @@ async def test_a_directory_that_was_put_back_is_noticed_by_the_coordinator_that_
 
 
 async def test_a_directory_that_was_put_back_is_noticed_by_assignments(gone_back: Restoring) -> None:
-    await gone_back.store.write(Write(RESTORED, None, 1))
+    await gone_back.edit(Write(RESTORED, None, 1))
     gone_back.coordinator = await gone_back.load()
 
     await refused(gone_back, "b-2", 2)

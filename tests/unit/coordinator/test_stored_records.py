@@ -86,3 +86,62 @@ async def test_a_restored_copy_replaces_a_damaged_record_of_the_leader(cluster: 
 
     assert await cluster.store.get(LEADER) is None
     assert len((await cluster.restart()).state.catalog) == 1
+
+
+@pytest.mark.parametrize("value", [None, b"\x0a\x01x"])
+async def test_a_record_that_is_gone_or_another_one_is_missed(cluster: Cluster, value: bytes | None) -> None:
+    key = await _with_a_stream(cluster)
+    await cluster.create("other")
+    await cluster.restart()
+    kept = cluster.store.records[key].value
+    await _spoil(cluster.store, key, value)
+
+    with pytest.raises(MetadataDamaged) as raised:
+        await cluster.restart()
+
+    problem = (
+        "2 records below streams/ should be there, and 1 is"
+        if value is None
+        else ("2 records below streams/ should be there, and others were found")
+    )
+    assert raised.value.message == (
+        f"the metadata are damaged: {problem}; put a copy back with kera cluster restore FILE --force, or delete record"
+        " census/streams to go on with what is there"
+    )
+    assert raised.value.attributes == {"key": "census/streams"}
+    with pytest.raises(MetadataDamaged):
+        await cluster.restart()
+    await _spoil(cluster.store, key, kept)
+    assert len((await cluster.restart()).state.catalog) == 2
+
+
+async def test_who_has_deleted_the_census_goes_on_with_what_is_there(cluster: Cluster) -> None:
+    await _spoil(cluster.store, await _with_a_stream(cluster), None)
+    with pytest.raises(MetadataDamaged):
+        await cluster.restart()
+    await _spoil(cluster.store, "census/streams", None)
+
+    assert not len((await cluster.restart()).state.catalog)
+    await cluster.heartbeat(1)
+    await cluster.create("another")
+    assert len((await cluster.restart()).state.catalog) == 1
+
+
+async def test_the_last_record_of_its_kind_is_missed_as_well_and_a_removed_one_is_not(cluster: Cluster) -> None:
+    key = await _with_a_stream(cluster)
+    await cluster.coordinator.streams.delete("stream")
+    assert len((await cluster.restart()).state.catalog) == 0
+    assert "census/streams" not in cluster.store.records
+    await cluster.heartbeat(1)
+    key = stream_key((await cluster.create("stream")).stream_id)
+    await _spoil(cluster.store, key, None)
+    with pytest.raises(MetadataDamaged, match="1 record below streams/ should be there, and 0 are"):
+        await cluster.restart()
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b'{"records": "many", "sum": 0}'])
+async def test_a_census_that_cannot_be_read_is_named(cluster: Cluster, value: bytes) -> None:
+    await _with_a_stream(cluster)
+    await _spoil(cluster.store, "census/streams", value)
+    with pytest.raises(MetadataDamaged, match="record census/streams cannot be read"):
+        await cluster.restart()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
+from kera.coordinator.store.census import Census
 from kera.coordinator.store.metadata import MetadataStore, StoredRecord, Write
 
 Changes = Mapping[str, bytes | None]
@@ -25,11 +26,18 @@ class Ledger:
         """For each path, the keys that are one level below."""
         for key in records:
             self._children[_parent(key)].add(key)
+        self._census = Census(self.snapshot())
 
     @classmethod
     async def load(cls, store: MetadataStore) -> Ledger:
         """The ledger of what `store` has."""
         return cls(store, await store.list(""))
+
+    async def check(self) -> None:
+        """Whether it has all that was written (``census``). Raises `MetadataDamaged`, and what the store raises."""
+        missing = self._census.missing(self.snapshot())
+        if missing:
+            await self._write(missing)
 
     def get(self, key: str) -> bytes | None:
         """The value under `key`."""
@@ -61,6 +69,10 @@ class Ledger:
 
     async def write(self, changes: Changes) -> None:
         """Make `changes` durable, all or none; only then are they seen here. Raises what the store raises."""
+        await self._write({**changes, **self._census.after(changes)})
+        self._census.count(changes)
+
+    async def _write(self, changes: Changes) -> None:
         writes = [
             Write(key, value, self._records[key].version if key in self._records else 0)
             for key, value in changes.items()

@@ -5,8 +5,9 @@ It is of one moment, and the same whether the metadata are in LMDB or in ZooKeep
     line of JSON    format, version, cluster_id, created_us, records, crc32 (of the rest, hexadecimal)
     rest            compressed with zlib: for each record the lengths of key and value (u32, little-endian), and both
 
-Who leads is not in it. Putting a copy back writes that record anew, so that a coordinator which still runs cannot write
-any more, and stops; and another one that says that the metadata may be older than the cluster (`RESTORED`).
+Who leads is not in it, and neither is the census. Putting a copy back writes who leads anew, so that a coordinator
+which still runs cannot write any more, and stops; and another record that says that the metadata may be older than
+the cluster (`RESTORED`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import zlib
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
+from kera.coordinator.store.census import CENSUS
 from kera.coordinator.store.leadership import LEADER, epoch_of
 from kera.coordinator.store.metadata import MetadataDamaged, MetadataStore, Write
 from kera.core.errors import InvalidArgument
@@ -26,6 +28,8 @@ FORMAT = "kera metadata"
 VERSION = 1
 PIECE_BYTES = 32 << 10
 """Are compressed in one step."""
+UNPACKED_BYTES_MAX = 1 << 30
+"""Of all records, as much as metadata may take (`metadata_bytes_max`): a megabyte can be made to become a gigabyte."""
 CLUSTER_ID = "cluster_id"
 RESTORED = "restored"
 """Key of a record that is there while the metadata may be older than the cluster, see ``restored``."""
@@ -47,7 +51,7 @@ def pack(records: Mapping[str, bytes], created_us: int) -> bytes:
 
 def packing(records: Mapping[str, bytes], created_us: int) -> Generator[None, None, bytes]:
     """`pack`, in steps: yields between pieces."""
-    kept = {key: value for key, value in records.items() if key != LEADER}
+    kept = {key: value for key, value in records.items() if key != LEADER and not key.startswith(CENSUS)}
     compressor, pieces, gathered = zlib.compressobj(), list[bytes](), bytearray()
     for key, value in sorted(kept.items()):
         name = key.encode()
@@ -88,13 +92,35 @@ def unpack(data: bytes) -> MetadataCopy:
         )
     if f"{zlib.crc32(body):08x}" != head.get("crc32"):
         raise InvalidArgument("the copy of metadata is damaged: its checksum does not match")
-    rest, at, records = zlib.decompress(body), 0, dict[str, bytes]()
+    try:
+        return MetadataCopy(str(head["cluster_id"]), int(head["created_us"]), _records(_decompressed(body)))
+    except (zlib.error, struct.error, LookupError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"the copy of metadata is damaged: {error}") from error
+
+
+def _decompressed(body: bytes) -> bytes:
+    decompressor = zlib.decompressobj()
+    rest = decompressor.decompress(body, UNPACKED_BYTES_MAX + 1)
+    if len(rest) > UNPACKED_BYTES_MAX:
+        raise InvalidArgument(
+            f"the copy of metadata would become more than {UNPACKED_BYTES_MAX} bytes; at most so many are taken",
+            limit_bytes=UNPACKED_BYTES_MAX,
+        )
+    if not decompressor.eof:
+        raise ValueError("it is cut off")
+    return rest
+
+
+def _records(rest: bytes) -> dict[str, bytes]:
+    at, records = 0, dict[str, bytes]()
     while at < len(rest):
         key_bytes, value_bytes = _LENGTHS.unpack_from(rest, at)
         at += _LENGTHS.size
+        if key_bytes + value_bytes > len(rest) - at:
+            raise ValueError("a record is cut off")
         records[rest[at : at + key_bytes].decode()] = rest[at + key_bytes : at + key_bytes + value_bytes]
         at += key_bytes + value_bytes
-    return MetadataCopy(head["cluster_id"], head["created_us"], records)
+    return records
 
 
 def _leader(value: bytes) -> bytes | None:

@@ -69,7 +69,7 @@ class ZooKeeperStore:
     ) -> ZooKeeperStore:
         """The store below the session's root, which is made if it is not there.
 
-        Raises `UnknownFormat` or `MetadataStoreFailed`.
+        Raises `UnknownFormat`, `MetadataDamaged` if all records are gone, or `MetadataStoreFailed`.
         """
         self = cls(session, transaction_bytes_max)
         root = session.root
@@ -85,6 +85,12 @@ class ZooKeeperStore:
                 " start the version that wrote it, or name another root with --zookeeper",
                 path=root,
                 format=text,
+            )
+        if await session.version(revision_path(root)) and not await self._transactions.children(self._records):
+            raise MetadataDamaged(
+                f"ZooKeeper at {session.hosts}: the metadata are damaged: {self._records} is empty, and records were"
+                f" written; delete {root} to begin anew there, or to put a copy back with kera cluster restore FILE",
+                path=self._records,
             )
         for path in (self._records, revision_path(root), staged_path(root), candidates_path(root)):
             await session.make(path)
