@@ -64,7 +64,7 @@ class Catalog:
         self.created: Counter[str] = Counter()
         """How many streams each principal has created, with those that are just being created."""
         self._bytes_by: Counter[str] = Counter()
-        """Of their descriptions."""
+        """Bytes of the descriptions of these streams."""
         self._waited_for: Counter[str] = Counter()
         """By consumer groups, how many streams' retention waits for them."""
         self._of_broker: defaultdict[int, set[int]] = defaultdict(set)
@@ -123,11 +123,11 @@ class Catalog:
 
     @property
     def bytes_max(self) -> int:
-        """Of all descriptions together, when a stream is added or altered."""
+        """The most that all descriptions may take together when a stream is added or altered."""
         return self._bytes_max
 
     def bytes_created(self, stream: common_pb2.StreamInfo) -> int:
-        """What the descriptions of all streams of this one's creator take, with this one in the place of its own."""
+        """Bytes of the descriptions of all streams of this one's creator, with this one in the place of its own."""
         return self._bytes_by[stream.created_by] - self._sizes.get(stream.stream_id, 0) + stream.ByteSize()
 
     def fits(self, stream: common_pb2.StreamInfo, bytes_max: int) -> bool:

@@ -39,7 +39,7 @@ class Shares:
 
 
 NO_SHARES = Shares(None, 100)
-"""Of nobody."""
+"""Without security: nobody has a share."""
 
 
 def beyond_share(principal: str, has: str, share: int, what: str, way_out: str) -> QuotaExceeded:

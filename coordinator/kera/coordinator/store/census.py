@@ -1,4 +1,4 @@
-"""What shows that records are gone: how many there are below each first component of their keys, and a sum over them.
+"""The census of the records: how many there are below each first component of their keys, and a sum over them.
 
 A store returns what is in it. In ZooKeeper, somebody can delete or change a record, and whoever reads the rest would
 take it for all there is: a stream would never have been. So each write also writes the census of what it changes, in

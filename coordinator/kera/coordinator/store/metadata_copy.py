@@ -29,7 +29,7 @@ VERSION = 1
 PIECE_BYTES = 32 << 10
 """Are compressed in one step."""
 UNPACKED_BYTES_MAX = 1 << 30
-"""Of all records, as much as metadata may take (`metadata_bytes_max`): a megabyte can be made to become a gigabyte."""
+"""The most that all records may take, as `metadata_bytes_max` has it: a megabyte can be made to become a gigabyte."""
 CLUSTER_ID = "cluster_id"
 RESTORED = "restored"
 """Key of a record that is there while the metadata may be older than the cluster, see ``restored``."""
