@@ -33,6 +33,7 @@ from kera.core.schema import DEFAULT_SCHEMA
 from kera.core.settings import KIB, MIB
 from kera.local.running import RunningCluster, run_in_thread
 from kera.v1 import broker_pb2
+from tests.chaos.arrow_structures import restructured
 from tests.chaos.chunk_uses import HEADER
 from tests.chaos.lean_structures import structured
 from tests.chaos.unchecked import UncheckedCluster
@@ -42,7 +43,7 @@ BOUND_S = 60.0
 STREAM = "poisoned"
 BEFORE, BEHIND = [b"before", b"also before"], [b"behind", b"also behind"]
 PAIRS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-RANDOM = 12
+RANDOM, RANDOM_ARROW = 12, 8
 
 
 class Poison:
@@ -98,6 +99,12 @@ def _poisons() -> dict[str, Poison]:
         poison = Poison(structured(DEFAULT_SCHEMA, 1, None, random_), LEAN_VERSION)
         if _is_refused(poison):
             found[f"structure {len(found)}"] = poison
+    record = {"timestamp": 1, "keys": [b"key"], "value": b"value", "headers": [("a", b"x")]}
+    message = encode_payload(pa.RecordBatch.from_pylist([record], DEFAULT_SCHEMA)).to_pybytes()
+    while len(found) < 8 + RANDOM + RANDOM_ARROW:
+        poison = Poison(restructured(message, DEFAULT_SCHEMA, None, random_), ARROW_VERSION)
+        if _is_refused(poison):
+            found[f"structure {len(found)}, Arrow"] = poison
     return found
 
 
