@@ -1,9 +1,11 @@
 """``spark.read.format("kera")`` gives what was produced: all of it, once, with its types."""
 
+import asyncio
 import datetime as dt
 import decimal
 import json
 import logging
+import re
 import time
 from collections.abc import Iterator
 from typing import cast
@@ -17,6 +19,7 @@ from kera.client import Client
 from kera.core.process import node_id
 from kera.spark_connector import KeraDataSource
 from kera.spark_connector.columns import RECORD_COLUMNS
+from tests.integration.unreadable import write_a_chunk_that_nobody_can_read
 from tests.spark.support import Kera, Sent, both_engines, columnar_first, send_mib, sent
 
 
@@ -249,6 +252,26 @@ def test_a_stream_is_cut_into_more_partitions_than_it_has_streamlets(kera: Kera,
         assert len(tasks) >= at_least
         assert sum(row.records for row in tasks) == produced
         assert frame.select("streamlet", "offset").distinct().count() == produced
+
+
+@both_engines
+def test_a_chunk_that_nobody_can_read_fails_its_query_and_no_other(kera: Kera, stream: str) -> None:
+    kera.create(stream, streamlets=1, entries=1)
+
+    def end() -> str:
+        bounds = kera.run(lambda client: client.bounds(stream))
+        return json.dumps({stream: {0: [list(bounds[0][0].end)]}})
+
+    before, first = kera.send(stream, range(10)), end()
+    asyncio.run(write_a_chunk_that_nobody_can_read(kera.bootstrap, stream))
+    last, after = end(), kera.send(stream, range(10, 20))
+
+    place = re.escape(str(tuple(json.loads(first)[stream]["0"][0])))
+    told = rf"CorruptChunk: chunk at {place} of stream '{stream}', [^\n]*no Arrow record batch[^\n]*endingOffsets"
+    with pytest.raises(Exception, match=told):
+        kera.read(stream).collect()
+    assert sent(kera.read(stream, endingOffsets=first)) == before
+    assert sent(kera.read(stream, startingOffsets=last)) == after
 
 
 @columnar_first

@@ -29,7 +29,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from kera.core.errors import DataLost, Unavailable
+from kera.core.errors import CorruptChunk, DataLost, Unavailable
 from kera.core.ids import Position
 from kera.spark_connector.columns import ChunkShaper, Shaper
 from kera.spark_connector.connection import Connection
@@ -48,6 +48,8 @@ BATCH_BYTES = 1 << 20
 """… or so many bytes."""
 BATCHES_AHEAD = 2
 """Batches fetched before Spark asks for them."""
+WAY_OUT = "a query can end before it (endingOffsets) or begin after it (startingOffsets)"
+"""The way out of a chunk that cannot be read; the columnar engine says the same."""
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +174,7 @@ async def _gathered(
     gathered: list[ChunkBatch] = []
     records = length_bytes = 0
     async with contextlib.aclosing(chunks(client, piece, ConsumerSettings.load(**settings), losses)) as source:
-        async for fetched in source:
+        async for fetched in _with_sparks_way_out(source):
             chunk = _from_first_record(_up_to_stop(fetched, piece), piece)
             if gathered and chunk.header.first_record != gathered[-1].header.first_record + gathered[-1].batch.num_rows:
                 yield gathered  # records are gone in between: a batch numbers those that follow each other
@@ -187,6 +189,16 @@ async def _gathered(
                 records = length_bytes = 0
     if gathered:
         yield gathered
+
+
+async def _with_sparks_way_out(source: AsyncGenerator[ChunkBatch, None]) -> AsyncGenerator[ChunkBatch, None]:
+    """`source`; an error over a chunk names the options of a query, and not those of a consumer."""
+    try:
+        async for fetched in source:
+            yield fetched
+    except CorruptChunk as error:
+        text = error.message.removesuffix('corrupt_chunks="skip" goes on behind it') + WAY_OUT
+        raise CorruptChunk(text, **error.attributes) from error
 
 
 def _from_first_record(chunk: ChunkBatch, piece: Piece) -> ChunkBatch:

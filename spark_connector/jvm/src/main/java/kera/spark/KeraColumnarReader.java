@@ -25,6 +25,8 @@ import org.slf4j.LoggerFactory;
  */
 final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
     private static final Logger LOG = LoggerFactory.getLogger(KeraColumnarReader.class);
+    private static final String WAY_OUT =
+            "; a query can end before it (endingOffsets) or begin after it (startingOffsets)";
 
     private final Piece piece;
     private final PieceReader reader;
@@ -113,7 +115,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
             batch = load(chunk, skip, more);
         } catch (RuntimeException error) {
             if (chunk.intact()) { // or what could not be loaded was not the chunk
-                throw error;
+                throw atItsPlace(error, chunk);
             }
         }
         if (!chunk.intact()) {
@@ -126,6 +128,19 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
         }
         records += batch.numRows();
         return true;
+    }
+
+    /** `error`, which names the chunk and the way out if that is corrupt; of several, those that were put together. */
+    private RuntimeException atItsPlace(RuntimeException error, Chunk chunk) {
+        String type = "CorruptChunk";
+        if (!(error instanceof KeraException) || !error.getMessage().startsWith(type + ": ")) {
+            return error;
+        }
+        String where = last == chunk ? chunk.start.toString() : chunk.start + " to " + last.start;
+        KeraException told = new KeraException(type, "chunk at " + where + " of " + named()
+                + error.getMessage().substring(type.length()) + WAY_OUT, false);
+        told.initCause(error);
+        return told;
     }
 
     private ColumnarBatch load(Chunk chunk, int skip, UnaryOperator<Chunk> more) {
