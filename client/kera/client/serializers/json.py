@@ -107,6 +107,8 @@ def _finite(text: str) -> float:
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"{text[:40]} is more than a float can be")
+    if number == 0 and text.lower().partition("e")[0].strip("-0."):
+        raise ValueError(f"{text[:40]} is closer to 0 than a float can be")
     return number
 
 

@@ -52,6 +52,7 @@ def test_what_is_no_json_is_refused_and_named(value: Any, field: str, words: str
         (b"NaN", "NaN"),
         (b"[-Infinity]", "Infinity"),
         (b"1e999", "more than a float"),
+        (b"[-1.0E-999]", "closer to 0 than a float"),
         (b"9" * 5_000, "4300 digits"),
         (b"\xff", "utf-8"),
         ('"ä"'.encode("utf-16"), "utf-8"),
