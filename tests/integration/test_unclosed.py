@@ -66,6 +66,24 @@ child.start()
 child.join()
 assert child.exitcode == 0
 """
+ENDS_AS_A_WORKER_OF_CELERY = f"""
+import os, sys, types
+from kera.client.sync import Client
+receivers = []
+class Signal:
+    def connect(self, receiver, weak=True):
+        receivers.append(receiver)
+sys.modules["celery.signals"] = types.SimpleNamespace(worker_process_shutdown=Signal())
+child = os.fork()
+if child == 0:
+    producer = Client(bootstrap).producer(linger_ms=3_600_000)
+    for number in range({RECORDS}):
+        producer.send(stream, b"%d" % number)
+    for receiver in receivers:
+        receiver(sender="host", pid=os.getpid(), exitcode=0)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
 CLOSES_THE_CLIENT = """
 async def main():
     client, producer = await begin()
@@ -120,6 +138,7 @@ async def run(program: str, cluster: RunningCluster, stream: str) -> str:
         ("tcp", ENDS_OVER_TCP),
         ("exit", EXITS_WITHIN_THE_BLOCK),
         ("child", RUNS_IN_A_FORKED_CHILD),
+        ("celery", ENDS_AS_A_WORKER_OF_CELERY),
         ("client", CLOSES_THE_CLIENT),
         ("left", LEAVES_THE_CLIENT),
         ("stopped", STOPS_ITS_LOOP),

@@ -5,6 +5,7 @@
     the interpreter ends        owners whose loop was only stopped, or runs on another thread, are closed at exit
     a child process of          the same: such a child ends without `atexit`, and has a list of its own
     `multiprocessing` ends
+    a worker of Celery ends     the same: it ends with `os._exit`, and sends a signal before
     the loop is closed          nothing can be sent any more, as the connections were the loop's. The loss is counted
                                 in a `ResourceWarning` and a line of log
 
@@ -21,6 +22,7 @@ import asyncio
 import atexit
 import contextlib
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -170,6 +172,14 @@ def _register_child_exit() -> None:
     if _child_exit_pid != os.getpid():
         _child_exit_pid = os.getpid()
         Finalize(None, _close_all, exitpriority=CHILD_EXIT_PRIORITY)
+        ends = getattr(sys.modules.get("celery.signals"), "worker_process_shutdown", None)
+        if ends is not None:
+            ends.connect(_worker_ends, weak=False)
+
+
+def _worker_ends(**_: object) -> None:
+    """A worker of Celery's pool of processes has done its last task: `os._exit` comes next."""
+    _close_all()
 
 
 atexit.register(_close_all)
