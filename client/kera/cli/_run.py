@@ -175,9 +175,17 @@ def command_line() -> Iterator[None]:
 
 def check_insecure(option: str, host: str, *, insecure: bool) -> None:
     """Raise `UsageError` for --insecure where it lets in nobody: `option` is what says where to listen."""
+    import socket
+
     from kera.core.security.settings import is_on_this_host
 
-    if insecure and is_on_this_host(host):
+    if not insecure:
+        return
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError):
+        return  # whoever listens there says so
+    if is_on_this_host(host):
         raise UsageError(f"--insecure has no effect at {host}, which only this host reaches: give another {option}")
 
 
