@@ -493,7 +493,7 @@ async def test_broker_that_is_killed_while_its_disk_is_full_starts_again_with_al
                 await asyncio.to_thread(cluster.restart, BROKER)
             filler.unlink()
             await asyncio.to_thread(cluster.restart, BROKER)
-            assert not log_events(cluster, "index is damaged; it is made anew from the segments")
+            assert not log_events(cluster, "rebuilding the damaged index from the segments")
             ((bounds,),) = (await client.bounds("s")).values()
             assert (bounds.start, bounds.first_record) == (middle.position, middle.record)
             assert bounds.next_record == deliveries[-1].record + deliveries[-1].record_count

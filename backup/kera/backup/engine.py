@@ -219,7 +219,7 @@ class Engine:
                     clean = await self._flushed()
             if not clean:
                 log.error(
-                    "not all is on disk; what is left is lost here, and made anew from its other replicas",
+                    "not all data are on disk; the rest is lost here, and restored from other replicas",
                     bytes=self.bytes_left,
                     stop_flush_ms=self._settings.stop_flush_ms,
                     disk_errors=[str(disk.error) for disk in self.store.persistence.disks if disk.error is not None],

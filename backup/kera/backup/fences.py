@@ -53,7 +53,7 @@ def load_fences(directory: Path, calls: FileCalls = FILE_CALLS, *, has_replicas:
     for each in found:
         fences = {number: max(each.get(number, 0), fences.get(number, 0)) for number in {*each, *fences}}
     for path, reason in damaged.items():
-        log.error("a file is damaged; it is written anew from its copy", path=str(path), reason=reason)
+        log.error("a file is damaged; restoring it from its copy", path=str(path), reason=reason)
     if damaged or missing:
         store_fences(directory, fences, calls)
     return fences

@@ -68,13 +68,13 @@ class BackupSettings(DaemonAccessSettings):
     )
     segment_bytes: ByteSize = Field(
         ByteSize(8 * MIB),
-        description="Size of a replica at most: not below what brokers are set to, and fixed once there are replicas.",
+        description="Maximum size of a replica: at least the brokers' segment_bytes; fixed once there are replicas.",
     )
     flush_delay_ms: int = Field(
         0,
         ge=0,
         description="How long a finished replica may wait to be written to disk, in ms, while a quarter of the memory"
-        " is free: what brokers free by then is never written. Level persisted does not wait.",
+        " is free: a replica that brokers free by then is never written. Level persisted does not wait.",
     )
     headers_bytes_max: ByteSize = Field(
         ByteSize(64 * MIB),
@@ -82,9 +82,9 @@ class BackupSettings(DaemonAccessSettings):
         " reads these first, while producers wait; the disk, where they are not kept.",
     )
     disk_bytes_max: ByteSize | None = Field(
-        None, description="Room for replicas on each disk; absent: what its file system has, less a reserve."
+        None, description="Room for replicas on each disk; absent: the size of its file system, less a reserve."
     )
-    rack: str = Field("", description="What fails together has the same name here: replicas are spread over racks.")
+    rack: str = Field("", description="Failure domain: replicas are spread over backups with different names here.")
     ephemeral: bool = Field(
         default=False, description="The backup never starts again: it writes nothing to disk at its end."
     )
@@ -97,8 +97,8 @@ class BackupSettings(DaemonAccessSettings):
     stop_flush_ms: int = Field(
         STOP_FLUSH_MS,
         ge=0,
-        description="How long a stop may take to write what is in memory to disk, in ms; what is left then is lost"
-        " here, and made anew. Whatever stops the backup has to wait longer: this, handover_ms and"
+        description="How long a stop may take to write the memory to disk, in ms; the rest is lost here, and restored"
+        " from other replicas. A supervisor that stops the backup has to wait longer: this, handover_ms and"
         f" {STOP_TIMEOUT_S:g} s.",
     )
     coordinator_timeout_ms: int = Field(
@@ -116,7 +116,7 @@ class BackupSettings(DaemonAccessSettings):
         None,
         ge=8,
         description="Connections served at once, three quarters of them over frames, the others over gRPC. Absent:"
-        " what the limit of open files (ulimit -n) leaves beside the daemon's own, at most 10,000.",
+        " the limit of open files (ulimit -n) without the daemon's own files, at most 10,000.",
     )
     log_level: str = Field("info", description="debug, info, warning or error.")
 

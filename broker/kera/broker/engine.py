@@ -152,7 +152,7 @@ class LogEngine:
         restart = Restart(arena, index, store)
         await asyncio.to_thread(restart.look, index_whole=whole, slot_bytes=settings.segment_bytes)
         if arena is not None and _differs(arena, settings):
-            log.info("memory is of another size than before: putting what it holds on disk", path=str(arena.path))
+            log.info("the size of the memory has changed: writing its content to disk", path=str(arena.path))
             await cls._drain(settings, arena, restart, runtime)
             arena = None
             restart = Restart(None, index, store, restart.found)
@@ -244,7 +244,7 @@ class LogEngine:
         self.replicator.begin(broker_id, broker_epoch)
         gone = known - keep - overtaken
         for stream_id in gone & there.keys():
-            log.info("dropping a stream of which others have everything now", stream_id=stream_id)
+            log.info("dropping a stream that other brokers have completely now", stream_id=stream_id)
             self.memory.removals.drop_stream(stream_id)
         for stream_id, streamlet_id in {entry[:2] for entry in self._index.entries()} - held:
             if stream_id in keep - overtaken:
@@ -382,7 +382,7 @@ class LogEngine:
             clean = False
         if flush and not clean:
             log.error(
-                "not all is on disk; what is left stays in shared memory for the next start, unless the host goes down",
+                "not all data are on disk; shared memory keeps the rest for the next start, unless the host goes down",
                 bytes=self.memory.segments.bytes_left,
                 stop_flush_ms=self._settings.stop_flush_ms,
                 disk_error=str(self.memory.disk.error or ""),

@@ -73,8 +73,8 @@ class BrokerSettings(DaemonAccessSettings, TracesSettings):
     )
     unix_socket_users: Literal["own", "any"] = Field(
         "own",
-        description="Whose processes on this host may use the broker's unix sockets, and with them its shared memory:"
-        " own, of its own user and root; any, of everybody who authenticates, as far as their rights go. The sockets"
+        description="Processes of this host that may use the broker's unix sockets, and with them its shared memory:"
+        " own, those of its own user and root; any, all that authenticate, as far as their rights go. The sockets"
         " are in data_dir, which those users have to be able to enter; with any, security must be on.",
     )
     arena_bytes: ByteSize = Field(
@@ -94,14 +94,14 @@ class BrokerSettings(DaemonAccessSettings, TracesSettings):
         0,
         ge=0,
         description="How long a full segment may wait to be written to disk, in ms, while a quarter of the memory is"
-        " free: what retention removes by then is never written. A crash of the host takes what waits, unless level"
-        " persisted or replicas say otherwise.",
+        " free: a segment that retention removes by then is never written. A crash of the host loses waiting segments,"
+        " unless they are persisted or replicated.",
     )
     reader_grace_ms: int = Field(
         60_000,
         ge=0,
-        description="After a crash: how long readers of the launch before may go on with what they had got in shared"
-        " memory, in ms; then its memory is used again, and what they still hold is no longer intact.",
+        description="After a crash: how long readers of the launch before may use the shared memory that they had"
+        " mapped, in ms; then the memory is used again, and chunks that they still hold are no longer intact.",
     )
     cpus: str = Field(
         "",
@@ -116,13 +116,13 @@ class BrokerSettings(DaemonAccessSettings, TracesSettings):
         HANDOVER_MS,
         ge=0,
         description="How long a stop waits until other brokers have this one's streamlets, which it gets back when it"
-        " starts again, in ms; what is left then waits for it. 0: a stop is not announced, and counts as a crash.",
+        " starts again, in ms; the others wait for it. 0: a stop is not announced, and counts as a crash.",
     )
     stop_flush_ms: int = Field(
         STOP_FLUSH_MS,
         ge=0,
-        description="How long a stop may take to write what is in memory to disk, in ms. What is left then stays in"
-        " shared memory for the next start. Whatever stops the broker has to wait longer: this, handover_ms and"
+        description="How long a stop may take to write the memory to disk, in ms. The rest stays in shared memory for"
+        " the next start. A supervisor that stops the broker has to wait longer: this, handover_ms and"
         f" {STOP_TIMEOUT_S:g} s.",
     )
     coordinator_timeout_ms: int = Field(
@@ -161,7 +161,7 @@ class BrokerSettings(DaemonAccessSettings, TracesSettings):
         None,
         ge=8,
         description="Connections served at once, half of them over frames, a quarter each over gRPC and for push."
-        " Absent: what the limit of open files (ulimit -n) leaves beside the daemon's own, at most 10,000.",
+        " Absent: the limit of open files (ulimit -n) without the daemon's own files, at most 10,000.",
     )
     log_level: str = Field("info", description="debug, info, warning or error.")
 

@@ -21,8 +21,8 @@ CLUSTER_SECRET_OPTION = typer.Option(
     "--cluster-secret-file",
     metavar="FILE",
     parser=path_of("--cluster-secret-file"),
-    help="Act as a daemon of the cluster, with its secret in FILE: for the first user, or when nobody can authenticate"
-    " who may do this.",
+    help="Act as a daemon of the cluster, with its secret in FILE: for the first user, or when no user with"
+    " the right to do this can authenticate.",
 )
 
 

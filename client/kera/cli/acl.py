@@ -21,7 +21,7 @@ from kera.core.errors import KeraError
 if TYPE_CHECKING:
     from kera.client.admin.access import Check, Granted, Operation, Revoked, Rule
 
-app = Commands(help="Grant, revoke and list rights, and ask who may do what.", no_args_is_help=True)
+app = Commands(help="Grant, revoke and list rights, and check whether a user has a right.", no_args_is_help=True)
 
 ALL = "all"
 """In place of operations: those that there are for a resource."""
@@ -89,7 +89,7 @@ def revoke(
     rule: list[int] = typer.Option(
         [], "--rule", min=1, metavar="ID", help="Number of the rule, in place of the others; may be repeated."
     ),
-    deny: bool = typer.Option(False, "--deny", help="Of the rule that forbids it."),
+    deny: bool = typer.Option(False, "--deny", help="Take back a rule that denies."),
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
@@ -177,9 +177,9 @@ async def _list(
 
 @app.command()
 def check(
-    operation: str = typer.Argument(..., metavar="OPERATION", help="What is to be done, such as read."),
-    resource: str = typer.Argument(..., metavar="RESOURCE", help="With what, such as stream:orders."),
-    principal: str = typer.Option("", "--principal", metavar="PRINCIPAL", help="Who: user:NAME. Default: yourself."),
+    operation: str = typer.Argument(..., metavar="OPERATION", help="Operation to check, such as read."),
+    resource: str = typer.Argument(..., metavar="RESOURCE", help="Its resource, such as stream:orders."),
+    principal: str = typer.Option("", "--principal", metavar="PRINCIPAL", help="User: user:NAME. Default: yourself."),
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,

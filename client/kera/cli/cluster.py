@@ -188,7 +188,7 @@ async def _move(bootstrap: str, stream: str, streamlet: int, broker_id: int, out
 
 @app.command()
 def rebalance(
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would move, and why."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show the moves and their reasons."),
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
@@ -238,7 +238,7 @@ def drain(
     wait: bool = typer.Option(
         False,
         "--wait",
-        help="Wait until it is empty, showing what it is waiting for; otherwise show the progress.",
+        help="Wait until it is empty, and show the obstacles; otherwise show the progress.",
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
@@ -410,7 +410,9 @@ def restore(
     zookeeper: str = typer.Option(
         "", "--zookeeper", help="ZooKeeper ensemble of the coordinators, instead of a directory."
     ),
-    force: bool = typer.Option(False, "--force", help="Overwrite existing metadata; what the backup lacks is lost."),
+    force: bool = typer.Option(
+        False, "--force", help="Overwrite existing metadata; records that the backup lacks are lost."
+    ),
 ) -> None:
     """Restore the metadata from a backup. Stop all coordinators first; brokers keep streams that the backup lacks."""
     if (data_dir is None) == (not zookeeper):

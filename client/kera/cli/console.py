@@ -28,7 +28,7 @@ def console(
         help="Let pages change the cluster: streams, records, consumer groups, schemas, moves and drains.",
     ),
     host: list[str] = typer.Option(
-        [], "--host", metavar="NAME", help="Another name by which browsers ask for it, as of a proxy; repeatable."
+        [], "--host", metavar="NAME", help="Another host name that browsers use, such as a proxy's; repeatable."
     ),
     tls_cert: Path | None = typer.Option(
         None,

@@ -45,7 +45,7 @@ def set_(
     coordinators: str | None = typer.Option(
         None, "--bootstrap", "-b", metavar="HOST:PORT", help="Coordinators, separated by commas. A new one needs it."
     ),
-    user: str | None = typer.Option(None, "--user", metavar="NAME", help="Who we are there, with a password."),
+    user: str | None = typer.Option(None, "--user", metavar="NAME", help="User to authenticate as, with a password."),
     password_file: str | None = typer.Option(None, "--password-file", metavar="FILE", help="File with the password."),
     token_file: str | None = typer.Option(None, "--token-file", metavar="FILE", help="File with a token, in place."),
     tls_ca: str | None = typer.Option(

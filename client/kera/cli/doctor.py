@@ -71,7 +71,7 @@ def doctor(
         "--config",
         metavar="FILE",
         parser=path_of("--config"),
-        help="Settings of daemons here: whether what they say of security fits together, and its files are there.",
+        help="File with settings of daemons: check their security settings, and the files that these name.",
     ),
     output: Output = OUTPUT_OPTION,
 ) -> int:

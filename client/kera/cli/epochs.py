@@ -34,8 +34,10 @@ def list_(
     name: str = NAME_ARGUMENT,
     epoch: str | None = LENGTH_OPTION,
     start: str = typer.Option("earliest", "--from", metavar="NUMBER|earliest", help="The first epoch."),
-    limit: int = typer.Option(100, "--limit", min=1, max=EPOCHS_MAX, metavar="N", help="List so many at most."),
-    digest: bool = typer.Option(False, "--digest", help="Show a digest of what is in each: the same for all readers."),
+    limit: int = typer.Option(100, "--limit", min=1, max=EPOCHS_MAX, metavar="N", help="Maximum of epochs to list."),
+    digest: bool = typer.Option(
+        False, "--digest", help="Show a digest of each one's records: the same for all readers."
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:

@@ -18,7 +18,7 @@ from kera.cli._run import UsageError
 from kera.core.errors import KeraError
 from kera.core.spelling import hint
 
-app = Commands(help="Print what goes with a deployment: alerts, dashboard, units, completion.", no_args_is_help=True)
+app = Commands(help="Print files for a deployment: alerts, dashboard, units, completion.", no_args_is_help=True)
 
 
 class Kind(NamedTuple):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kera.client.admin.access import Access
     from kera.client.admin.quotas import Quota
 
-app = Commands(help="Set, show and clear quotas: what users may use at most.", no_args_is_help=True)
+app = Commands(help="Set, show and clear quotas, the limits of users.", no_args_is_help=True)
 
 NONE = "none"
 """In place of a number: as much as it likes."""

@@ -67,7 +67,7 @@ def create(
         1, min=1, metavar="V", help="Virtual logs that carry the stream to backups; at most streamlets × entries."
     ),
     memory_priority: int = typer.Option(
-        0, min=0, max=9, metavar="0-9", help="What is on disk of streams with a higher one stays in memory longer."
+        0, min=0, max=9, metavar="0-9", help="Streams with a higher one keep data on disk in memory longer."
     ),
     replication_priority: int = typer.Option(
         0, min=0, max=9, metavar="0-9", help="Records of streams with a higher one go to backups first."
@@ -102,7 +102,7 @@ def create(
         "0", metavar="SIZE", help="Delete the oldest records of a streamlet beyond this size; 0 keeps them."
     ),
     retention_consumer_group: list[str] | None = typer.Option(
-        None, metavar="NAME", help="Keep what this consumer group has yet to read; may be repeated."
+        None, metavar="NAME", help="Keep records that this consumer group has yet to read; may be repeated."
     ),
     retention_consumed: bool = typer.Option(
         False, "--retention-consumed", help="Delete records once all these consumer groups have read them."
@@ -332,13 +332,13 @@ def alter(
         None, min=1, metavar="V", help="Virtual logs that carry the stream to backups; at most streamlets × entries."
     ),
     memory_priority: int | None = typer.Option(
-        None, min=0, max=9, metavar="0-9", help="What is on disk of streams with a higher one stays in memory longer."
+        None, min=0, max=9, metavar="0-9", help="Streams with a higher one keep data on disk in memory longer."
     ),
     replication_priority: int | None = typer.Option(
         None, min=0, max=9, metavar="0-9", help="Records of streams with a higher one go to backups first."
     ),
     memory_domain: str | None = typer.Option(
-        None, metavar="NAME", help="Have what is written from now on in the shared memory of this memory domain."
+        None, metavar="NAME", help="Memory domain whose shared memory has records from now on."
     ),
     epoch: str | None = typer.Option(None, metavar="TIME", help=EPOCH_HELP),
     punctuation: str | None = typer.Option(None, metavar="WHO", help=PUNCTUATION_HELP),
@@ -353,7 +353,7 @@ def alter(
     retention_consumer_group: list[str] | None = typer.Option(
         None,
         metavar="NAME",
-        help="Keep what this consumer group has yet to read; may be repeated. Replaces the list.",
+        help="Keep records that this consumer group has yet to read; may be repeated. Replaces the list.",
     ),
     no_retention_consumer_groups: bool = typer.Option(
         False, "--no-retention-consumer-groups", help="Clear the list of consumer groups that retention waits for."

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = Commands(help="Issue, list, renew and revoke delegation tokens.", no_args_is_help=True)
 
-TOKEN_ARGUMENT = typer.Argument(..., metavar="ID", help="Of the token, as kera token list shows it.")
+TOKEN_ARGUMENT = typer.Argument(..., metavar="ID", help="Id of the token, as kera token list shows it.")
 
 
 @app.command()

@@ -29,13 +29,13 @@ class ClientSettings(CredentialSettings, TracesSettings):
     connect_timeout_ms: int = Field(5_000, gt=0, description="How long to wait for one connection, in ms.")
     request_timeout_ms: int = Field(10_000, gt=0, description="How long to wait for one answer, in ms.")
     retry_timeout_ms: int = Field(
-        30_000, ge=0, description="How long to go on trying what fails for a passing reason, in ms."
+        30_000, ge=0, description="How long to repeat requests that fail for a passing reason, in ms."
     )
     recovery_timeout_ms: int = Field(
         600_000,
         ge=0,
-        description="How long to wait for what a broker says is being recovered, in ms; retry_timeout_ms counts from"
-        " the last such answer.",
+        description="How long to wait for data that are being recovered, in ms; retry_timeout_ms counts from the last"
+        " answer of a broker that says so.",
     )
     retry_backoff_ms: int = Field(50, gt=0, description="Pause before the first retry, in ms; doubles up to 1 s.")
     message_bytes_max: ByteSize = Field(
@@ -71,8 +71,8 @@ class ProducerSettings(KeraSettings):
         None,
         gt=0,
         le=3_600_000,
-        description="Within how many ms records are to be acknowledged: an unfilled chunk waits for more records as"
-        " long as that leaves time, less what requests take and a tenth. Absent: linger_ms decides.",
+        description="Time within which records have to be acknowledged, in ms: an unfilled chunk waits for more"
+        " records for that time, less the time of requests and a tenth. Absent: linger_ms decides.",
     )
     requests_in_flight_max: int = Field(
         5, ge=1, description="Requests per broker that wait for an answer; order is kept whatever the number."
@@ -86,8 +86,8 @@ class ProducerSettings(KeraSettings):
     payload: Literal["auto", "arrow", "lean"] = Field(
         "auto",
         description="How the records of a chunk are written. arrow: an Arrow message, 600 bytes and more beside the"
-        " records; lean: what differs from chunk to chunk, far less where chunks are small; auto: lean where the native"
-        " core is there, which makes it as quickly.",
+        " records; lean: only the parts that differ from chunk to chunk, far less where chunks are small; auto: lean"
+        " where the native core is there, which makes it as quickly.",
     )
     partitioner: PartitionerName = Field(
         "crc32c",
@@ -119,9 +119,7 @@ class ConsumerSettings(KeraSettings):
     section: ClassVar[str] = "consumer"
 
     consumer_group: str = Field("", description="Name of the consumer group, as brokers see it.")
-    fetch_bytes_max: ByteSize = Field(
-        ByteSize(2 * MIB), description="Bound on one response of a broker from which chunks are pulled."
-    )
+    fetch_bytes_max: ByteSize = Field(ByteSize(2 * MIB), description="Maximum of one response of a broker to a pull.")
     fetch_wait_ms: int = Field(
         500, ge=0, le=60_000, description="How long a broker waits for records when a fetch finds none, in ms."
     )
@@ -150,25 +148,25 @@ class ConsumerSettings(KeraSettings):
     undecodable_records: Literal["fail", "skip"] = Field(
         "fail",
         description="How to treat a record that the consumer's deserializer cannot read. fail: CannotDecode is raised,"
-        " and who goes on gets the record behind it; skip: it is left out, and a warning says how many were.",
+        " and the next call continues behind it; skip: it is left out, and a warning says how many were.",
     )
     joined_bytes_max: ByteSize = Field(
         ByteSize(256 * KIB),
-        description="Lean chunks of up to 16 KiB that follow each other come as one batch, which is a copy, until it"
-        " has so many bytes. 0: each chunk by itself.",
+        description="Lean chunks of up to 16 KiB that follow each other come as one batch, which is a copy, of at"
+        " most this size. 0: each chunk by itself.",
     )
     decompressed_bytes_max: ByteSize = Field(
         ByteSize(128 * MIB),
         gt=0,
-        description="Bound on what a chunk may become when it is decompressed, or each of its values is written out:"
-        " one that is more cannot be read.",
+        description="Maximum size of a chunk when it is decompressed, or when each of its values is written out:"
+        " a larger one cannot be read.",
     )
     verify_checksums: bool = Field(
         default=True, description="Check each chunk's checksums before its records are used; about 0.04 s per GB."
     )
     validate_chunks: bool = Field(
         default=True,
-        description="Look whether each chunk's payload is a whole record batch before its records are used; about 2 us"
-        " a chunk and 0.01 s per GB. false: only where all who can write to the stream are trusted, as a chunk that is"
-        " made for it can then end the process.",
+        description="Check that each chunk's payload is a whole record batch before its records are used; about 2 us"
+        " a chunk and 0.01 s per GB. false: only where all writers of the stream are trusted, as a malicious chunk can"
+        " then end the process.",
     )

@@ -54,8 +54,8 @@ class CoordinatorSettings(DaemonAccessSettings):
     )
     zookeeper_tls: bool = Field(
         default=False,
-        description="Connections to ZooKeeper are encrypted, with tls_ca, tls_cert and tls_key; its secureClientPort is"
-        " then what zookeeper names.",
+        description="Connections to ZooKeeper are encrypted, with tls_ca, tls_cert and tls_key; zookeeper then names"
+        " its secureClientPort.",
     )
     advertised_address: str = Field(
         "",
@@ -96,14 +96,14 @@ class CoordinatorSettings(DaemonAccessSettings):
     report_grace_ms: int = Field(
         1000,
         ge=0,
-        description="A broker that clients cannot reach, and whose address refuses connections twice, so long apart,"
-        " counts as dead at once, in ms: enough for one that is just being started anew.",
+        description="Time between two refused connections after which a broker that clients cannot reach counts as"
+        " dead at once, in ms: enough for a restart of its process.",
     )
     seal_wait_ms: int = Field(
         2000,
         ge=1,
-        description="How long a streamlet that moves may wait for what is not durable yet, in ms; then it stays where"
-        " it is. No chunk is taken for it meanwhile.",
+        description="How long a streamlet that moves may wait for chunks that are not durable yet, in ms; then it"
+        " stays where it is. No chunk is taken for it meanwhile.",
     )
     restart_grace_ms: int = Field(
         60_000,
@@ -115,8 +115,8 @@ class CoordinatorSettings(DaemonAccessSettings):
     unnamed_group_retention_ms: int = Field(
         7 * 24 * 3_600_000,
         ge=0,
-        description="Groups whose names nobody has chosen, as those of Spark queries without kera.group.id, are"
-        " forgotten after so long without use, in ms; 0: never. Time counts only while a coordinator leads.",
+        description="Time without use after which consumer groups without a chosen name, such as those of Spark"
+        " queries without kera.group.id, are forgotten, in ms; 0: never. Time counts only while a coordinator leads.",
     )
     group_lag_interval_ms: int = Field(
         10_000,
@@ -148,14 +148,14 @@ class CoordinatorSettings(DaemonAccessSettings):
     feature_level_max: int | None = Field(
         None,
         ge=0,
-        description="The cluster's feature level rises no higher by itself, so that one can go back to the version"
-        " before. Absent: to what all its daemons have.",
+        description="Maximum to which the cluster's feature level rises by itself, so that a downgrade to the version"
+        " before remains possible. Absent: the level of all its daemons.",
     )
     connections_max: int | None = Field(
         None,
         ge=8,
-        description="Connections served at once, of clients and daemons. Absent: what the limit of open files"
-        " (ulimit -n) leaves beside the daemon's own, at most 10,000.",
+        description="Connections served at once, of clients and daemons. Absent: the limit of open files"
+        " (ulimit -n) without the daemon's own files, at most 10,000.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Log from this level up: debug, info, warning or error."

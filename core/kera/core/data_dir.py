@@ -151,7 +151,7 @@ class DataDirectory:
                 )
             return 0, ""
         for path, reason in damaged.items():
-            log.error("a file is damaged; it is written anew from its copy", path=str(path), reason=reason)
+            log.error("a file is damaged; restoring it from its copy", path=str(path), reason=reason)
         self.directory_id = found.directory_id or self.directory_id
         self.coordinator_epoch = found.coordinator_epoch
         if found.format == FORMAT:

@@ -172,7 +172,9 @@ class ArenaFile:
                 elif geometry is not None and os.fstat(fd).st_size == geometry.file_bytes:
                     file = cls(path, fd, geometry, head.domain, head.number, calls)
                 else:
-                    log.error("memory that was left is damaged: what was nowhere else is lost", path=str(path))
+                    log.error(
+                        "memory of the last launch is damaged: data that were nowhere else are lost", path=str(path)
+                    )
         except OSError as error:
             log.error("cannot read memory that was left", path=str(path), error=str(error))
         finally:
@@ -307,7 +309,7 @@ def remove_orphans(shm_dir: Path, data_dir: Path, *, keep: Collection[Path] = ()
             os.close(fd)
     if ignored:
         log.warning(
-            "ignored what has the name of an arena and is not this user's own file",
+            "ignored a path with the name of an arena that is not this user's own file",
             shm_dir=str(shm_dir),
             count=len(ignored),
             files=ignored[:IGNORED_LOGGED_MAX],

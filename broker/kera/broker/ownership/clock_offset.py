@@ -47,7 +47,7 @@ class ClockOffset:
         elif not within and self.told_us is None:
             self.told_us = grace_us
             log.warning(
-                "the clock is off, so epochs of entries that nobody writes to stay open; see that clocks are set",
+                "the clock is off, so epochs of entries without writers stay open; synchronize the clocks",
                 off_s=round(self.least_us / 1e6, 3),
                 limit_s=grace_us / 2e6,
             )

@@ -76,7 +76,7 @@ class Installer:
             failing = ""
         except OSError as error:
             if not self.failing:  # else it was logged when it began
-                log.error("cannot sync what is recovered; it is tried again", error=str(error))
+                log.error("cannot sync recovered data; trying again", error=str(error))
             failing = of_disk(error)
         finally:
             self.failing = failing

@@ -100,7 +100,7 @@ class ReplicaFetcher:
                     reasons.append(f"backup {backup_id}: {error.message}")
                 continue
             except OSError as error:
-                log.error("cannot write what is recovered; it is tried again", error=str(error))
+                log.error("cannot write recovered data; trying again", error=str(error))
                 return of_disk(error)
             if not wrong:
                 return ""

@@ -68,7 +68,7 @@ class Mappings:
         for file in renewed:
             del self._given[file]
             if not self._arena.is_renewed(file):
-                log.info("memory is renewed: somebody who has mapped it may not read it any more", domain=file.domain)
+                log.info("renewing memory: a reader that has mapped it has lost its rights", domain=file.domain)
                 self._arena.renew(file.domain)
                 self._memory.close_all_of(file.domain)
         times = [self._good_until_s(who) for given in self._given.values() for who in given]

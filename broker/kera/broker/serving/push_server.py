@@ -270,7 +270,7 @@ class _Connection(asyncio.Protocol):
 
     def _took_too_long(self) -> None:
         self._server.push.totals.refused += 1
-        log.warning("a reader was disconnected: it has not said in time who it is, and what it wants to read")
+        log.warning("disconnected a reader: it did not authenticate and name its streams in time")
         self.abort()
 
     def _give_default(self) -> None:

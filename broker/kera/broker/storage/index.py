@@ -324,7 +324,7 @@ def _copy_intact(path: Path, copying: CopyIndex) -> bool:
     try:
         report = copying(path, copy)
     except CopyFailed as error:
-        log.error("index is damaged; it is made anew from the segments", path=str(path), reason=str(error))
+        log.error("rebuilding the damaged index from the segments", path=str(path), reason=str(error))
         shutil.rmtree(copy, ignore_errors=True)
         (path / "data.mdb").unlink()
         return False
@@ -348,7 +348,7 @@ def _copy_intact(path: Path, copying: CopyIndex) -> bool:
     shutil.rmtree(copy, ignore_errors=True)
     if not whole:
         log.error(
-            "index has damaged records; they are made anew from the segments",
+            "rebuilding damaged records of the index from the segments",
             path=str(path / "data.mdb"),
             damaged=report["damaged"],
             missing=report["missing"],

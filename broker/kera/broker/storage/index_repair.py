@@ -137,7 +137,7 @@ def repair_index(store: SegmentStore, found: StartFindings, in_memory: set[Segme
     meta["next_physical_id"] = meta["first_unsettled_id"] = max(last_id + 1, meta.get("next_physical_id", 1))
     meta["clean"] = False
     index.commit(changes, meta)
-    log.warning("made the index anew from the segment files", segments=len(segments))
+    log.warning("rebuilt the index from the segment files", segments=len(segments))
 
 
 def _newest_in_memory(

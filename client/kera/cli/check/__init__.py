@@ -37,8 +37,10 @@ def check(
     stream: str | None = typer.Option(
         None, "--stream", metavar="NAME", help="An empty stream that is there. Default: one that is made for the check."
     ),
-    streamlets: int | None = typer.Option(None, "--streamlets", metavar="N", help="Of its stream. Default: 4."),
-    entries: int | None = typer.Option(None, "--entries", metavar="N", help="Of each streamlet. Default: 1."),
+    streamlets: int | None = typer.Option(
+        None, "--streamlets", metavar="N", help="Streamlets of its stream. Default: 4."
+    ),
+    entries: int | None = typer.Option(None, "--entries", metavar="N", help="Entries of each streamlet. Default: 1."),
     replication: int | None = typer.Option(
         None, "--replication", min=0, metavar="N", help="Backups per record. Default: the cluster's."
     ),
@@ -58,7 +60,7 @@ def check(
         metavar="SECONDS",
         help="After the load and the last --kill, all is to be acknowledged and read within this time.",
     ),
-    seed: int | None = typer.Option(None, "--seed", metavar="N", help="Of what chance decides; it is printed."),
+    seed: int | None = typer.Option(None, "--seed", metavar="N", help="Seed of random choices; it is printed."),
     keep: bool = typer.Option(False, "--keep", help="Keep the stream. It is kept anyway when something is wrong."),
     output: Output = OUTPUT_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,

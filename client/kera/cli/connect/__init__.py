@@ -74,7 +74,7 @@ def copy(
     skip_lost: bool = typer.Option(
         False, "--skip-lost", help="Continue behind records that the source removed or lost before they were copied."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print what happens as JSON lines to standard output."),
+    as_json: bool = typer.Option(False, "--json", help="Print events as JSON lines to standard output."),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Copy records from SOURCE to TARGET.
@@ -158,7 +158,7 @@ async def _rounds(client: Client) -> list[tuple[str, Round | None]]:
 
 @app.command()
 def forget(
-    name: str = typer.Argument(..., metavar="NAME", help="Of a copy, as kera connect list shows it."),
+    name: str = typer.Argument(..., metavar="NAME", help="Name of a copy, as kera connect list shows it."),
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:

@@ -186,7 +186,7 @@ def reset(
     ),
     all_streams: bool = typer.Option(False, "--all-streams", help="In all streams that the group has read."),
     create: bool = typer.Option(False, "--create", help="Create the group at these offsets if it does not exist."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would change; --yes has no effect."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show the changes; --yes has no effect."),
     force: bool = typer.Option(False, "--force", help="Reset even while consumers are active; they lose their leases."),
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,

@@ -58,7 +58,7 @@ def top(
         "--interval",
         "-i",
         metavar="SECONDS",
-        help=f"Between two refreshes, and what rates are over: {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f}.",
+        help=f"Time between refreshes, over which rates are measured: {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f}.",
     ),
     view: str | None = typer.Option(
         None, "--view", metavar="NAME", help=f"To begin with: {', '.join(VIEW_NAMES)}. Default: {VIEW_NAMES[0]}."
@@ -68,7 +68,7 @@ def top(
     ),
     once: bool = typer.Option(False, "--once", help="Print one snapshot and end; so does --output json or yaml."),
     rows: int | None = typer.Option(
-        None, "--rows", min=1, max=1_000_000, metavar="N", help=f"Of each table, with --once. Default: {ROWS}."
+        None, "--rows", min=1, max=1_000_000, metavar="N", help=f"Rows of each table, with --once. Default: {ROWS}."
     ),
     internal: bool = INTERNAL_OPTION,
     output: Output = OUTPUT_OPTION,

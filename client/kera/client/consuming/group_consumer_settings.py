@@ -16,8 +16,8 @@ class GroupConsumerSettings(ConsumerSettings):
 
     start: Literal["earliest", "latest"] = Field(
         "earliest",
-        description="Where a consumer group begins that has no cursor in a stream yet. earliest: with all that is"
-        " there; latest: with what comes from then on.",
+        description="Where a consumer group begins that has no cursor in a stream yet. earliest: with all present"
+        " records; latest: with new records only.",
     )
     session_timeout_ms: int = Field(
         10_000,
@@ -35,8 +35,8 @@ class GroupConsumerSettings(ConsumerSettings):
     commit_interval_ms: int = Field(
         1_000,
         ge=0,
-        description="How often the consumer commits what has been processed, in ms. 0: only when it is told to; then"
-        " a group goes to another consumer only when all that was delivered of it is committed.",
+        description="How often the consumer commits processed records, in ms. 0: only by commit(); then a group goes"
+        " to another consumer only when all of its delivered records are committed.",
     )
     groups_max: int = Field(
         2048,
@@ -47,8 +47,8 @@ class GroupConsumerSettings(ConsumerSettings):
     )
     in_order: bool = Field(
         default=False,
-        description="Whether each entry is read in order by the consumer group: nobody gets records of an entry before"
-        " all that comes before them is processed and committed, so records with the same key are processed in their"
+        description="Whether each entry is read in order by the consumer group: no consumer gets records of an entry"
+        " before all earlier ones are processed and committed, so records with the same key are processed in their"
         " order. It holds for all consumers of the consumer group as soon as one of them asks for it. Then no more"
         " consumers work at once than the streams have entries.",
     )

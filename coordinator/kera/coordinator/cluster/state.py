@@ -154,7 +154,7 @@ class State:
             await self.ledger.write({**changes, **values})
         except (VersionConflict, MetadataStoreFailed) as error:
             if not self.lost.done():
-                log.error("this coordinator stops: it may not know what is in the store", error=error.message)
+                log.error("this coordinator stops: its memory may differ from the store", error=error.message)
                 self.lost.set_result(error)
             raise
         for stream in streams:

@@ -348,7 +348,7 @@ class ConsumerGroups:
             consumer_group = self.registry.groups[name]
             with self.registry.change(consumer_group):
                 self.registry.forget(consumer_group)
-            log.info("consumer group forgotten: nobody had named it, and nobody used it", consumer_group=name)
+            log.info("consumer group without a chosen name forgotten: it was unused", consumer_group=name)
         if self._uses.dirty or self._uses.clock_due(now_s):
             self.registry.note_change()
         await self._durability.durable()

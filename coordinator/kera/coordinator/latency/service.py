@@ -66,9 +66,7 @@ class LatencyService:
             try:
                 checked(record.constraint)
             except InvalidArgument as error:  # of a later version
-                log.error(
-                    "latency constraint counts for nothing", constraint=record.constraint.name, error=error.message
-                )
+                log.error("latency constraint ignored", constraint=record.constraint.name, error=error.message)
                 continue
             self._records[record.constraint.name] = record
         self.planning.load(record.constraint for record in self._records.values())

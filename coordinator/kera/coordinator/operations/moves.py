@@ -83,7 +83,9 @@ class UnresolvedMoves:
                 await state.open(broker_id, state.catalog.with_id(stream_id))
             except KeraError as error:
                 log.warning(
-                    "broker does not know yet what moved away from it", broker_id=broker_id, error=error.message
+                    "broker is not yet notified of streamlets that moved away from it",
+                    broker_id=broker_id,
+                    error=error.message,
                 )
                 return
         await state.change(self._drop_moves(moves))

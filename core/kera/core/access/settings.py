@@ -37,13 +37,13 @@ class DaemonAccessSettings(DaemonTlsSettings):
 
     security: bool = Field(
         default=False,
-        description="Everybody has to authenticate, and may do what rules allow. The same for all daemons of a cluster;"
-        " they know each other by cluster_secret_file, or by certificates with tls_client_auth required.",
+        description="Every caller has to authenticate, and has the rights that rules give. The same for all daemons of"
+        " a cluster; they know each other by cluster_secret_file, or by certificates with tls_client_auth required.",
     )
     cluster_secret_file: Path | None = Field(
         None,
-        description="File with a secret that all daemons of the cluster have, and nobody else; on a second line the one"
-        " from before, while it is replaced. It is read again when it has changed.",
+        description="File with a secret that only the daemons of the cluster have; on a second line the former one,"
+        " while it is replaced. It is read again when it has changed.",
     )
     super_users: list[str] = Field(
         [], description="Principals that may do everything, whatever rules say: user:NAME or role:NAME."
@@ -58,8 +58,8 @@ class DaemonAccessSettings(DaemonTlsSettings):
     )
     audit_stream: str = Field(
         "",
-        description="Stream into which this daemon writes what happens to access, besides its log (kera.audit): a"
-        " record of JSON for each event. It is made if it is not there. Empty: only the log.",
+        description="Stream into which this daemon writes audit events, besides its log (kera.audit): a record of JSON"
+        " for each event. It is created if it does not exist. Empty: only the log.",
     )
     jwt_keys: str = Field(
         "",
@@ -67,7 +67,7 @@ class DaemonAccessSettings(DaemonTlsSettings):
         " when it has changed; or an address, https://… (http://… on this host), which is asked every five minutes, and"
         " when a token names a key that is not there. Set: tokens of that issuer are taken.",
     )
-    jwt_issuer: str = Field("", description="Whose tokens are taken: their claim iss. Needed with jwt_keys.")
+    jwt_issuer: str = Field("", description="Issuer of accepted tokens: their claim iss. Needed with jwt_keys.")
     jwt_audience: str = Field(
         "",
         description="For whom tokens have to be: their claim aud, or one of it. Needed with jwt_keys, as an issuer has"

@@ -43,8 +43,8 @@ class DaemonTlsSettings(TlsSettings):
     )
     insecure: bool = Field(
         default=False,
-        description="Listen beyond this host though not everybody who connects has to show a certificate or to"
-        " authenticate over TLS: for networks that only those can reach who may do everything.",
+        description="Listen beyond this host although clients need neither show a certificate nor authenticate over"
+        " TLS: for networks that only clients with all rights can reach.",
     )
 
 

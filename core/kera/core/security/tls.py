@@ -39,7 +39,7 @@ class Tls:
         self._problem = ""
         self._unfit = self._unfitness(self._loaded)
         if self._unfit:
-            log.warning("a certificate is no good", reason=self._unfit)
+            log.warning("invalid certificate", reason=self._unfit)
 
     @property
     def version(self) -> bytes:
@@ -133,7 +133,7 @@ class Tls:
             self._loaded = loaded
             log.info("certificates have changed")
             if worse:
-                log.warning("a certificate is no good", reason=worse)
+                log.warning("invalid certificate", reason=worse)
 
     def _not_taken(self, problem: str) -> None:
         if self._problem != problem:

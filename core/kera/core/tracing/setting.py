@@ -36,8 +36,8 @@ class TracesSettings(KeraSettings):
 
     traces: str = Field(
         "",
-        description="Where traces (OpenTelemetry) go: otlp http://HOST:4318, with the part of what is traced behind it"
-        " (default: 0.01); off: nowhere. Empty: as OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT and their like"
+        description="Where traces (OpenTelemetry) go: otlp http://HOST:4318, with the share of recorded traces behind"
+        " it (default: 0.01); off: nowhere. Empty: as OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT and their like"
         " say; without them, nowhere.",
     )
 

@@ -85,7 +85,7 @@ def read_partition(options: ReadOptions, partition: InputPartition, wanted: Stru
             del gathered, batches  # what lies in a broker's memory is given back before the next is waited for
         if again is None:
             break
-        log.info("%s: what its broker had pushed is not in its memory any more; it is read again", _named(piece))
+        log.info("%s: pushed chunks are no longer in the broker's memory; reading them again", _named(piece))
         left, shared_memory = replace(left, start=again), "never"
     _require_all(piece, records, losses)
     log.debug("%s: %d chunks, %d of them in the broker's memory", _named(piece), chunk_count, pushed_count)

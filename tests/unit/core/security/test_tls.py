@@ -219,7 +219,7 @@ def test_at_its_start_a_daemon_has_no_other_and_says_what_is_wrong(
     put(files, getattr(issuing, kind)())
     with capture_logs() as lines:
         tls = Tls(files, Timer())
-    assert [line["event"] for line in lines] == ["a certificate is no good"]
+    assert [line["event"] for line in lines] == ["invalid certificate"]
     assert re.search(text, tls.unfit)
     assert tls.problem == ""
 
