@@ -398,9 +398,7 @@ class Producer(SendsRows, Punctuates, Delays):
             await self._guard.disarm()
 
     def loss(self) -> Loss | None:
-        """The records that were accepted and are not delivered, for the warning when a producer is dropped without
-        `close`.
-        """
+        """The records that are lost if the producer is dropped now: accepted, and not delivered."""
         records = self._buffer.record_counts()
         for name, writer in self._writers.items():
             records[name] += writer.open_records()
