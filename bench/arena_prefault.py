@@ -1,4 +1,4 @@
-"""What it is worth to fault the arena in at the start, and to have it of huge pages.
+"""The benefit of faulting the arena in at the start, and of huge pages for it.
 
 In each round a file in shared memory is made and mapped as the arena's, then written segment by segment, twice: the
 first time touches each page, unless it was faulted in (MADV_POPULATE_WRITE) before, which is timed as well. The same on

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: figures, the machine, a broker to look at from outside, chunks to send."""
+"""Shared by the scripts of this folder: figures, the machine, a broker watched from outside, chunks to send."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ class Figures:
         return list(self._samples[name][1])
 
     def unit(self, name: str) -> str:
-        """Of the samples."""
+        """The unit of the samples."""
         return self._samples[name][0]
 
     @property
     def names(self) -> list[str]:
-        """Of all samples, in the order in which they came."""
+        """The names of all samples, in the order in which they came."""
         return list(self._samples)
 
     def print(self) -> None:
@@ -126,7 +126,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def machine(where: Path) -> dict[str, Any]:
-    """What the figures are of."""
+    """The machine that the figures belong to."""
     return {
         "cores": os.cpu_count(),
         "cpu": cpu_model(),
@@ -166,7 +166,7 @@ class Broker:
 
     @property
     def pid(self) -> int:
-        """Of the broker's process."""
+        """Id of the broker's process."""
         return self.cluster.processes[BROKER]
 
     @property

@@ -19,7 +19,7 @@ from kera.client import Client
 from kera.core.process import die_with_parent
 
 DIGITS = 16
-"""Of the time in microseconds, at the beginning of a value."""
+"""Digits of the time in microseconds, at the beginning of a value."""
 TICK_S = 0.001
 
 

@@ -1,4 +1,4 @@
-"""What epochs cost beside reading as it comes, and what they bring over a strict merge: ``python -m bench.epochs``.
+"""The cost of epochs beside plain reading, and their benefit over a strict merge: ``python -m bench.epochs``.
 
 For each length of epochs a history lies in eight streamlets, in chunks that end where epochs do, as producers cut them:
 so short epochs have small chunks. Each history is read in turns, in the same cluster: by a plain consumer, in epochs
@@ -37,10 +37,10 @@ STRICT = "strict merge, record by record"
 STREAMLETS = 8
 ARENA_BYTES = 2 << 30
 RECORDS_PER_MS = 2
-"""Of event time, in each streamlet."""
+"""Records per ms of event time, in each streamlet."""
 CHUNK_RECORDS_MAX = 1000
 CHUNKS_MAX = 16_000
-"""Of a history: with short epochs it has fewer records for that."""
+"""Maximum of chunks of a history: with short epochs it has fewer records for that."""
 STRICT_RECORDS_MAX = 160_000
 """The strict merge reads the first so many of a history: it is that slow."""
 RECORD_BYTES = 100
@@ -49,12 +49,12 @@ EPOCHS_MS = (1, 10, 100, 1000, 10_000)
 
 
 class Reading(NamedTuple):
-    """What one reader did with one history."""
+    """The figures of one reader with one history."""
 
     records: int
     seconds: float
     client_s: float
-    """Of processors, all of this process."""
+    """Processor time of this process."""
     broker_s: float
 
     @property
@@ -146,7 +146,7 @@ def readings(
 
 
 def core_speeds(running: RunningCluster, epoch_ms: int, records_max: int) -> dict[str, float]:
-    """Of each reader, once, of one history: millions of records per second of its processor time."""
+    """The speed of each reader, once, with one history: millions of records per second of its processor time."""
     with contextlib.suppress(StreamExists):  # it is there from an earlier round
         asyncio.run(_fill(running.bootstrap, epoch_ms, history_records(epoch_ms, records_max)))
     return {

@@ -1,4 +1,4 @@
-"""What readers of epochs wait for, and what entries cost that nobody writes to: ``python -m bench.epochs_live``.
+"""The delay of epoch readers, and the cost of entries without writers: ``python -m bench.epochs_live``.
 
 An ordered consumer reads eight streamlets to which records of now are written, all of them and then seven. Told are how
 old records are when it gives them, and how long after an epoch's end its first records come. Then an ordered consumer,
@@ -56,7 +56,7 @@ async def meanwhile(work: Any) -> AsyncIterator[None]:
 
 
 async def latency(client: Client, figures: Figures, seconds: float, *, silent: int) -> None:
-    """Of records of now, when an ordered consumer gives them."""
+    """Measure the age of current records when an ordered consumer gives them."""
     stream, name = f"live-{silent}", f"{silent} of {STREAMLETS} streamlets silent"
     await client.admin.create_stream(stream, streamlets=STREAMLETS, epoch_ms=EPOCH_MS, epoch_grace_ms=GRACE_MS)
     ages_us: list[Any] = []
@@ -86,7 +86,7 @@ async def consume(bootstrap: str) -> None:
 
 
 async def silence(client: Client, made: Broker, figures: Figures, arguments: argparse.Namespace) -> None:
-    """What ten thousand silent entries cost, beside a load."""
+    """Measure the cost of ten thousand silent entries, beside a load."""
     await client.admin.create_stream("beside", streamlets=STREAMLETS)
     await client.admin.create_stream(
         SILENT, streamlets=arguments.silent // SILENT_ENTRIES, entries=SILENT_ENTRIES, epoch_ms=1000
@@ -126,7 +126,7 @@ async def silence(client: Client, made: Broker, figures: Figures, arguments: arg
 
 
 async def period(made: Broker, figures: Figures, name: str, seconds: float) -> None:
-    """What the broker takes for so long."""
+    """Measure the broker's processor time for so long."""
     begun_s, begun = run_s(made.pid), time.monotonic()
     await asyncio.sleep(seconds)
     figures.add(f"{name}: broker", 100 * (run_s(made.pid) - begun_s) / (time.monotonic() - begun), "% of a core")

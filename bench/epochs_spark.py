@@ -1,4 +1,4 @@
-"""What Spark drops as late where entries are read as they come, and where micro-batches end with epochs.
+"""Records that Spark drops as late: reading entries as they come, against micro-batches that end with epochs.
 
     python -m bench.epochs_spark
 
@@ -45,7 +45,7 @@ END_US = 3 * HOUR_US
 """A record of each streamlet, which closes all epochs before."""
 RECORDS_OF_CHUNK = 10_000
 CHUNKS = 100
-"""Of a streamlet, if it is so short that these are smaller."""
+"""Chunks of a streamlet, if it is so short that these are smaller."""
 ARENA_BYTES = 1 << 30
 BATCHES = 16
 """Micro-batches of the queries that read as it comes."""
@@ -98,7 +98,7 @@ def to_kafka(spark: SparkSession, bootstrap: str, broker: kafka.Kafka) -> None:
 
 
 def stream_of(spark: SparkSession, name: str, bootstrap: str, arguments: argparse.Namespace) -> DataFrame:
-    """What a contestant reads."""
+    """The stream that a contestant reads."""
     reader = spark.readStream.option("startingOffsets", "earliest")
     per_batch = (arguments.records + 1) * STREAMLETS // BATCHES
     if name == "kafka":
@@ -111,7 +111,7 @@ def stream_of(spark: SparkSession, name: str, bootstrap: str, arguments: argpars
 
 
 def count(frame: DataFrame, checkpoint: Path) -> tuple[dict[int, int], int, int]:
-    """What the query counts in each window; what Spark says that it has dropped; and how many micro-batches it took."""
+    """The query's counts of each window; the records that Spark reports as dropped; and the number of micro-batches."""
     happened = sf.timestamp_micros(sf.col("value").cast("string").cast("long"))
     counts = (
         frame.select(happened.alias("happened"))

@@ -1,4 +1,4 @@
-"""What others wait for while one client sends the largest requests there are: every method of every daemon.
+"""The waits of other clients while one client sends the largest possible requests: every method of every daemon.
 
     make bench-fairness
     python -m bench.fairness --methods MeasureLag MultiReadChunks
@@ -47,7 +47,7 @@ from kera.v1 import broker_pb2, coordinator_pb2
 from tests.integration.field_cases import CASES, Theirs
 
 LARGE_BYTES_MAX = 30 * MIB
-"""Of requests that only daemons send."""
+"""Maximum of requests that only daemons send."""
 BULK_BYTES = 30 * MIB
 TIMEOUT_S = 120.0
 CONTEXT = get_context("spawn")
@@ -214,7 +214,7 @@ async def world(where: Any) -> AsyncIterator[tuple[Client, LocalCluster, Theirs]
 
 
 async def theirs_of(client: Client) -> Theirs:
-    """What the cases need to know."""
+    """The other client's things that the cases need to know."""
     cluster = client._cluster  # the messages as they are, which the SDK does not show
     answer = await cluster.ask(api.DESCRIBE_STREAM, coordinator_pb2.DescribeStreamRequest(name="large"))
     described = await cluster.ask(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest())

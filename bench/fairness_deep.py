@@ -1,4 +1,4 @@
-"""What others wait for while one client asks a daemon that has much: many streams, groups, segments, replicas.
+"""The waits of other clients while one client asks a daemon with many streams, groups, segments and replicas.
 
     make bench-fairness-deep
     python -m bench.fairness_deep --only ListGroups --streams 1000
@@ -46,7 +46,7 @@ SEGMENT_BYTES = 64 * KIB
 BACKUP_SEGMENT_BYTES = 8 * MIB
 LANES = 30_000
 LARGEST_STREAMLETS, LARGEST_ENTRIES = 16_384, 64
-"""Of a stream."""
+"""Streamlets and entries of a stream."""
 STRANGER, READER = 900_003, 900_004
 """Brokers that there are not, whose replicas a backup has."""
 CONSUMER_GROUP = "deep"
@@ -55,7 +55,7 @@ TIMEOUT_MS = 600_000
 
 @dataclass(frozen=True)
 class World:
-    """What there is much of."""
+    """The large parts of the cluster."""
 
     small: common_pb2.StreamInfo
     deep: common_pb2.StreamInfo
@@ -214,7 +214,7 @@ async def _consumer_group(cluster: LocalCluster, made: World) -> None:
 
 
 class Cases:
-    """Of a cluster."""
+    """The cases of a cluster."""
 
     def __init__(self, cluster: LocalCluster, made: World, pipelined: int) -> None:
         self._cluster = cluster
@@ -417,7 +417,9 @@ Ask = Callable[[], Awaitable[object]]
 
 @contextlib.asynccontextmanager
 async def small_ones(cluster: LocalCluster, made: World, daemon: str) -> AsyncIterator[dict[str, Ask]]:
-    """What others ask of a daemon: something to read and something to write, each on a connection of its own."""
+    """The other clients' requests to a daemon: something to read and something to write, each on a connection of its
+    own.
+    """
     async with contextlib.AsyncExitStack() as stack:
         if daemon == "coordinator":
             channels = [GrpcChannel(cluster.bootstrap) for _ in range(2)]

@@ -24,7 +24,7 @@ from kera.core.rpc.frames import HEADER_BYTES, Kind
 
 FRAMES, GRPC, PUSH = "frames", "grpc", "push"
 _LENGTHS = struct.Struct("<3xB12xII")
-"""Of a frame's header: its kind, and how long head and bulk are."""
+"""Fields of a frame's header: its kind, and the lengths of head and bulk."""
 _START_S = 30.0
 _RECEIVE_BYTES = 1 << 20
 NICE = 19
@@ -32,7 +32,7 @@ NICE = 19
 
 @dataclass(frozen=True)
 class Flood:
-    """What is sent, and where to."""
+    """The content of a flood, and its target."""
 
     transport: str
     address: str
@@ -40,7 +40,7 @@ class Flood:
     request: bytes
     """A frame, a message of gRPC, or messages of the push channel."""
     path: str = ""
-    """Of the method, for gRPC."""
+    """Path of the method, for gRPC."""
     pipelined: int = 40
     in_turn: tuple[tuple[tuple[str, bytes], ...], ...] = ()
     """For gRPC, in the place of `request` and `path`: what each of those that are pipelined asks in turn, path and
@@ -49,7 +49,7 @@ class Flood:
 
 @dataclass(frozen=True)
 class Progress:
-    """Of a flood that is under way."""
+    """The progress of a flood that is under way."""
 
     answered: Any
     refused: Any

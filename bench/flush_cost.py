@@ -1,4 +1,4 @@
-"""What a segment costs the thread that flushes it: ``python -m bench.flush_cost``, in MB/s of segments' bytes.
+"""The cost of a segment for the thread that flushes it: ``python -m bench.flush_cost``, in MB/s of segments' bytes.
 
 In each round, one after the other, over segments full of chunks of each size, whose memory has left the processor's
 caches since it was written:
@@ -68,7 +68,7 @@ class Flushing:
             os.close(fd)
 
     def flush(self, segments: Sequence[memoryview], checksum: Checksum) -> None:
-        """What the segment store does with closed segments."""
+        """Do the segment store's work on closed segments."""
         changes = []
         for number, segment in enumerate(segments, 1):
             path = self._root / "segments" / f"{number}"

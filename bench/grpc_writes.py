@@ -46,7 +46,7 @@ BRING_S = 300.0
 PATH = "/kera.v1.Broker/MultiWriteChunks"
 VALUE_BYTES = 100
 RECORD_BYTES_MAX = 140
-"""Of a record in a chunk: somewhat more than it takes, so that a request is not over the size it is called by."""
+"""Size of a record in a chunk: somewhat more than it takes, so that a request is not over its nominal size."""
 SEQUENCE_AT, CHECKSUM_AT, CHECKSUM_END = 48, 84, 88
 """In a chunk's header."""
 
@@ -144,7 +144,7 @@ def run_tool(argv: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """What is measured."""
+    """A kind of client that is measured."""
 
     client: list[str]
     """Its command."""

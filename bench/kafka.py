@@ -29,9 +29,9 @@ __all__ = ["BROKER_VERSION", "CLIENT_VERSION", "Kafka", "Missing", "Parts", "Ser
 
 BROKER_VERSION = "4.3.1"
 CLIENT_VERSION = "2.16.1"
-"""Of confluent-kafka."""
+"""Version of confluent-kafka."""
 SPARK_CLIENT_VERSION = "3.9.2"
-"""Of Kafka's own client, in Spark's module."""
+"""Version of Kafka's own client, in Spark's module."""
 POOL_VERSION = "2.13.1"
 SPARK_MODULE_ELSE = ("4.2.0", "4.0.0")
 """Versions of the source, and of the part that has tokens and settings, where those of the installed Spark are not to
@@ -72,7 +72,7 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 @dataclass(frozen=True)
 class Server:
-    """What a broker and a Python client take."""
+    """The programs of a broker and a Python client."""
 
     broker: Path
     """A folder of jars."""
@@ -132,7 +132,7 @@ class Kafka:
     def __init__(self, parts: Server, bootstrap: str, pids: Mapping[str, int]) -> None:
         self.bootstrap = bootstrap
         self.pids = pids
-        """Of the brokers by their names; the first is the controller too."""
+        """Process ids of the brokers by their names; the first is the controller too."""
         client(parts)
         admin = importlib.import_module("confluent_kafka.admin")
         self._new_topic = admin.NewTopic
@@ -141,7 +141,7 @@ class Kafka:
 
     @property
     def pid(self) -> int:
-        """Of the first broker."""
+        """Process id of the first broker."""
         return next(iter(self.pids.values()))
 
     def create(
@@ -189,7 +189,7 @@ def replicas(partitions: int, replication: int, brokers: int) -> list[list[int]]
 
 
 def broker_settings(number: int, port: int, controller: int, logs: Path) -> str:
-    """Of the broker with that number; the first is the controller too, and listens as such."""
+    """The settings of the broker with that number; the first is the controller too, and listens as such."""
     listeners = f"PLAINTEXT://{HOST}:{port}" + (f",CONTROLLER://{HOST}:{controller}" if number == 1 else "")
     roles = "broker,controller" if number == 1 else "broker"
     return SETTINGS.format(roles=roles, number=number, port=port, controller=controller, listeners=listeners, logs=logs)

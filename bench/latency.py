@@ -48,13 +48,13 @@ TARGETS_MS = (10, 50, 200, 1_000)
 SAMPLES_MAX = 1_000
 TICK_S = 0.001
 BURST_MAX = 10_000
-"""Of what is overdue, before the buffer is looked at again."""
+"""Maximum of overdue records, before the buffer is looked at again."""
 NEVER_MS = 3_600_000
 WARM_UP = 200
 COMPARED_MIN = 1_000
 """Records a second: of fewer, processor time drowns in what the machine does besides."""
 SMALLEST_SHARE_US = 0.01
-"""What a record costs at least, for a ratio: less is noise."""
+"""Least cost of a record, for a ratio: less is noise."""
 
 
 class Policy(NamedTuple):
@@ -89,7 +89,7 @@ def target(ms: int) -> Policy:
 
 
 class Waits:
-    """What records waited for, of a sample."""
+    """The waits of a sample of records."""
 
     def __init__(self, expected: float) -> None:
         self.each = max(1, math.ceil(expected / SAMPLES_MAX))
@@ -159,7 +159,7 @@ class Cpu(NamedTuple):
     reader: float = 0.0
 
     def less(self, other: Cpu, times: float) -> Cpu:
-        """What it is more than `times` as much of the other one; nothing is less than nothing."""
+        """The excess over `times` the other one; never below nothing."""
         return Cpu(*(max(0.0, one - times * each) for one, each in zip(self, other, strict=True)))
 
     def times(self, factor: float) -> Cpu:
@@ -171,7 +171,7 @@ NO_TIME = Cpu(0.0, 0.0)
 
 
 class Run(NamedTuple):
-    """What came of one."""
+    """The figures of one run."""
 
     rate: float
     """As it was kept to."""
@@ -281,7 +281,7 @@ def better(one: Run, other: Run) -> Run:
 
 
 def say_ratios(figures: Figures, rate: int, runs: Mapping[str, Run], goal: Policy) -> None:
-    """What is claimed of a rate.
+    """Print the ratios that are claimed of a rate.
 
     A size whose chunks take longer to fill than the target leaves is no choice for who has one. So what the target
     costs is compared with the best size of all, and with the best of those that hold it at this rate.
@@ -319,7 +319,7 @@ def note(figures: Figures, name: str, run: Run) -> None:
 
 
 async def cost(made: Broker, client: Client, arguments: argparse.Namespace, figures: Figures) -> None:
-    """What targets save where there are many streamlets."""
+    """Measure the savings of targets where there are many streamlets."""
     pushed = arguments.reader == "push"
     for streamlets in arguments.streamlets or STREAMLETS:
         for rate in arguments.rates or COST_RATES:
@@ -348,7 +348,7 @@ COST_HEAD = (
 
 
 def cost_table(policies: Sequence[Policy], runs: Mapping[str, Run]) -> str:
-    """Of one number of streamlets and records a second."""
+    """The table for one number of streamlets and records a second."""
     lines = [
         COST_HEAD,
         "|---|--:|--:|--:|--:|--:|--:|--:|",

@@ -49,19 +49,19 @@ LOOK_S = 0.25
 SETTLED_WINDOWS = 4
 """After so many it is given up."""
 _HEAD = struct.Struct("<QQ")
-"""Of a value: its number, and when it was sent, in microseconds."""
+"""Fields of a value: its number, and when it was sent, in microseconds."""
 
 
 # -- the paper's law -----------------------------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
-    """What the paper's law has come to."""
+    """A step of the paper's law."""
 
     at_s: float
     mean_ms: float
     sizes: tuple[int, ...]
-    """Of chunks in bytes, by channel."""
+    """Sizes of chunks in bytes, by channel."""
     chunks_per_s: float
 
 
@@ -90,7 +90,9 @@ def law(
 
 
 def next_size(size: int, wait_ms: float) -> int:
-    """Of chunks whose records wait for so long on average: formulas 2 and 3, with the paper's constants."""
+    """The next size of chunks whose records wait for so long on average: formulas 2 and 3, with the paper's
+    constants.
+    """
     if wait_ms > 5:
         return max(200, int(size * 0.98**wait_ms))
     return min(CHUNK_BYTES, int(size * 1.1)) if wait_ms < 1 else size
@@ -193,21 +195,21 @@ class Arrival(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """What was measured for some time."""
+    """The measurements of some time."""
 
     mean_ms: float
     """From when records are sent until they are at the end of the path, as their reader sees it."""
     rate: float
     """Records a second there."""
     chunks_per_s: float
-    """Of all streams."""
+    """Chunks of all streams."""
     cpu_us: float
-    """Of broker and processes, for a record at the end."""
+    """Processor time of broker and processes, for a record at the end."""
     described: LatencyDescription
 
 
 def mean_and_rate(arrivals: Sequence[Arrival]) -> tuple[float, float]:
-    """Of arrivals of some time. Raises `SystemExit` where there are fewer than two."""
+    """The mean and rate of arrivals of some time. Raises `SystemExit` where there are fewer than two."""
     if len(arrivals) < 2:
         raise SystemExit(f"{len(arrivals)} chunks have come to the end of the path: take a longer window")
     records = sum(each.records for each in arrivals)
@@ -227,7 +229,7 @@ async def read(client: Client, arrivals: list[Arrival]) -> None:
 
 
 class Run(NamedTuple):
-    """What came of it."""
+    """The phases of a run."""
 
     before: Phase
     after: Phase
@@ -350,7 +352,7 @@ def note(figures: Figures, run: Run, rate: float, limit_ms: float, window_s: flo
 
 
 async def part(where: Path, arguments: argparse.Namespace, figures: Figures) -> None:
-    """What ``--part path`` does."""
+    """Carry out ``--part path``."""
     rate, limit_ms, window_s = arguments.path_rate, arguments.limit_ms, arguments.window_s
     for number in range(arguments.rounds):
         run = await measure(where / f"path-{number}", rate=rate, limit_ms=limit_ms, window_s=window_s)

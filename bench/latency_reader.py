@@ -1,4 +1,4 @@
-"""Who reads what `bench.latency` sends, a process of its own: how late each record was, and what reading it took.
+"""The reader of `bench.latency`, a process of its own: how late each record was, and the cost of reading it.
 
 Each record has the time at which it was accepted, and all of them are looked at, on the clock that both processes have.
 A target is held in a window where its records were within it on average, by when they were accepted: as brokers judge
@@ -29,16 +29,16 @@ WINDOW_S = 1.0
 
 
 class Seen(NamedTuple):
-    """What came of a run."""
+    """The figures of a run."""
 
     mean_ms: float
     """From when records are accepted until the reader has them."""
     p99_ms: float
     means_ms: list[float]
-    """Of each window."""
+    """Mean of each window."""
     p99s_ms: list[float]
     cpu_s: float
-    """Of the process, since it was told to begin."""
+    """Processor time of the process, since the beginning."""
 
     def held(self, limit_ms: float) -> float:
         """In what part of the windows records were within the limit on average."""
@@ -50,12 +50,12 @@ class Seen(NamedTuple):
 
 
 def part_within(windows_ms: Sequence[float], limit_ms: float) -> float:
-    """Of no windows, all are."""
+    """The share of windows within the limit; without windows, all are."""
     return sum(each <= limit_ms for each in windows_ms) / max(1, len(windows_ms)) if windows_ms else 1.0
 
 
 def summed_up(accepted_us: npt.NDArray[Any], waited_us: npt.NDArray[Any], cpu_s: float, window_s: float) -> Seen:
-    """Of records, by when each was accepted and for how long it was under way.
+    """The figures of records, by when each was accepted and for how long it was under way.
 
     There is one window at least. Less than half of one, at the end, is none, and counts to the one before.
     """
@@ -78,7 +78,7 @@ def summed_up(accepted_us: npt.NDArray[Any], waited_us: npt.NDArray[Any], cpu_s:
 
 
 class Arrivals:
-    """What has come."""
+    """The arrivals."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -92,7 +92,7 @@ class Arrivals:
         self._found.append((now_us, bytes(memoryview(times.buffers()[1])[first : first + 8 * count])))
 
     def since(self, begun_us: float, cpu_s: float) -> Seen:
-        """What was accepted since then."""
+        """The figures of records that were accepted since then."""
         accepted_us = np.frombuffer(b"".join(times for _, times in self._found), np.int64)
         came_us = np.repeat([now_us for now_us, _ in self._found], [len(times) // 8 for _, times in self._found])
         counts = accepted_us >= begun_us
@@ -158,7 +158,7 @@ class Reader:
         return made
 
     def begin(self) -> None:
-        """What is accepted from now on counts."""
+        """Count records that are accepted from now on."""
         self._stdin.write(b"go\n")
 
     async def seen(self, records: int) -> Seen:

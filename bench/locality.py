@@ -39,12 +39,12 @@ SIDES = {"pushed": "always", "pulled": "never"}
 SEGMENT_BYTES = 8 * MIB
 RECORD_BYTES = 100
 STORED_SHARE = 1.3
-"""What a round takes in the broker's memory for each byte of its values, at most."""
+"""Maximum size of a round in the broker's memory for each byte of its values."""
 
 
 @dataclasses.dataclass
 class Round:
-    """What came out of one."""
+    """The figures of one round."""
 
     produced: list[Result]
     consumed: list[Result]
@@ -96,7 +96,7 @@ class Bench:
     # -- parts ---------------------------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """What is in memory, and nobody writes."""
+        """Measure reading from memory, without writers."""
         async with self._streams(1) as streams:
             producer = self._producer(streams, records=self._records)
             async with workers([producer]) as (filling,):

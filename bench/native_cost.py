@@ -1,4 +1,4 @@
-"""What functions of the native core cost, beside what does the same in Python: ``python -m bench.native_cost``.
+"""The cost of the native core's functions, beside the same in Python: ``python -m bench.native_cost``.
 
 Each core runs in processes of its own, in turns, as others use the machine as well; of each function the least counts.
 """
@@ -42,7 +42,7 @@ KIB = 1024
 HEADER = 128
 PLACEMENT = (1 << 40, 2, 0, 1 << 30, 5 << 32, 64 * KIB)
 SECONDS = 0.02
-"""Of each of several runs of a function."""
+"""Time of each of several runs of a function."""
 RUNS = 9
 
 
@@ -75,7 +75,7 @@ def records(count: int) -> pa.RecordBatch:
 
 
 def chunk_calls(size: int) -> dict[str, Callable[[], object]]:
-    """What is done to a chunk of so many bytes."""
+    """The functions for a chunk of so many bytes."""
     chunk = memoryview(chunk_of(pa.py_buffer(bytes(size - HEADER))))
     header = verify_header(chunk)
     name = f"{size // KIB} KiB chunk"
@@ -87,7 +87,7 @@ def chunk_calls(size: int) -> dict[str, Callable[[], object]]:
 
 
 def lean_calls(count: int) -> dict[str, Callable[[], object]]:
-    """What is done to a lean payload of so many records."""
+    """The functions for a lean payload of so many records."""
     payload = encode_lean(records(count), Codec.NONE)
     if payload is None:
         raise ValueError("the default schema is lean")
@@ -142,7 +142,7 @@ def measure() -> dict[str, float]:
 
 
 def measure_elsewhere(module: str, core: str) -> dict[str, float]:
-    """What `module` measures in a process of its own; `core`: 0 without the native core, 1 with it."""
+    """The measurements of `module` in a process of its own; `core`: 0 without the native core, 1 with it."""
     command = [sys.executable, "-m", module, "--json"]
     ran = subprocess.run(command, env=os.environ | {VARIABLE: core}, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(ran.stdout)

@@ -1,4 +1,4 @@
-"""What a batch costs a producer, with and without the native core: ``python -m bench.producer_cost``.
+"""The cost of a batch for a producer, with and without the native core: ``python -m bench.producer_cost``.
 
 From the call of `send_batch` to the frames that are given to the transport, and from the answer to what was awaited;
 and small batches one after the other, until all are delivered. No broker, and no socket. Each core runs in processes of
@@ -143,7 +143,7 @@ async def measure() -> dict[str, float]:
 
 
 def small_name(rows: int) -> str:
-    """Of a figure."""
+    """The name of a figure."""
     return f"batches of {rows:,} row{'s' * (rows > 1)}, each"
 
 

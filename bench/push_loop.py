@@ -66,7 +66,7 @@ class Mapping:
 
 
 def anonymous_bytes() -> int:
-    """Of this process."""
+    """Anonymous memory of this process."""
     rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(rows["RssAnon"].split()[0]) << 10
 
@@ -116,7 +116,7 @@ async def fill(client: Client, records: int, chunk_rows: int) -> None:
 
 
 def copy_s_per_gb() -> float:
-    """What one core takes to copy, at best."""
+    """The time that one core takes to copy, at best."""
     source, target = b"\1" * COPY_BYTES, memoryview(bytearray(COPY_BYTES))
     target[:] = source
     begun_s = time.process_time()

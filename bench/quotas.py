@@ -1,4 +1,4 @@
-"""What a polite client notices of a greedy one: alone, beside one without a quota, and beside one that has one.
+"""The effect of a greedy client on a polite one: alone, beside one without a quota, and beside one that has one.
 
 The polite client sends a small record every few milliseconds, whether the one before was answered or not, and reads
 them back. The greedy one writes as much as it can, and reads another stream again and again, over connections of its
@@ -49,11 +49,11 @@ WARM_UP_S = 1.0
 PATIENCE_S = 60.0
 """After which a client that is not done is given up."""
 READ_BYTES = 64 * MIB
-"""Of what the greedy client reads again and again."""
+"""Size of the data that the greedy client reads again and again."""
 
 
 def settings_of(user: str, transport: str) -> ClientSettings:
-    """Of a client."""
+    """The settings of a client."""
     return ClientSettings(user=user, password=PASSWORD, transport="tcp" if transport == "tcp" else "grpc")
 
 
@@ -244,7 +244,7 @@ async def start(arguments: argparse.Namespace, bootstrap: str, load: str) -> asy
 
 
 async def outcome(child: asyncio.subprocess.Process, arguments: argparse.Namespace) -> Any:
-    """What a client has measured, when it is done."""
+    """The measurements of a client, when it is done."""
     try:
         async with asyncio.timeout(arguments.seconds + 2 * PATIENCE_S):
             return json.loads((await child.communicate(b""))[0])

@@ -1,4 +1,4 @@
-"""What a record costs the SDK, one by one, with and without the native core: ``python -m bench.record_cost``.
+"""The cost of a record for the SDK, one by one, with and without the native core: ``python -m bench.record_cost``.
 
 `send`: the call; and all that comes of it, up to the frame that is given to the transport, and from the answer on, with
 a call of `drain` for every hundred records. `records()`: from the message about a chunk in the broker's memory to the

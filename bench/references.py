@@ -1,4 +1,4 @@
-"""What this machine can do at this minute without us: what the regression gate's ratios are of.
+"""The speed of this machine at this minute without KerA, for the regression gate's ratios.
 
 Each takes a second or less. The other end of a socket is a process of its own, as a broker is:
 ``python -m bench.references {sink,echo} FD``.

@@ -81,7 +81,7 @@ async def load(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def metrics(cluster: LocalCluster) -> dict[str, float]:
-    """What the broker measures, by name."""
+    """The broker's metrics, by name."""
     url = f"http://{cluster.ready[BROKER]['metrics_address']}/metrics"
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
         lines = response.read().decode().splitlines()

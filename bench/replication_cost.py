@@ -1,4 +1,5 @@
-"""What replication costs a broker besides time: memory for references, and copies. In this process, without sockets.
+"""The cost of replication for a broker besides time: memory for references, and copies. In this process, without
+sockets.
 
 Chunks of one stream go through virtual logs whose backups answer at once; segments fill, close and leave the memory, as
 they do in a broker. Counted:

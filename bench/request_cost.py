@@ -1,4 +1,4 @@
-"""What a request to write costs broker and backup, beside the kernel's part: ``python -m bench.request_cost``.
+"""The cost of a write request for broker and backup, beside the kernel's part: ``python -m bench.request_cost``.
 
 From the bytes that a socket has received to those that it is given to send: frames, messages, chunks, their copy at the
 backup, answers. Requests of one chunk each; some of them come with one read of the socket, as they do when a producer
@@ -32,7 +32,7 @@ ROUNDS = 200
 SIZES = ((8, 1), (8, 16), (150, 1), (150, 3))
 """Records of a request, and requests of a read."""
 BYTES_MAX = 24 * MIB
-"""Of all requests of a kind: the backup's memory has room for so many."""
+"""Size of all requests of a kind: the backup's memory has room for so many."""
 
 
 class Load(NamedTuple):
@@ -61,7 +61,7 @@ def give(protocol: FrameProtocol, data: bytes) -> int:
 
 
 def taken(wire: Wire) -> bytes:
-    """What was given to be sent."""
+    """Take the bytes that were given to be sent."""
     sent, wire.sent = wire.sent, []
     return b"".join(memoryview(piece) for pieces in sent for piece in pieces)
 

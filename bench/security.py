@@ -1,4 +1,4 @@
-"""What security costs: chunks written and read over TCP and gRPC, plain, authenticated, encrypted, and both, in turn.
+"""The cost of security: chunks written and read over TCP and gRPC, plain, authenticated, encrypted, and both, in turn.
 
 Who is authenticated is a user with a password, and rules let it write and read.
 
@@ -51,7 +51,7 @@ SECRET = "a secret that all daemons of the cluster have"  # noqa: S105 - of clus
 
 
 def client_settings(arguments: argparse.Namespace, **settings: Any) -> ClientSettings:
-    """Of the load: what it trusts, and who it is."""
+    """The load's settings: its authorities, and its user."""
     known: dict[str, Any] = {"user": USER, "password": PASSWORD} if arguments.authenticated else {}
     return ClientSettings(tls_ca=arguments.ca, **known, **settings)
 

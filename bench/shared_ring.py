@@ -71,7 +71,7 @@ def compile_taking(folder: Path) -> Path:
 
 
 def taking(library: Path, way: str) -> Take:
-    """What the broker does to the bytes of a chunk."""
+    """The broker's work on the bytes of a chunk."""
     loaded = ctypes.CDLL(str(library))
     loaded.crc32c_init()
     function = loaded.check_then_copy if way in {"socket", "ring, trusted"} else loaded.copy_and_check

@@ -43,7 +43,7 @@ PAUSE_S = 0.005
 
 @dataclass(frozen=True)
 class Task:
-    """What a consumer does."""
+    """The task of a consumer."""
 
     bootstrap: str
     group: str
@@ -117,7 +117,7 @@ async def write(client: Client, stream: str, arguments: argparse.Namespace, rate
 
 @dataclass(frozen=True)
 class Round:
-    """What came of a round."""
+    """The figures of a round."""
 
     counts: list[int]
     seconds: float

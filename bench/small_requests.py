@@ -62,7 +62,7 @@ SOURCES = (ROOT / "bench/small_requests.c", ROOT / "core/native/crc32c.c")
 VALUE_BYTES = 100
 STREAM = "s"
 PRODUCER_ID = 1_000_000
-"""Of the first connection."""
+"""Producer id of the first connection."""
 WARM_UP_S = 0.3
 AT_A_RATE = 1000.0
 CORES = {"native": "1", "Python": "0"}
@@ -70,7 +70,7 @@ CORES = {"native": "1", "Python": "0"}
 
 
 class Load(NamedTuple):
-    """What is sent to which daemons."""
+    """The load and its daemons."""
 
     core: str
     copies: int
@@ -82,7 +82,7 @@ class Load(NamedTuple):
 
 
 class NoCompiler(Exception):
-    """What is in C cannot be made; the message says what to install."""
+    """The programs in C cannot be built; the message says what to install."""
 
 
 def compiler() -> list[str]:
@@ -166,7 +166,7 @@ class Measurement:
             figures.add(f"{name}: {percentile} at {AT_A_RATE:,.0f}/s", steady[f"{percentile}_us"], "us")
 
     async def _sent(self, cluster: LocalCluster, load: Load, rate: float) -> dict[str, Any]:
-        """What the load generator prints, the length of a chunk, and the processor seconds of each process."""
+        """The load generator's output, the length of a chunk, and the processor seconds of each process."""
         stream = await self._new_stream(cluster, load.copies)
         producers = range(PRODUCER_ID, PRODUCER_ID + self._arguments.connections)
         lean = load.core == "native"

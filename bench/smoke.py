@@ -61,13 +61,13 @@ BEST: dict[str, Callable[[Iterable[float]], float]] = {
 
 
 def best(rounds: Sequence[Round]) -> Round:
-    """Of each figure, whichever round it is from."""
+    """The best of each figure, whichever round it is from."""
     return {name: best_of(each[name] for each in rounds) for name, best_of in BEST.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """What is compared with itself at another time."""
+    """A ratio that is compared with itself at another time."""
 
     title: str
     of: Callable[[Round], float]
@@ -146,7 +146,7 @@ def judge(recorded: Mapping[str, float], now: Mapping[str, float], loss_max: flo
 
 
 def with_new(recorded: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    """What was recorded, and of what was measured now the ratios that are not in it; with what they are made of."""
+    """The recorded ratios, with the measured ones that are not in them, and their inputs."""
     new = {name: value for name, value in measured["ratios"].items() if name not in recorded["ratios"]}
     if not new:
         return dict(recorded)

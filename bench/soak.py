@@ -47,7 +47,7 @@ STREAM = "soak"
 WINDOW_S = 300.0
 INTERVALS_MIN = 12
 NOTHING = {"p99": float("inf")}
-"""Of an interval in which nothing was acknowledged, or seen."""
+"""Stands for an interval in which no record was acknowledged, or seen."""
 PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 TALK_TIMEOUT_S = 60.0
 LEAD_NS = 200_000_000
@@ -64,7 +64,7 @@ class Process:
     anon_bytes: int
     """Its own memory."""
     shmem_bytes: int
-    """What it has touched of shared memory: at most the arena."""
+    """The shared memory that it has touched: at most the arena."""
     descriptors: int
     threads: int
     cpu_s: float
@@ -97,20 +97,20 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Thresholds:
-    """What counts as drift, from the first window to the last one."""
+    """The thresholds of drift, from the first window to the last one."""
 
     p99_ratio_max: float = 1.5
     p99_slack_ms: float = 1.0
     """Below this a p99 may be as much as the ratio says, and more: that is noise."""
     growth_bytes_max: int = 16 * MIB
     growth_ratio_max: float = 0.05
-    """Of a process' own memory: what it had in the first window, and the greater of the two."""
+    """Share of a process' own memory: of that in the first window, and the greater of the two."""
     cpu_ratio_max: float = 1.25
     cpu_slack_cores: float = 0.02
     descriptors_max: int = 8
     threads_max: int = 4
     rate_share_min: float = 0.99
-    """Of the rate that was to be held."""
+    """Share of the rate that was to be held."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def windows(rows: Sequence[Row], interval_s: float, window_s: float = WINDOW_S) 
 
 
 def compare(first: Sequence[Row], last: Sequence[Row], interval_s: float, limits: Thresholds) -> list[Finding]:
-    """What has become of everything between two windows. Of latencies the median of the intervals' counts."""
+    """The findings between two windows. For latencies, the median of the intervals' counts."""
     found = []
     for name in ("ack", "end_to_end"):
         before, after = (
@@ -323,7 +323,7 @@ def _soon_ns() -> int:
 
 
 def rows_of(producers: Sequence[Worker], consumer: Worker, samples: Mapping[int, Mapping[str, Process]]) -> list[Row]:
-    """What each has said of an interval together; intervals that one of them does not know are left out."""
+    """The rows of intervals that all workers know; others are left out."""
     rows = []
     for number, processes in sorted(samples.items()):
         parts = [worker.intervals.get(number) for worker in (*producers, consumer)]

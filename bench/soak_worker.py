@@ -33,7 +33,7 @@ BUFFER_BYTES = 16 * MIB
 
 @dataclasses.dataclass
 class Interval:
-    """What happened in one: from ``number`` times its length after the start on."""
+    """The figures of one interval: from ``number`` times its length after the start on."""
 
     number: int
     records: int

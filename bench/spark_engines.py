@@ -58,7 +58,7 @@ from kera.spark_connector.engine import EngineMissing
 CONTESTANTS = ("columnar", "python", "kafka")
 PARTITIONS = 2
 STORED_SHARE = 1.6
-"""What a stream takes in the broker's memory for each byte of its values, at most."""
+"""Maximum size of a stream in the broker's memory for each byte of its values."""
 PRODUCER_START_S = 30.0
 DRAIN_S = 60.0
 """How long a query may take to see the last record."""
@@ -170,7 +170,7 @@ class Bench:
         self._delete(stream)
 
     def _cpu(self, contestant: Contestant) -> tuple[float, float]:
-        """Of broker and Spark until now."""
+        """Processor time of broker and Spark until now."""
         # Kafka's threads come and go, and so its time is to be had in ticks only.
         of_broker = tree_s([contestant.broker_pid]) if contestant.kind == "kafka" else run_s(contestant.broker_pid)
         return of_broker, tree_s([jvm_pid(self._spark)])

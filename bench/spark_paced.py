@@ -46,7 +46,7 @@ from kera.core.settings import MIB
 
 RECORD_BYTES = 100
 STORED_BYTES = 128
-"""Of a record, at most, with what chunks have beside."""
+"""Maximum size of a record, with its part of the chunk."""
 FILL_ROWS = 2_000
 TICK_S = 0.02
 STREAMLETS = 4

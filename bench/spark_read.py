@@ -42,7 +42,7 @@ from kera.core.settings import MIB
 
 SOURCES = ("pushed", "pulled", "parquet", "memory")
 PARTITIONS = 2
-"""Of each source: streamlets, or files."""
+"""Partitions of each source: streamlets, or files."""
 SHARED_MEMORY = {"pushed": "always", "pulled": "never"}
 RECORD_BYTES = 100
 CHUNK_BYTES_PER_ROW = 160
@@ -186,7 +186,7 @@ def session(cores: int, root: Path) -> SparkSession:
 
 
 def jvm_pid(spark: SparkSession) -> int:
-    """Of Spark's JVM, whose children the Python workers are."""
+    """Process id of Spark's JVM, whose children the Python workers are."""
     return int(spark.sparkContext._jvm.ProcessHandle.current().pid())  # type: ignore[union-attr]
 
 

@@ -56,12 +56,12 @@ HEAD = 2
 """Longs at the beginning of a task's file: when it was opened, and when closed."""
 PARTS = ("all", "between micro-batches", "the rest")
 OWN = ("latestOffset", "queryPlanning", "walCommit", "commitOffsets", "commitBatch")
-"""What a query's progress says of the time outside tasks."""
+"""Names of a query's progress for the time outside tasks."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one task of a micro-batch had, in microseconds of the wall clock."""
+    """The times of one task of a micro-batch, in microseconds of the wall clock."""
 
     epoch: int
     partition: int
@@ -87,7 +87,7 @@ def tasks(folder: Path) -> list[Task]:
 
 
 def waited(found: Sequence[Task]) -> npt.NDArray[np.bool_]:
-    """Of each record of `found`, whether it was due while its task stood still between two micro-batches."""
+    """For each record of `found`, whether it was due while its task stood still between two micro-batches."""
     parts = []
     for before, task in zip((None, *found), found, strict=False):
         follows = before is not None and before.partition == task.partition and len(task.came_us) > 0

@@ -109,7 +109,7 @@ class Bench:
         return lambda: of_kera.option("engine", contestant).save(stream)
 
     def _cpu(self, contestant: str, broker: kafka.Kafka | None) -> tuple[float, float]:
-        """Of Spark and the broker until now."""
+        """Processor time of Spark and the broker until now."""
         # Kafka's threads come and go, and so its time is to be had in ticks only.
         of_kafka = contestant == "kafka" and broker is not None
         of_broker = tree_s([broker.pid]) if of_kafka and broker else run_s(self._cluster.processes[BROKER])

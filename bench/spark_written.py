@@ -39,9 +39,9 @@ RECORD_BYTES = 100
 KEYS = 10_000
 TICK_S = 0.001
 STORED_BYTES = 1_000
-"""Of a record, of all streams together: one that has a chunk of its own, and two that share theirs."""
+"""Size of a record, over all streams: one with a chunk for each, and two with shared chunks."""
 SEGMENTS = 4
-"""Of a streamlet that are not full, at most."""
+"""Maximum of a streamlet's segments that are not full."""
 
 
 def stream_of(way: str) -> str:
@@ -50,7 +50,7 @@ def stream_of(way: str) -> str:
 
 
 async def send(producer: Producer, stream: str, rate: int, seconds: float) -> int:
-    """What is due each millisecond; how many those were."""
+    """Send the records that are due each millisecond; returns their number."""
     value, keys = b"x" * RECORD_BYTES, [b"key-%d" % number for number in range(KEYS)]
     sent, begun_s = 0, time.perf_counter()
     while (gone_s := time.perf_counter() - begun_s) < seconds:

@@ -1,4 +1,4 @@
-"""What benchmarks of the control plane share: data to carry over, a steady producer, and a check of both.
+"""Shared by benchmarks of the control plane: data to carry over, a steady producer, and a check of both.
 
 A stream is filled with large records (`fill`), while or after which a `Steady` producer sends a small one to each
 streamlet every few milliseconds and keeps when each was acknowledged: producers were stalled for as long as there was
@@ -35,7 +35,7 @@ class Wrong(Exception):
 
 
 class Filled:
-    """What a stream was filled with, by streamlet."""
+    """The data that a stream was filled with, by streamlet."""
 
     def __init__(self, streamlets: int, record_bytes: int, chunk_bytes: int = MIB) -> None:
         """`chunk_bytes`: of the records of a batch, each of which becomes a chunk."""
@@ -48,7 +48,7 @@ class Filled:
 
     @property
     def bytes(self) -> int:
-        """Of all values."""
+        """The size of all values."""
         return sum(self.records) * self.record_bytes
 
     def next_batch(self, streamlet: int) -> pa.RecordBatch:
@@ -156,7 +156,7 @@ async def steady(client: Client, stream: str, *, first: int = 0, pause_s: float)
 
 
 class Read:
-    """What was read of a stream, by streamlet: large records and small ones, each in their order."""
+    """The data that were read of a stream, by streamlet: large records and small ones, each in their order."""
 
     def __init__(self, streamlets: int, record_bytes: int) -> None:
         self.records = [0] * streamlets

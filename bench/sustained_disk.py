@@ -1,4 +1,5 @@
-"""What a broker keeps up with its log on disk: ``python -m bench.sustained_disk``, MB/s of values, acknowledgements.
+"""The rate that a broker sustains with its log on disk: ``python -m bench.sustained_disk``, MB/s of values,
+acknowledgements.
 
 A producer sends batches as fast as it goes for a while, to a stream whose retention removes segments meanwhile: to a
 broker whose log stays in memory, and to one that writes it to disk. The raw disk is measured before and after, with

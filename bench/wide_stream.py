@@ -1,4 +1,4 @@
-"""What a stream of thousands of streamlets costs when hardly anything is written to it, and others beside it.
+"""The cost of a stream of thousands of streamlets when hardly anything is written to it, and others beside it.
 
     python -m bench.wide_stream
 
@@ -54,7 +54,7 @@ async def write_slowly(client: Client, rate: float, until_s: float, streamlets: 
 
 
 async def write_beside(client: Client, until_s: float) -> list[float]:
-    """What single writes to another stream take, in milliseconds, sorted."""
+    """The times of single writes to another stream, in milliseconds, sorted."""
     took_ms: list[float] = []
     async with client.producer(linger_ms=0) as producer:
         await producer.prepare(OTHER)

@@ -1,4 +1,4 @@
-"""What a request to write costs a broker's writer, with and without the native core: ``python -m bench.write_cost``.
+"""The cost of a write request for a broker's writer, with and without the native core: ``python -m bench.write_cost``.
 
 Chunks of one producer, to one streamlet or divided among many, from the call of the handler to its answer: no
 connection, no replicas and no disk. Each core runs in processes of its own, in turns; of each request the least counts.
@@ -27,7 +27,7 @@ SEGMENT_BYTES = 256 << 10
 MEMORY_BYTES = 1100 * SEGMENT_BYTES
 REQUESTS = 200
 BYTES_MAX = 200 << 20
-"""Of all requests of a kind: the memory has room for so many."""
+"""Size of all requests of a kind: the memory has room for so many."""
 
 
 class Kind(NamedTuple):
@@ -58,7 +58,7 @@ KINDS = [
 
 
 def payload_of(kind: Kind) -> pa.Buffer | bytes:
-    """What is in each chunk."""
+    """The payload of each chunk."""
     batch = records(kind.records)
     payload = encode_lean(batch, Codec.NONE) if kind.lean else encode_payload(batch)
     if payload is None:

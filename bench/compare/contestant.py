@@ -1,4 +1,4 @@
-"""What is compared: a contestant brings its servers, says which processes they are, and how its workers are started.
+"""The contestants of a comparison: each brings its servers, names their processes, and says how its workers start.
 
 A contestant is a module's class, known by name to `REGISTRY`; it is imported when it is asked for. What it needs and
 does not find is a reason in the report (`Contestant.missing`), never an error. All calls are synchronous, and made by
@@ -29,7 +29,8 @@ class Command:
 
     argv: Sequence[str]
     settings: dict[str, Any] = field(default_factory=dict)
-    """What its worker needs besides the workload: addresses, names of streams, partitions. Comes as `Task.settings`."""
+    """Settings that its worker needs besides the workload: addresses, names of streams, partitions. Comes as
+    `Task.settings`."""
     env: dict[str, str] = field(default_factory=dict)
     """In addition to ours."""
 
@@ -64,7 +65,7 @@ class Contestant(Protocol):
         """Bring what it needs, which may take minutes the first time. None: it can run; else why it cannot."""
 
     def versions(self) -> dict[str, str]:
-        """Of server and client, by name. Called when nothing is missing."""
+        """Versions of server and client, by name. Called when nothing is missing."""
 
     def supports(self, workload: Workload) -> str | None:
         """Why it cannot do this workload; None: it can."""

@@ -31,12 +31,12 @@ class Spread:
 
     @property
     def least(self) -> float:
-        """Of all rounds."""
+        """The least of all rounds."""
         return min(self.values)
 
     @property
     def most(self) -> float:
-        """Of all rounds."""
+        """The most of all rounds."""
         return max(self.values)
 
     def over(self, other: Spread) -> tuple[float, float, float] | None:
@@ -66,7 +66,7 @@ class Entry:
         return bool(self.rounds)
 
     def spread(self, of: Callable[[dict[str, Any]], float | None]) -> Spread | None:
-        """What `of` finds in the rounds; None where it finds nothing."""
+        """The spread of `of` over the rounds; None where it finds nothing."""
         values = tuple(value for each in self.rounds if (value := of(each)) is not None)
         return Spread(values) if values else None
 
@@ -79,7 +79,7 @@ class Entry:
         return self.spread(lambda played: _per_s(played[side], "records", 1e6))
 
     def histogram(self, name: str) -> Latencies | None:
-        """Of all rounds together."""
+        """The histogram of all rounds together."""
         found = Latencies()
         for played in self.rounds:
             if name in played["latencies"]:
@@ -126,7 +126,7 @@ class Entry:
         return self._memory(process, "peak")
 
     def shared_bytes(self, process: str) -> Spread | None:
-        """What of it is shared memory, at the end."""
+        """Shared memory of a process, at the end."""
         return self._memory(process, "shared")
 
     def _memory(self, process: str, what: str) -> Spread | None:
@@ -157,7 +157,7 @@ def short(value: float) -> str:
 
 
 def entries(recorded: dict[str, Any]) -> list[Entry]:
-    """Of a workload's record, those to compare with first."""
+    """The entries of a workload's record, those to compare with first."""
     made = [Entry(name, record, recorded["workload"]) for name, record in recorded["contestants"].items()]
     return sorted(made, key=lambda entry: entry.name != BASE)
 

@@ -25,13 +25,14 @@ from kera.local.cluster import LocalCluster, RunningCluster
 
 SEGMENT_BYTES = 8 * MIB
 MEMORY_BYTES = 2 * GIB
-"""Of a broker, and of a backup, as fast as it goes: as much as the page cache gives to others, without asking."""
+"""Memory of a broker, and of a backup, as fast as it goes: as much as the page cache gives to others, without
+asking."""
 MEMORY_AT_RATE_BYTES = GIB // 2
 RETAINED_PART = 6
 """In memory alone, what streams keep is so small a part of it: between two looks of retention there is up to a second's
 more, and with a quarter left the broker begins to write."""
 OVERHEAD = 1.5
-"""Of chunks over values: what a backlog takes in memory."""
+"""Ratio of chunks to values in memory, for a backlog."""
 
 
 class Kera:
@@ -53,7 +54,7 @@ class Kera:
         return None
 
     def versions(self) -> dict[str, str]:
-        """Of the project, and of what does most of its work."""
+        """Versions of the project, and of the libraries that do most of its work."""
         return {name: version(name) for name in ("kera", "pyarrow", "uvloop", "crc32c")}
 
     def supports(self, workload: Workload) -> str | None:
@@ -159,7 +160,7 @@ class _Running:
 
 
 def memory_bytes(workload: Workload) -> int:
-    """Of a broker or a backup: a backlog fits, and so do two open segments of each partition."""
+    """Memory of a broker or a backup: a backlog fits, and so do two open segments of each partition."""
     least = MEMORY_AT_RATE_BYTES if workload.rate else MEMORY_BYTES
     wanted = int(workload.backlog_bytes * OVERHEAD) + workload.partitions * 2 * SEGMENT_BYTES
     return -(-max(least, wanted) // SEGMENT_BYTES) * SEGMENT_BYTES

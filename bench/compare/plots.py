@@ -20,12 +20,12 @@ from bench.compare.figures import Entry, Spread, entries, kind_of, short
 
 WIDTH_IN = 12.0
 COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#8e6c8a", "#d4a017", "#d16ba5", "#7a7a7a", "#b56576")
-"""Of contestants, in their order."""
+"""Colours of contestants, in their order."""
 SERVERS = ("#274c77", "#6096ba", "#a3cef1", "#c9dbea")
-"""Of the server processes of a contestant, in their order."""
+"""Colours of a contestant's server processes, in their order."""
 CLIENTS = {"producers": "#e09f3e", "consumers": "#7fb069"}
 NAME_PART, LETTER_PART = 0.02, 0.02
-"""Of an axis, which a name takes besides its letters, and each letter: what is narrower has no name in it."""
+"""Parts of an axis that a name takes besides its letters, and each letter: a narrower bar has no name in it."""
 CURVE = [1 - 10 ** (-step / 20) for step in range(1, 81)]
 """Percentiles of the curves, as parts: even on an axis of 1/(1-p)."""
 

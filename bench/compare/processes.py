@@ -55,7 +55,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Id of the process."""
         return self._process.pid
 
     def tell(self, line: str) -> None:

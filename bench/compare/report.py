@@ -18,7 +18,7 @@ from bench.compare import figures, plots
 from bench.compare.figures import PERCENTILES, Entry, Spread, entries, kind_of, short
 
 FORMAT = 1
-"""Of the recorded results; one that this module cannot read has another."""
+"""Format of the recorded results; results that this module cannot read have another."""
 LATE_MS_MAX = 0.1
 """A producer that is later than that, in the 99th percentile, has a part in the latencies that is worth a remark."""
 NONE = "–"

@@ -46,7 +46,7 @@ WARM_UP_ROUND_S = 5.0
 OTHERS = "others_cpu_s"
 
 Record = dict[str, Any]
-"""Of a round, or of a contestant's, for JSON; see "Fields" in docs/bench.md."""
+"""The record of a round, or of a contestant's, for JSON; see "Fields" in docs/bench.md."""
 
 
 class Stage:
@@ -70,7 +70,7 @@ class Stage:
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers."""
+        """Ids of the servers' processes."""
         return list(self._running.processes().values())
 
     def _together(self, workload: Workload, others: Sequence[int]) -> Record:
@@ -155,7 +155,7 @@ class Stage:
 
 
 def losses(produced: Sequence[Result], consumed: Sequence[Result], *, stalled: bool) -> list[str]:
-    """What has become of records and should not have. Consumers that have only been slow have lost nothing."""
+    """Lost records, in words. Consumers that have only been slow have lost nothing."""
     found = []
     sent, acknowledged = sum(result.sent for result in produced), _acknowledged(produced)
     seen = sum(result.seen for result in consumed)

@@ -1,4 +1,4 @@
-"""What each producer and consumer of a comparison is: a process of its own, whoever it works for.
+"""A producer or consumer of a comparison: a process of its own, for any contestant.
 
 It is told what to do on standard input and answers on standard output, a JSON object or a word per line:
 
@@ -63,7 +63,7 @@ _OUTPUT = threading.Lock()
 
 
 class Task(BaseModel):
-    """What a worker does."""
+    """The task of a worker."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -72,7 +72,7 @@ class Task(BaseModel):
     """Among those of its role."""
     workload: Workload
     settings: dict[str, Any] = Field(default_factory=dict)
-    """What the contestant gave to it, see `bench.compare.contestant.Command`."""
+    """The contestant's settings, see `bench.compare.contestant.Command`."""
 
     @property
     def rate(self) -> float:
@@ -107,23 +107,23 @@ class Task(BaseModel):
 
 @dataclass
 class Result:
-    """What a worker has done and seen."""
+    """The result of a worker."""
 
     records: int
     """Acknowledged, or seen, while it counted."""
     bytes: int
-    """Of their values."""
+    """Size of their values."""
     start_ns: int
     end_ns: int
     sent: int = 0
     """From beginning to end."""
     acknowledged: int = 0
-    """Of those. Less than `sent`: something was lost, and the round has failed."""
+    """Records that were acknowledged. Less than `sent`: something was lost, and the round has failed."""
     seen: int = 0
     """A consumer's, from beginning to end."""
     peak_rss_bytes: int = 0
     cpu_s: float | None = None
-    """Of the counted time. None: whoever started the process looks himself, at it and at all below it."""
+    """Processor time of the counted time. None: the parent looks itself, at the process and at all below it."""
     latencies: dict[str, str] = field(default_factory=dict)
     """`Latencies.encode` of ack, end_to_end, and late: of the worker itself."""
     errors: list[str] = field(default_factory=list)
@@ -263,13 +263,13 @@ class Worker:
         self.task = task
         self.workload = task.workload
         self.start_ns = self.end_ns = 0
-        """What happens between them counts."""
+        """Records between these times count."""
         self.stopped = threading.Event()
         """A consumer is to return."""
         self.errors: list[str] = []
-        """What went wrong and did not end it."""
+        """Errors that did not end it."""
         self.own: Result | None = None
-        """Of a program that was run and has counted itself, in place of what is counted here."""
+        """The result of a program that was run and has counted itself, in place of the counts here."""
         self._latencies: dict[str, Latencies] = {}
         self._began_ns = self._last_ns = 0
         self._sent = self._acknowledged = self._seen = self._counted = 0
@@ -358,8 +358,8 @@ class Worker:
         self._sent += records
 
     def acknowledged(self, records: int = 1, due_ns: int | None = None) -> None:
-        """Of those `sent`. `due_ns`: with a rate, when it was due; without, when it was given to the client, or None
-        for the many that are not timed. By one thread only, whichever it is.
+        """Count acknowledged ones of those `sent`. `due_ns`: with a rate, when it was due; without, when it was given
+        to the client, or None for the many that are not timed. By one thread only, whichever it is.
         """
         now_ns = time.monotonic_ns()
         self._acknowledged += records
@@ -404,7 +404,7 @@ class Worker:
         return {name: each.encode() for name, each in taken.items()}
 
     def result(self) -> Result:
-        """What it has to show."""
+        """The result of the worker."""
         if self.own is not None:
             return self.own
         backlog = bool(self.workload.backlog_bytes)

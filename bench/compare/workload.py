@@ -16,7 +16,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, mo
 FOLDER = Path(__file__).parent.parent / "workloads"
 
 Durability = Literal["leader", "replicated", "persisted"]
-"""What has happened before a record is acknowledged.
+"""The condition for a record's acknowledgement.
 
 leader: the one server has it, in memory or in the page cache.
 replicated: another server has it in memory, too.
@@ -84,17 +84,17 @@ class Workload(BaseModel):
 
     @property
     def partitions(self) -> int:
-        """Of all streams together."""
+        """The number of partitions of all streams together."""
         return self.streams * self.streamlets
 
     @property
     def backlog_records(self) -> int:
-        """Of all producers together."""
+        """The backlog of all producers together."""
         return int(self.backlog_bytes) // self.record_bytes
 
     @property
     def kind(self) -> Literal["throughput", "latency", "backlog"]:
-        """What its figure is."""
+        """The kind of its figure."""
         if self.backlog_bytes:
             return "backlog"
         return "latency" if self.rate else "throughput"

@@ -20,7 +20,7 @@ from bench.experiments.setup import Experiment
 
 OUT = Path("bench/results/experiments")
 OTHERS = {epochs.EXPERIMENT.name: epochs.measure, **{each.name: latency.measure for each in latency.EXPERIMENTS}}
-"""Who measures what is not of the thesis, by name."""
+"""The functions that measure experiments outside of the thesis, by name."""
 
 
 def chosen(only: Sequence[str]) -> list[Experiment]:

@@ -1,4 +1,4 @@
-"""What the producer's checksum costs, in process: it cannot be switched off, so it is measured beside the rest.
+"""The cost of the producer's checksum, in process: it cannot be switched off, so it is measured beside the rest.
 
 A chunk is made as the producer makes it, from a ready Arrow batch: encoded (`encode_payload`), given a header, and
 checksummed (`encode_chunk`). The checksum of its payload alone is measured beside it. Without it the producer would
@@ -43,7 +43,7 @@ class ChecksumCost:
 
     @classmethod
     def load(cls, path: Path) -> ChecksumCost | None:
-        """What was saved; None where nothing was."""
+        """The saved costs; None where there are none."""
         if not path.exists():
             return None
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -68,7 +68,7 @@ def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path
 
 
 def sample_of(reading: epochs.Reading) -> Sample:
-    """What the page shows of a reading: MB of values per second of the reader's processor time."""
+    """A reading in the form of the page: MB of values per second of the reader's processor time."""
     gb = reading.records * RECORD_BYTES / 1e9
     return Sample(
         produced_mb_per_s=0.0,

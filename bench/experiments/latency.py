@@ -142,7 +142,7 @@ EXPERIMENTS = (FIGURE_2, PATH, COST)
 
 
 def sample(mean_ms: float, *, records_per_s: float = 0.0, cpu_us: float = 0.0) -> Sample:
-    """What the page shows of a run."""
+    """A run in the form of the page."""
     mb_per_s = records_per_s * latency.RECORD_BYTES / 1e6
     return Sample(mb_per_s, mb_per_s, 0.0, 0.0, 0.0, 0.0, mean_ms=mean_ms, cpu_us=cpu_us)
 

@@ -35,7 +35,7 @@ REPLACED_STREAMS_MAX = 100
 """More are kept: making a stream takes some milliseconds."""
 BUFFER_CHUNKS = 1000
 BUFFER_BYTES_MAX, BUFFERS_BYTES_MAX = 64 * MIB, 256 * MIB
-"""Of one producer, and of all together."""
+"""Maximum of one producer's buffer, and of all together."""
 
 
 class Prepared:
@@ -168,7 +168,7 @@ def processes_of(setup: Setup) -> int:
 
 
 def buffer_bytes_of(setup: Setup) -> int:
-    """What a producer may have waiting: 1,000 chunks, as in the thesis, but at least what it may have in flight.
+    """The buffer of a producer: 1,000 chunks, as in the thesis, but at least those that it may have in flight.
 
     Many small chunks take longer to make than a round has: a larger buffer would never be full.
     """
@@ -227,7 +227,7 @@ def sample_of(played: dict[str, Any]) -> Sample:
 
 @dataclasses.dataclass
 class Measured:
-    """What came of an experiment."""
+    """The results of an experiment."""
 
     samples: dict[tuple[str, int], list[Sample]] = dataclasses.field(default_factory=dict)
     failures: dict[tuple[str, int], str] = dataclasses.field(default_factory=dict)

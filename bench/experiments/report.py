@@ -1,4 +1,4 @@
-"""What the experiments have found: a JSON file each, and one page of tables and verdicts made from all that are there.
+"""The results of the experiments: a JSON file each, and one page of tables and verdicts made from all that are there.
 
 So a run of a few experiments leaves the others as they were, and the page is made anew without measuring.
 """

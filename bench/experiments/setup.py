@@ -1,4 +1,4 @@
-"""What an experiment is made of, as plain values: what is set up for a point, what was measured, what should hold.
+"""The parts of an experiment, as plain values: the setup of a point, its measurements, and the claims.
 
 An experiment is a table of points. A point belongs to a series (a line of the plot), has an x, and says what is set up
 for it. What the thesis saw is written down as ratios between two points (`Claim`), since ratios can be compared with
@@ -28,7 +28,7 @@ class Place:
     backups: int = 0
     segment_bytes: int = 8 * MIB
     arena_bytes: int = 6 * GIB
-    """Of each broker; of each backup as much. A round has room in it, and so nothing of it goes to disk."""
+    """Memory of each broker, and as much of each backup. A round has room in it, and so nothing of it goes to disk."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Setup:
     place: Place = Place()
     streams: int = 1
     streamlets: int = 1
-    """Of each stream."""
+    """Streamlets of each stream."""
     entries: int = 1
     replication: int = 0
     virtual_logs: int = 1
@@ -69,7 +69,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What should hold between two points: the median of one over that of the other is within bounds."""
+    """A claim about two points: the median of one over that of the other is within bounds."""
 
     text: str
     """The sentence whose truth the ratio decides."""
@@ -85,14 +85,14 @@ class Experiment:
     """One table of points, and the figures of the thesis that it repeats."""
 
     name: str
-    """Of its files."""
+    """Name of its files."""
     figures: str
-    """Of the thesis."""
+    """Figures of the thesis."""
     title: str
     x_label: str
     points: Sequence[Point]
     thesis: str
-    """What the thesis saw."""
+    """The observation of the thesis."""
     claims: Sequence[Claim] = ()
     plotted: Metric = "produced"
     note: str = ""
@@ -101,7 +101,7 @@ class Experiment:
 
 @dataclasses.dataclass
 class Sample:
-    """What one round of a point gave. Processor time is in seconds per GB of values."""
+    """The figures of one round of a point. Processor time is in seconds per GB of values."""
 
     produced_mb_per_s: float
     consumed_mb_per_s: float | None
@@ -117,7 +117,7 @@ class Sample:
     """Processor time of a record, where that is measured."""
 
     def figure(self, metric: Metric) -> float:
-        """What is asked for: throughput in MB/s, latency in ms, processor time in us; 0 where there is none."""
+        """The figure of a metric: throughput in MB/s, latency in ms, processor time in us; 0 where there is none."""
         if metric in ("latency", "cpu"):
             return (self.mean_ms if metric == "latency" else self.cpu_us) or 0.0
         return self.produced_mb_per_s if metric == "produced" else self.consumed_mb_per_s or 0.0
@@ -129,7 +129,7 @@ Samples = Mapping[tuple[str, int], Sequence[Sample]]
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of a claim."""
+    """The verdict about a claim."""
 
     claim: Claim
     ratio: float | None
@@ -156,7 +156,7 @@ def judge(claim: Claim, samples: Samples) -> Verdict:
 
 
 def median_of(samples: Sequence[Sample], metric: Metric) -> float | None:
-    """Of the rounds of a point; None without any."""
+    """The median over the rounds of a point; None without any."""
     return statistics.median(sample.figure(metric) for sample in samples) if samples else None
 
 

@@ -1,4 +1,4 @@
-"""What each stage of a chunk's way costs: per request, per chunk and per byte, beside what the machine can do.
+"""The cost of each stage of a chunk's way: per request, per chunk and per byte, beside the machine's own speed.
 
 The stages run one after the other in this process, each alone (`bench.stages.part`): the classes are the real ones, the
 connections are not. So no cores have to be quiet, and the figures come out again. Measured is the processor time of

@@ -1,4 +1,4 @@
-"""What is around the parts of KerA that are measured: connections that lead nowhere, a cluster of one, and chunks.
+"""The surroundings of the measured parts of KerA: connections that lead nowhere, a cluster of one, and chunks.
 
 `Wire` stands for a connection (it keeps what it is given to send, and `deliver` puts into a protocol's buffer what the
 kernel would), `Cluster` for the coordinator.
@@ -152,7 +152,7 @@ def stream_info(stream_id: int = STREAM_ID, *, replicas: int = 0, streamlets: in
 
 
 class Cluster:
-    """What producers and consumers ask of a cluster; also where its brokers can be reached."""
+    """The cluster for producers and consumers; also for places where its brokers can be reached."""
 
     def __init__(self, push: PushChannel | None = None, *, streamlets: int = 1) -> None:
         """`push`: a broker pushes over this; None: it does not. `streamlets`: of its stream."""
@@ -201,7 +201,7 @@ class Cluster:
 
 @functools.cache
 def batch_of(chunk_bytes: int) -> pa.RecordBatch:
-    """Of records of 100 bytes, as many as a chunk takes."""
+    """A batch of records of 100 bytes, as many as a chunk takes."""
     return make_batch(RECORD_BYTES, records_per_chunk(RECORD_BYTES, chunk_bytes))
 
 

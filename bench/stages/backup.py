@@ -1,4 +1,4 @@
-"""What is a backup's: from the frame of a replica's bytes to its answer."""
+"""The stages of a backup: from the frame of a replica's bytes to its answer."""
 
 from __future__ import annotations
 

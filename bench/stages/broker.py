@@ -1,4 +1,4 @@
-"""What is a broker's: from the frame of a write to its answer, with and without a backup."""
+"""The stages of a broker: from the frame of a write to its answer, with and without a backup."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Writes:
         await self.drop()
 
     def _steps(self, load: Load, bulk: memoryview, samples: Samples) -> None:
-        """What a write is made of, most of it: each step for all chunks."""
+        """Most steps of a write: each step for all chunks."""
         streamlet = self._streams.get(self._stream_id).streamlet(0)
         begun_ns, at, found = now_ns(), 0, []
         while at < len(bulk):

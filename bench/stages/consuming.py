@@ -1,4 +1,4 @@
-"""What is a consumer's: from bytes that were pulled or pushed to batches, and to records."""
+"""The stages of a consumer: from bytes that were pulled or pushed to batches, and to records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages cost: reduced from single requests, fitted, compared with their limits, and as tables."""
+"""The costs of stages: reduced from single requests, fitted, compared with their limits, and as tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LIMITS: dict[str, tuple[str, ...]] = {
 
 
 class Cost(NamedTuple):
-    """What a stage takes, and how far the fit is off."""
+    """The cost of a stage, and the error of the fit."""
 
     request_us: float
     chunk_us: float
@@ -86,7 +86,7 @@ def fit(measured_us: Mapping[Load, float], whole_us: Mapping[Load, float] | None
 
 
 def reduced(samples: Samples) -> dict[str, dict[Load, float]]:
-    """What each stage takes for each load, in microseconds; a copy what a broker takes longer that has one made."""
+    """The time of each stage for each load, in microseconds; a copy is the extra time of a broker that has one made."""
     found = {
         stage: {load: quantile(values, _part(stage)) / 1000 for load, values in of_stage.items()}
         for stage, of_stage in samples.requests.items()
@@ -101,7 +101,7 @@ def _part(stage: str) -> float:
 
 
 def costs_of(measured: Mapping[str, Mapping[Load, float]]) -> dict[str, Cost]:
-    """Of all stages."""
+    """The costs of all stages."""
     return {
         stage: fit(of_stage, measured[WITH_COPY] if stage == COPY_ALONE else None)
         for stage, of_stage in measured.items()
@@ -141,7 +141,7 @@ def table(measured: Mapping[str, Mapping[Load, float]], costs: Mapping[str, Cost
 
 
 def record_table(records_us: Mapping[str, float], references: Mapping[str, float]) -> Iterator[str]:
-    """What is done once per record; the limit of `send` is a call that appends to a list."""
+    """The cost per record; the limit of `send` is a call that appends to a list."""
     yield _row(["per record of 100 bytes", "us", "million/s", "a call that appends, million/s", "share"])
     yield _row(["---"] * 5)
     for what, taken_us in records_us.items():

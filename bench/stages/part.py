@@ -1,4 +1,4 @@
-"""What is measured, and with what clock: a part of KerA has rounds, in which single requests are timed.
+"""The measurement and its clock: a part of KerA has rounds, in which single requests are timed.
 
 Each request of one `Load` is timed for itself, with the processor time of this thread. What is not KerA's, such as
 making the chunks that a broker is to receive, is not timed.
@@ -16,7 +16,7 @@ from kera.core.settings import MIB
 
 RECORD_BYTES = 100
 MEMORY_BYTES = 64 * MIB
-"""Of the broker, the backup, and what is copied to: more than caches hold, of which a round goes through a part."""
+"""Memory of the broker, the backup, and the target of copies: more than caches hold, of which a round uses a part."""
 ROUND_BYTES = 8 * MIB
 REQUESTS_MAX = 24
 """In a round. A round is short, so that some of them are disturbed by nobody."""
@@ -25,14 +25,14 @@ now_ns = time.thread_time_ns
 
 
 class Load(NamedTuple):
-    """What a request carries."""
+    """The content of a request."""
 
     chunks: int
     chunk_bytes: int
 
     @property
     def size_bytes(self) -> int:
-        """Of all chunks."""
+        """The size of all chunks."""
         return self.chunks * self.chunk_bytes
 
     @property
@@ -48,7 +48,7 @@ class Samples:
         self.requests: defaultdict[str, defaultdict[Load, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.records: defaultdict[str, list[float]] = defaultdict(list)
         self.turns: list[float] = []
-        """Of the event loop, with nothing to do."""
+        """Turns of the event loop, with nothing to do."""
 
 
 class Part(Protocol):
@@ -56,7 +56,7 @@ class Part(Protocol):
 
     @property
     def loads(self) -> Sequence[Load]:
-        """What it can be measured with."""
+        """The loads that it can be measured with."""
         ...
 
     async def rounds(self, load: Load, samples: Samples) -> None:
@@ -64,7 +64,7 @@ class Part(Protocol):
 
 
 def _look_ns() -> int:
-    """What looking at the clock twice takes, which is taken off each measurement."""
+    """The time of two looks at the clock, which is taken off each measurement."""
     times = [now_ns() for _ in range(10_000)]
     return min(after - before for before, after in itertools.pairwise(times))
 

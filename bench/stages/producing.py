@@ -1,4 +1,4 @@
-"""What is a producer's: from records or a batch to a frame, and from the answer to what was awaited."""
+"""The stages of a producer: from records or a batch to a frame, and from the answer to the awaited result."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _receive(end: socket.socket, into: memoryview) -> bool:
 
 
 def be_other_end(descriptor: int) -> None:
-    """What `Sockets` sends to: receives, and tells the processor time of each message after the last."""
+    """Be the other end of `Sockets`: receive, and send the processor time of each message after the last."""
     with socket.socket(fileno=descriptor) as end:
         end.sendall(b"\1")
         buffer, lengths = memoryview(bytearray(MEMORY_BYTES)), memoryview(bytearray(_LENGTHS.size))

@@ -45,7 +45,7 @@ DOCSTRINGS_LEFT = {
     "core/kera/core": 0,
     "spark_connector": 1,
     "spark_connector/kera/spark_connector": 0,
-    "bench": 244,
+    "bench": 6,
     "demo": 0,
     "scripts": 0,
 }

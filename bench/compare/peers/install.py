@@ -1,4 +1,5 @@
-"""What the peers need, brought once into ``~/.cache/kera-bench``: jars, packages for Python, programs of Go and Debian.
+"""Programs of the peers, brought once into ``~/.cache/kera-bench``: jars, packages for Python, programs of Go and
+Debian.
 
 Nothing is installed: jars come by ``mvn``, clients by ``pip --target``, programs in Go are built by ``go install``, and
 Debian's packages are unpacked, with what they need and the system has not, into a folder of their own. A program on
@@ -37,14 +38,14 @@ class Program:
     """Where Debian's packages are unpacked; None: it is the system's."""
 
     def environment(self) -> dict[str, str]:
-        """What it needs to find the libraries that came with it."""
+        """The variables by which it finds the libraries that came with it."""
         if self.root is None:
             return {}
         triplet = sysconfig.get_config_var("MULTIARCH")
         return {"LD_LIBRARY_PATH": ":".join(str(self.root / lib / triplet) for lib in ("usr/lib", "lib"))}
 
     def version(self) -> str:
-        """What it says that it is."""
+        """The version that it reports."""
         done = run([str(self.path), "--version"], f"{self.path.name} does not start", self.environment())
         return done.strip().splitlines()[0]
 
@@ -165,7 +166,7 @@ def making(folder: Path) -> Iterator[Path]:
 def run(
     argv: Sequence[str], failure: str, environment: dict[str, str] | None = None, *, folder: Path | None = None
 ) -> str:
-    """What the command prints. Raises `Missing` with `failure` and the reason."""
+    """The output of the command. Raises `Missing` with `failure` and the reason."""
     try:
         done = subprocess.run(
             argv,

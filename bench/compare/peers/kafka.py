@@ -46,7 +46,7 @@ class Kafka(Peer):
         return f"Kafka {kafka.BROKER_VERSION} (confluent-kafka {kafka.CLIENT_VERSION})"
 
     def versions(self) -> dict[str, str]:
-        """Of broker and client."""
+        """Versions of broker and client."""
         return {"kafka": kafka.BROKER_VERSION, "confluent-kafka": kafka.CLIENT_VERSION}
 
     def supports(self, workload: Workload) -> str | None:
@@ -73,13 +73,13 @@ class Kafka(Peer):
             yield self.running(workload, brokers)
 
     def running(self, workload: Workload, brokers: kafka.Kafka) -> Running:
-        """Whose workers use confluent-kafka."""
+        """The running contestant whose workers use confluent-kafka."""
         assert self._parts is not None  # noqa: S101 - nothing is missing
         return Running(workload, brokers, str(self._parts.client))
 
 
 def acks(workload: Workload) -> str:
-    """What a producer waits for."""
+    """The acknowledgements that a producer waits for."""
     return "all" if workload.replicas else "1"
 
 
@@ -106,7 +106,7 @@ def warm_up(parts: kafka.Server, brokers: kafka.Kafka, workload: Workload) -> No
 
 
 def topic_settings(workload: Workload) -> dict[str, str]:
-    """What the workload's level wants of a topic."""
+    """The topic settings for the workload's level."""
     settings = {}
     if workload.replicas:
         settings["min.insync.replicas"] = str(1 + workload.replicas)

@@ -33,11 +33,11 @@ class KafkaJava(by_python.Kafka):
         return f"Kafka {kafka.BROKER_VERSION} (its own client, in Java)"
 
     def versions(self) -> dict[str, str]:
-        """Of broker, and client and tools."""
+        """Versions of broker, and of client and tools."""
         return {"kafka": kafka.BROKER_VERSION, "kafka-clients": kafka.BROKER_VERSION}
 
     def supports(self, workload: Workload) -> str | None:
-        """What the tools can: one topic, no keys, no rate, one consumer of a backlog."""
+        """The limits of the tools: one topic, no keys, no rate, one consumer of a backlog."""
         if workload.rate:
             return "its tools measure no latency from when a record is due"
         if workload.keys != "none":
@@ -49,7 +49,7 @@ class KafkaJava(by_python.Kafka):
         return None
 
     def running(self, workload: Workload, brokers: kafka.Kafka) -> by_python.Running:
-        """Whose workers are the tools."""
+        """The running contestant whose workers are the tools."""
         return _Running(workload, brokers, "")
 
 

@@ -182,7 +182,7 @@ class _Tool:
             bound(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.peak_bytes = 0
-        """Of its memory, as far as it was looked at."""
+        """Peak of its memory, as far as it was looked at."""
         self._properties = self._opened(pipe)
 
     def _opened(self, pipe: Path) -> int:

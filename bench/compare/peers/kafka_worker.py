@@ -88,7 +88,7 @@ def _at_rate(worker: Worker, producer: Any, topics: list[str]) -> None:
 
 
 def messages(workload: Workload, seed: int) -> list[dict[str, Any]]:
-    """What a producer sends again and again: with keys, or for each partition in turn so many as fill a batch."""
+    """The messages that a producer repeats: with keys, or for each partition in turn as many as fill a batch."""
     most = max(100, PREPARED_BYTES // workload.record_bytes)
     run = max(1, min(int(workload.batch_bytes) // workload.record_bytes, most // workload.streamlets))
     wanted = workload.batch_records or max(PREPARED, run * workload.streamlets)

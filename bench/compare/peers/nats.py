@@ -49,7 +49,7 @@ class Nats(Peer):
         return f"NATS JetStream {self._version()} (raw protocol)".replace("  ", " ")
 
     def versions(self) -> dict[str, str]:
-        """Of the server; there is no client but ours."""
+        """Version of the server; there is no client but ours."""
         return {"nats-server": self._version()}
 
     def _version(self) -> str:

@@ -138,7 +138,7 @@ class Messages:
     def __init__(self) -> None:
         self._rest = b""
         self.answers: list[bytes] = []
-        """What the server wants to hear: that we are alive, and have come so far. Whoever feeds takes it out."""
+        """Answers for the server: that we are alive, and how far we are. The caller of `feed` takes them out."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The values. Raises ValueError for an error."""

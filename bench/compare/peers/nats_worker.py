@@ -15,7 +15,7 @@ from bench.compare.worker import Worker, due_of, run_async
 
 RECEIVE_BYTES = 1 << 18
 INBOX = b"_A%d" % os.getpid()
-"""Of this process: whoever subscribes to another's gets its acknowledgements too."""
+"""Inbox of this process: a process that subscribes to another's gets its acknowledgements too."""
 CONSUMER = {
     "deliver_policy": "all",
     "ack_policy": "none",

@@ -1,4 +1,4 @@
-"""What the peers' contestants have in common."""
+"""Shared by the peers' contestants."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def failing() -> Iterator[None]:
 
 
 def names(workload: Workload, number: int) -> list[str]:
-    """Of all partitions in round `number`, stream by stream, where each partition is a stream of its own."""
+    """Names of all partitions in round `number`, stream by stream, where each partition is a stream of its own."""
     return [
         f"round-{number}-{stream}-{streamlet}"
         for stream in range(workload.streams)

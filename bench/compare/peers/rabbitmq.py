@@ -23,7 +23,7 @@ from bench.compare.peers.servers import HOST, free_ports, serving
 from bench.compare.workload import Workload
 
 PUBLISHERS_MAX = 255
-"""Of a connection, and so subscriptions."""
+"""Maximum of a connection's publishers, and so of subscriptions."""
 SYSTEM = Path("/")
 
 
@@ -59,7 +59,7 @@ class RabbitMq(Peer):
         return f"RabbitMQ streams {self.versions()['rabbitmq-server']} (raw protocol, entries of {TOGETHER} messages)"
 
     def versions(self) -> dict[str, str]:
-        """Of the server; there is no client but ours."""
+        """Version of the server; there is no client but ours."""
         try:
             return {"rabbitmq-server": self._home().name.removeprefix("rabbitmq_server-")}
         except Missing:

@@ -23,7 +23,7 @@ from bench.compare.workload import DUE_BYTES
 BATCHES_BYTES_MAX = 64 << 20
 """All prepared batches of a process together."""
 KEYS = 1 << 16
-"""Of records that have keys, so many different records are prepared."""
+"""Different records that are prepared when records have keys."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Redis(Peer):
         return f"Redis streams {self.versions()['redis-server']} (raw protocol)"
 
     def versions(self) -> dict[str, str]:
-        """Of the server, and of what reads."""
+        """Versions of the server, and of the reading library."""
         words = self._program.version().split() if self._program else []
         version = next((word.removeprefix("v=") for word in words if word.startswith("v=")), "")
         return {"redis-server": version, "hiredis": HIREDIS_VERSION}
