@@ -107,7 +107,7 @@ async def test_a_record_that_goes_on_after_it_was_copied_is_an_error(
         ("x.jsonl", b'{"n": 1}\n{"n": 2'),
         ("x.jsonl", '{"n": 1}\n{"t": "é"}'.encode()[:-3]),
         ("x.csv", b'n,t\n1,one\n2,"two\n'),
-        ("x.jsonl.gz", gzip.compress(b'{"n": 1}\n') + gzip.compress(b'{"n": 2}\n')[:-1]),
+        ("x.jsonl.gz", gzip.compress(b'{"n": 1}\n', mtime=0) + gzip.compress(b'{"n": 2}\n', mtime=0)[:-1]),
     ],
 )
 async def test_a_file_that_ends_inside_a_record_is_copied_up_to_there_and_told(

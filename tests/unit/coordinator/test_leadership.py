@@ -161,7 +161,7 @@ async def test_who_has_won_says_so_in_the_store_and_then_loads_and_serves(world:
     await world.until(lambda: world.leadership.leading)
 
     assert [list(found) for found in records] == [[LEADER]]
-    assert await world.record() == {"address": "me:1", "epoch": 1, "previous_epoch": 0}
+    assert await world.record() == {"address": "me:1", "epoch": 1, "previous_epoch": 0, "census_since": 1}
     assert world.epochs == [1]
     answer = await world.ask()
     assert (answer.cluster_id, list(answer.coordinators)) == ("mine", ["me:1", "other:1"])
@@ -350,7 +350,12 @@ async def test_one_that_is_alone_leads_at_once_with_a_higher_epoch_at_each_start
         running = world.run()
         await asyncio.wait_for(world.leadership.until_first_term(), WAIT_S)
         await world.until(lambda: world.leadership.leading)
-        assert await world.record() == {"address": "me:1", "epoch": epoch, "previous_epoch": epoch - 1}
+        assert await world.record() == {
+            "address": "me:1",
+            "epoch": epoch,
+            "previous_epoch": epoch - 1,
+            "census_since": 1,
+        }
         assert list((await world.ask()).coordinators) == ["me:1"]
         running.cancel()
         await asyncio.wait([running])

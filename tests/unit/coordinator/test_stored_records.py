@@ -1,8 +1,11 @@
 """A coordinator refuses metadata that have a record which it cannot read, and names the record."""
 
+import json
+
 import pytest
 
 from kera.coordinator.cluster.keys import last_id, member_key, stream_key
+from kera.coordinator.store.census import Census
 from kera.coordinator.store.leadership import LEADER
 from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import MetadataDamaged, Write
@@ -145,3 +148,23 @@ async def test_a_census_that_cannot_be_read_is_named(cluster: Cluster, value: by
     await _spoil(cluster.store, "census/streams", value)
     with pytest.raises(MetadataDamaged, match="record census/streams cannot be read"):
         await cluster.restart()
+
+
+def test_a_census_that_an_earlier_version_has_not_kept_is_taken_anew() -> None:
+    def led_since(epoch: int) -> dict[str, bytes]:
+        return {LEADER: json.dumps({"epoch": 9, "census_since": epoch}).encode()}
+
+    def completed(records: dict[str, bytes]) -> dict[str, bytes]:
+        changes = Census(records).missing(records)
+        return {key: value for key, value in {**records, **changes}.items() if value is not None}
+
+    kept = completed({"streams/1": b"a", "streams/2": b"b", **led_since(5)})
+    assert completed(kept) == kept
+    without = {key: value for key, value in kept.items() if key != "streams/2"}
+    with pytest.raises(MetadataDamaged, match="2 records below streams/ should be there, and 1 is"):
+        completed(without)
+    # A coordinator that keeps no census has led in between, and deleted the stream.
+    anew = completed(without | led_since(7))
+    assert json.loads(anew["census/streams"])["records"] == 1
+    with pytest.raises(MetadataDamaged, match=r"census/\.since cannot be read"):
+        completed(anew | {"census/.since": b"x"})

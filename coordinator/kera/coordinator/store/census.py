@@ -6,9 +6,14 @@ the same transaction, and a coordinator compares before it goes by what it has r
 
     census/<first component>   JSON: records, sum (of the CRC-32C of key and value of each, modulo 2^32)
     census/.                   of the records whose key has one component
+    census/.since              epoch of the first term for which it holds
 
 A census that is not there is taken anew: that of metadata from before there were any, and of those that were put back.
-So to delete it is the way to go on with what is left. The record of who leads does not count: each term writes it.
+So to delete it is the way to go on with what is left. The record of the leader does not count: each term writes it.
+
+During an upgrade, a coordinator of an earlier version may lead in between, and writes records without counting them.
+Its record of the leader does not have ``census_since``, so the next term has a later one than ``census/.since``, and
+takes the whole census anew.
 """
 
 from __future__ import annotations
@@ -16,11 +21,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from kera.coordinator.store.leadership import LEADER
+from kera.coordinator.store.leadership import LEADER, census_since
 from kera.coordinator.store.metadata import MetadataDamaged
 from kera.core.checksum import crc32c
 
 CENSUS = "census/"
+SINCE = CENSUS + ".since"
 _TOP = "."
 _SUMS = 1 << 32
 
@@ -66,18 +72,18 @@ class Census:
         }
 
     def missing(self, records: Mapping[str, bytes]) -> dict[str, bytes | None]:
-        """The records of the census that are to be written, as they are not among `records`.
+        """The changes that complete the census among `records`.
 
-        Raises `MetadataDamaged` for one that is there and says something else than what has been counted.
+        Raises `MetadataDamaged` if a record of the census says something else than what has been counted.
         """
-        for place, value in records.items():
-            if place.startswith(CENSUS):
-                self._check(place, value)
-        return {
-            place: _record(count, self._sums[place])
-            for place, count in self._counts.items()
-            if count and place not in records
-        }
+        since = census_since(records[LEADER]) if LEADER in records else 0
+        there = {place: value for place, value in records.items() if place.startswith(CENSUS) and place != SINCE}
+        counted = {place: _record(count, self._sums[place]) for place, count in self._counts.items() if count}
+        if _number(records.get(SINCE)) < since:  # not kept all the time
+            return {**dict.fromkeys(there), **counted, SINCE: str(since).encode()}
+        for place, value in there.items():
+            self._check(place, value)
+        return {place: value for place, value in counted.items() if place not in there}
 
     def _check(self, place: str, value: bytes) -> None:
         below = place.removeprefix(CENSUS)
@@ -102,6 +108,14 @@ def _place(key: str) -> str:
         return ""
     first, slash, _ = key.partition("/")
     return CENSUS + (first if slash else _TOP)
+
+
+def _number(value: bytes | None) -> int:
+    """Raises `MetadataDamaged`."""
+    try:
+        return int(value or b"0")
+    except ValueError as error:
+        raise _damaged(SINCE, f"record {SINCE} cannot be read ({error})") from error
 
 
 def _checksum(key: str, value: bytes) -> int:

@@ -51,7 +51,8 @@ from kera.core.telemetry import get_logger
 log = get_logger("kera.leadership")
 
 LEADER = "leader"
-"""Key of the record: JSON with ``address`` and ``epoch`` of who led last, and ``previous_epoch``: of who led before."""
+"""Key of the record of the last leader: JSON with its ``address`` and ``epoch``, the ``previous_epoch``, and
+``census_since``: the first epoch from which on each leader has kept the census (``store/census``)."""
 PROOFS_PER_LEASE = 4
 """So often the election is asked while a proof lasts: a slow answer, and the one after it, may be late."""
 PROOF_INTERVAL_S_MAX = 1.0
@@ -74,6 +75,11 @@ def epoch_of(leader: bytes) -> int:
             " restore FILE --force",
             key=LEADER,
         ) from error
+
+
+def census_since(leader: bytes) -> int:
+    """The first epoch from which on each leader has kept the census; 0: the last one has not."""
+    return int(json.loads(leader).get("census_since", 0))
 
 
 class Election(Protocol):
@@ -312,8 +318,9 @@ class Leadership:
         previous_epoch = epoch_of(last.value) if last else 0
         epoch = next_epoch(previous_epoch, self._wall_us())
         version = last.version if last else 0
-        record = json.dumps({"address": self._address, "epoch": epoch, "previous_epoch": previous_epoch}).encode()
-        await store.write(Write(LEADER, record, version))
+        since = (census_since(last.value) if last else 0) or epoch
+        leader = {"address": self._address, "epoch": epoch, "previous_epoch": previous_epoch, "census_since": since}
+        await store.write(Write(LEADER, json.dumps(leader).encode(), version))
         return _Term(epoch, version + 1, self._now)
 
     async def _keep_proving(self, term: _Term, election: Election) -> None:
