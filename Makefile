@@ -43,8 +43,8 @@ BUILD_JAR := spark_connector/jvm/build.py
 BUILD_NATIVE := core/native/build.py
 # The same tests with the sanitizers of the compiler, in a copy of the package that is found before the tree's.
 NATIVE_ASAN := build/native-asan
-NATIVE_TESTS := tests/unit/core/test_native.py tests/unit/core/test_chunk.py tests/unit/core/test_header_table.py \
-  tests/unit/core/lean tests/unit/core/test_joining.py tests/unit/broker/test_native_append.py \
+NATIVE_TESTS := tests/unit/core/test_native.py tests/unit/core/format/test_chunk.py tests/unit/core/format/test_header_table.py \
+  tests/unit/core/format/lean tests/unit/core/format/test_joining.py tests/unit/broker/test_native_append.py \
   tests/unit/broker/test_native_taking.py tests/unit/backup/test_native_taking.py tests/unit/broker/test_write.py \
   tests/unit/client/test_bundles.py tests/property/test_native.py tests/property/test_lean.py \
   tests/property/test_joining.py
@@ -164,7 +164,7 @@ lint: setup ## Check style, formatting and layers.
 types: setup ## Check types.
 	@$(PY) -m mypy
 
-proto: setup ## Regenerate the messages of proto/kera/v1 in place, and where there is Go those of examples/go.
+proto: setup ## Regenerate the messages of proto/kera/v1 in place, and where there is Go those of clients/go.
 	@PYTHON=$(PY) sh scripts/proto.sh proto
 	@if sh scripts/go.sh --look >/dev/null; then PYTHON=$(PY) sh scripts/proto-go.sh; fi
 
@@ -172,8 +172,8 @@ proto-check: setup ## Check that the generated messages are current.
 	@PYTHON=$(PY) sh scripts/proto-check.sh
 	@PYTHON=$(PY) sh scripts/proto-go.sh --check
 
-go: ## Build the commands of examples/go into build/go, and run its own tests.
-	@go="$$(sh scripts/go.sh)" && mkdir -p build/go && cd examples/go && \
+go: ## Build the commands of clients/go into build/go, and run its own tests.
+	@go="$$(sh scripts/go.sh)" && mkdir -p build/go && cd clients/go && \
 	  "$$go" build -o ../../build/go/ ./cmd/... && "$$go" vet ./... && "$$go" test ./...
 
 bench: setup ## Measure KerA alone, all workloads: twenty minutes. BENCH_ARGS are passed on, such as --quick.

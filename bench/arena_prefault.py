@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.common import Figures, alternating, parser, say, size
-from kera.core.populating import populate
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
+from kera.server.populating import populate
 
 SHM = Path("/dev/shm")  # noqa: S108 - it is about shared memory
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pydantic import ByteSize, TypeAdapter
 
 from kera.cli.bench._cpu import cpu_model
-from kera.core.chunk import ARROW_VERSION, EncodedChunk, encode_chunk
+from kera.core.format.chunk import ARROW_VERSION, EncodedChunk, encode_chunk
 from kera.local.cluster import LocalCluster
 
 BROKER = "broker-1"

@@ -32,7 +32,7 @@ from bench import kafka
 from bench.common import parser, say
 from bench.compare.peers.install import java
 from kera.client import Client
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 from kera.local.cluster import LocalCluster
 
 PARTITIONS = 4

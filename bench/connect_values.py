@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.common import directory, parser, say
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 from kera.local.cluster import LocalCluster
 
 START_US = 1_767_225_600_000_000

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from bench.common import Figures, directory, parser, say
 from kera.client import Client
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 from kera.local.cluster import LocalCluster
 
 AT_ONCE = 16

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from kera.client import Client
-from kera.core.process import die_with_parent
+from kera.core.base.process import die_with_parent
 
 DIGITS = 16
 """Digits of the time in microseconds, at the beginning of a value."""

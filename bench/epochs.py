@@ -27,7 +27,7 @@ from bench.common import BROKER, IN_MEMORY, Figures, say
 from bench.cpu import run_s
 from kera.client import EARLIEST, Client
 from kera.core.errors import StreamExists
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.local.cluster import LocalCluster, RunningCluster
 
 PLAIN = "plain consumer"

@@ -22,8 +22,8 @@ import numpy as np
 from bench.common import Broker, Figures, broker, directory, parser, say
 from bench.cpu import run_s
 from kera.client import Client
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
-from kera.core.settings import KIB, MIB
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import KIB, MIB
 
 STREAMLETS = 8
 EPOCH_MS, GRACE_MS = 500, 300

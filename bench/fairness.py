@@ -34,14 +34,14 @@ from google.protobuf.message import Message
 from bench.common import Figures, directory, parser, say
 from bench.fairness_flood import NICE
 from kera.client import Client
-from kera.core.chunk import encode_chunk, encode_payload
+from kera.core.base.settings import MIB
 from kera.core.errors import KeraError
+from kera.core.format.chunk import encode_chunk, encode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import Method, call
-from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2, coordinator_pb2
 from tests.integration.field_cases import CASES, Theirs

@@ -26,8 +26,10 @@ from google.protobuf.message import Message
 from bench.common import Figures, directory, parser, say
 from bench.fairness_flood import FRAMES, GRPC, PUSH, Flood, flooding
 from kera.client import Client
-from kera.core.chunk import Placement, chained_checksum, encode_chunk, encode_payload, place_chunk
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import KeraError
+from kera.core.format.chunk import Placement, chained_checksum, encode_chunk, encode_payload, place_chunk
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.push import Kind as PushKind
 from kera.core.push import encode, encode_numbers
 from kera.core.rpc import Method, api
@@ -36,8 +38,6 @@ from kera.core.rpc.frames import Kind, encode_frame
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 from kera.core.rpc.method import call
-from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
 from kera.v1 import backup_pb2, broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2, push_pb2
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc.aio
 
-from kera.core.rpc.address import split_address
+from kera.core.base.address import split_address
 from kera.core.rpc.frames import HEADER_BYTES, Kind
 
 FRAMES, GRPC, PUSH = "frames", "grpc", "push"

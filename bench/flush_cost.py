@@ -27,11 +27,11 @@ from kera.broker.records import SegmentAddress, SegmentRecord
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import put_segment
-from kera.core.checksum import crc32c
-from kera.core.chunk import HEADER_BYTES, Placement, place_chunk
-from kera.core.combined_checksum import combined_checksum
+from kera.core.base.settings import KIB, MIB
+from kera.core.format.checksum import crc32c
+from kera.core.format.chunk import HEADER_BYTES, Placement, place_chunk
+from kera.core.format.combined_checksum import combined_checksum
 from kera.core.native import describe
-from kera.core.settings import KIB, MIB
 
 Checksum = Callable[[memoryview], int]
 

@@ -34,9 +34,9 @@ from kera.cli.bench._cpu import cpu_seconds
 from kera.client import Client
 from kera.client.producing.conforming import conform
 from kera.client.producing.encoding import payloads
-from kera.core.freed_memory import keep_freed_memory
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
-from kera.core.settings import GIB, KIB, MIB
+from kera.core.base.freed_memory import keep_freed_memory
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import GIB, KIB, MIB
 from kera.v1 import broker_pb2
 
 HERE = Path(__file__).parent

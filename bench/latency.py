@@ -34,8 +34,8 @@ from bench.cpu import run_s
 from bench.latency_reader import Reader, Seen
 from kera.client import Client, Producer
 from kera.client.producing.record_arguments import RECORD_OVERHEAD_BYTES
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
-from kera.core.settings import KIB, MIB
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import KIB, MIB
 
 PARTS = ("figure", "cost", "path")
 STREAM = "items"

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from kera.client import Client
 from kera.client.settings import SharedMemory
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
-from kera.core.settings import MIB
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import MIB
 
 WINDOW_S = 1.0
 """The shortest that a constraint may have."""

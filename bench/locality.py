@@ -32,7 +32,7 @@ from kera.cli.bench._latency import Latencies
 from kera.cli.bench._processes import Worker, workers
 from kera.cli.bench._worker import WARM_UP_BYTES, Result, Task
 from kera.client import Client
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 
 PARTS = ("read", "write", "latency")
 SIDES = {"pushed": "always", "pulled": "never"}

@@ -24,8 +24,8 @@ from crc32c import crc32c
 
 from bench.common import TIMEOUT_S, Broker, Figures, alternating, broker, directory, parser, say, size
 from kera.client import Client, Position
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
-from kera.core.settings import KIB, MIB
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import KIB, MIB
 
 STREAM = "catchup"
 BATCH_BYTES = 512 * KIB

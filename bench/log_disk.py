@@ -27,8 +27,8 @@ from kera.broker.engine import LogEngine
 from kera.broker.settings import BrokerSettings
 from kera.broker.storage.loads import LOADS_IN_FLIGHT_MAX
 from kera.client import Client
-from kera.core.chunk import read_header
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
+from kera.core.format.chunk import read_header
 from kera.v1 import common_pb2
 
 STREAM = 1

@@ -18,8 +18,8 @@ from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import put_entry, put_segment
 from kera.client import Client
-from kera.core.ids import EntryId, Position
-from kera.core.settings import KIB, MIB
+from kera.core.base.ids import EntryId, Position
+from kera.core.base.settings import KIB, MIB
 
 LENGTH = 64 * KIB
 PER_COMMIT = 10_000

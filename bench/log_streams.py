@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.common import BROKER, Figures, broker, directory, parser, say, size
 from kera.client import Client
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 
 AT_ONCE = 16
 

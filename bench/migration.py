@@ -25,8 +25,8 @@ import numpy as np
 from bench.common import TIMEOUT_S, Figures, directory, parser, say, size
 from bench.steady import Filled, Steady, check, fill, steady
 from kera.client import Client
-from kera.core.settings import GIB, MIB
-from kera.core.telemetry import configure_logging
+from kera.core.base.settings import GIB, MIB
+from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
 
 PARTS = ("moves", "sizes", "spread")

@@ -17,9 +17,9 @@ from functools import partial
 
 import pyarrow as pa
 
-from kera.core import lean
-from kera.core.checksum import crc32c
-from kera.core.chunk import (
+from kera.core.format import lean
+from kera.core.format.checksum import crc32c
+from kera.core.format.chunk import (
     LEAN_VERSION,
     Codec,
     chained_checksums,
@@ -31,10 +31,10 @@ from kera.core.chunk import (
     verify_placed,
     verify_run,
 )
-from kera.core.header_table import verify_headers
+from kera.core.format.header_table import verify_headers
+from kera.core.format.payload import check_payload, encode_lean, open_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.native import VARIABLE, native
-from kera.core.payload import check_payload, encode_lean, open_payload
-from kera.core.schema import DEFAULT_SCHEMA
 
 Table = Callable[[dict[str, float], dict[str, float]], str]
 """Makes one of what was measured in Python and natively."""

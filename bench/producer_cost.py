@@ -21,8 +21,8 @@ from kera.cli.bench._payload import make_value
 from kera.client.producing.partitioner import streamlet_of
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc.frames import HEADER_BYTES
-from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import broker_pb2
 
 RECORD_BYTES = 100

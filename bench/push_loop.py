@@ -30,8 +30,8 @@ from bench.common import TIMEOUT_S, Broker, Figures, broker, directory, parser, 
 from bench.cpu import run_s
 from kera.cli.bench._payload import make_batch
 from kera.client import Client
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
-from kera.core.settings import GIB, MIB
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import GIB, MIB
 
 STREAM = "loop"
 RECORD_BYTES = 100

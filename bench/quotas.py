@@ -30,9 +30,9 @@ from kera.cli.bench._latency import Latencies
 from kera.client import Client, ClientSettings
 from kera.client.cluster.cluster import Cluster
 from kera.core.access.credentials import of_daemon
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import MIB
 from kera.core.runtime import MACHINE, secured
-from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster
 
 PASSWORD = "correct horse battery"  # noqa: S105 - of clusters that live for seconds

@@ -29,7 +29,7 @@ from bench.common import Figures, broker, directory, parser, say, size
 from bench.log_streams import for_each
 from kera.cli.bench._payload import make_batch, records_per_chunk
 from kera.client import Client, Producer
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 
 RECORD_BYTES = 100
 CHUNK_BYTES = (KIB, 4 * KIB, 16 * KIB, 256 * KIB)

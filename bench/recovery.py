@@ -18,8 +18,8 @@ from pathlib import Path
 from bench.common import TIMEOUT_S, Figures, alternating, directory, parser, say, size
 from bench.steady import Filled, check, fill, steady
 from kera.client import Client, RecoveryDescription
-from kera.core.settings import GIB, MIB
-from kera.core.telemetry import configure_logging
+from kera.core.base.settings import GIB, MIB
+from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
 
 STREAM = "recovered"

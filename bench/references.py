@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from kera.core.process import die_with_parent
-from kera.core.settings import KIB, MIB
+from kera.core.base.process import die_with_parent
+from kera.core.base.settings import KIB, MIB
 
 COPY_BYTES = 64 * MIB
 WRITE_BYTES = 256 * KIB

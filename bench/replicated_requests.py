@@ -28,10 +28,10 @@ from kera.cli.bench._latency import Latencies
 from kera.client import Client
 from kera.client.producing.conforming import conform
 from kera.client.producing.encoding import payloads
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import GIB, KIB, MIB
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.settings import GIB, KIB, MIB
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 

@@ -34,9 +34,9 @@ from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.storage.index import SegmentIndex
-from kera.core.chunk import verify_header
-from kera.core.ids import EntryId
-from kera.core.settings import KIB, MIB
+from kera.core.base.ids import EntryId
+from kera.core.base.settings import KIB, MIB
+from kera.core.format.chunk import verify_header
 from kera.v1 import common_pb2
 
 STREAM_ID = 1

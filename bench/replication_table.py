@@ -30,7 +30,7 @@ from bench.common import describe, directory, machine, parser, say, size
 from bench.cpu import each_s
 from kera.cli.bench._latency import Latencies
 from kera.client import Client, Producer
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
 
 RECORD_BYTES = 1000

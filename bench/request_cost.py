@@ -22,9 +22,9 @@ from bench.stages.backup import Replicas
 from bench.stages.broker import Writes
 from bench.write_cost import Kind as Chunks
 from bench.write_cost import bulk_of, payload_of
+from kera.core.base.settings import MIB
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES, FrameProtocol, Kind
-from kera.core.settings import MIB
 from kera.v1 import broker_pb2
 
 MEMORY_BYTES = 256 * MIB

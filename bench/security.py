@@ -29,15 +29,15 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.producing.conforming import conform
 from kera.client.producing.encoding import payloads
 from kera.core.access.credentials import of_daemon
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import KIB, MIB
 from kera.core.credential_settings import secure
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.runtime import MACHINE, secured
 from kera.core.security.issuing import Authority
 from kera.core.security.settings import tls_of
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 

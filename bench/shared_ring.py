@@ -36,12 +36,12 @@ import uvloop
 
 from bench.common import Figures, alternating, directory, parser, say, size
 from bench.small_requests import ROOT, NoCompiler, compiler
-from kera.core.checksum import crc32c
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import invariant
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.format.checksum import crc32c
 from kera.core.rpc.frames import FrameHeader, FrameProtocol, Kind, with_header
 from kera.core.rpc.sockets import CALLER, tune
-from kera.core.settings import KIB, MIB
 
 WAYS = ("socket", "socket, one pass", "ring", "ring, trusted")
 METHOD = 1

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from bench.common import TIMEOUT_S, directory, parser, say, size
 from kera.client import Client
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 from kera.local.cluster import LocalCluster
 
 CONTEXT = get_context("spawn")

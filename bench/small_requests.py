@@ -46,14 +46,14 @@ from kera.cli.bench._payload import make_batch
 from kera.client import Client
 from kera.client.producing.encoding import payloads
 from kera.client.types import StreamDescription
-from kera.core.chunk import EncodedChunk
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.base.settings import GIB, KIB
 from kera.core.errors import UnknownStream
+from kera.core.format.chunk import EncodedChunk
 from kera.core.native import VARIABLE, native
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.rpc import api
 from kera.core.rpc.frames import Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.core.settings import GIB, KIB
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 

@@ -25,7 +25,7 @@ from bench.common import describe, directory, machine, parser, say
 from bench.compare.contestant import Failed
 from bench.experiments.measure import Site, site
 from bench.experiments.setup import RECORD_BYTES, Place, Sample, Setup
-from kera.core.settings import GIB, KIB, MIB
+from kera.core.base.settings import GIB, KIB, MIB
 
 RECORDED = Path("bench/results/smoke.json")
 LOSS_MAX = 0.25

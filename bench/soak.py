@@ -38,7 +38,7 @@ from bench.soak_worker import Interval
 from kera.cli.bench._cpu import cpu_seconds
 from kera.cli.bench._latency import Latencies
 from kera.client import Client
-from kera.core.settings import GIB, KIB, MIB
+from kera.core.base.settings import GIB, KIB, MIB
 from kera.local.cluster import LocalCluster
 
 RECORD_BYTES = 100

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from bench.experiments.plots import COLOURS, canvas, finish
-from kera.core.settings import GIB, MIB
+from kera.core.base.settings import GIB, MIB
 
 PANELS = 5
 LATENCIES = {"ack": "to acknowledgement", "end_to_end": "to the consumer"}

@@ -25,7 +25,7 @@ from bench.compare.kera_worker import Acknowledgements
 from bench.compare.worker import Worker, answer, run_async
 from kera.cli.bench._payload import make_batch, records_per_chunk
 from kera.client import Client, Consumer
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 
 BUFFER_BYTES = 16 * MIB
 """Less than usual: what waits in it while the machine does something else must not look like a leak."""

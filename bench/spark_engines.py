@@ -49,8 +49,8 @@ from bench.due import DIGITS
 from bench.spark_read import JOBS, Wrong, jvm_pid
 from kera.cli.bench._payload import make_batch, records_per_chunk
 from kera.client import Client
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
-from kera.core.settings import KIB, MIB
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.spark_connector import configure
 from kera.spark_connector.engine import EngineMissing

@@ -41,8 +41,8 @@ from bench.spark_engines import session
 from bench.spark_read import Wrong
 from kera.cli.bench._payload import make_batch
 from kera.client import Client
-from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 RECORD_BYTES = 100
 STORED_BYTES = 128

@@ -38,7 +38,7 @@ from bench.common import Figures, alternating, broker, directory, parser, say, s
 from bench.cpu import run_s, tree_s
 from kera.cli.bench._payload import make_batch
 from kera.client import Client
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 
 SOURCES = ("pushed", "pulled", "parquet", "memory")
 PARTITIONS = 2

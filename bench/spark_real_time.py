@@ -44,7 +44,7 @@ from bench.common import describe as describe_machine
 from bench.due import DIGITS
 from bench.spark_engines import DRAIN_S, PARTITIONS, PRODUCER_START_S, Bench, Contestant, session
 from bench.spark_read import Wrong
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 from kera.local.cluster import LocalCluster
 
 SINK = Path(__file__).with_name("DueSink.java")

@@ -25,7 +25,7 @@ from bench.read_cost import RECORD_BYTES, WAYS, fill, stream_of
 from bench.spark_engines import noop, session
 from bench.spark_read import jvm_pid
 from kera.client import Client
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 
 ENGINES = ("columnar", "python")
 

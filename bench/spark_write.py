@@ -37,7 +37,7 @@ from bench.cpu import run_s, tree_s
 from bench.spark_engines import noop, session
 from bench.spark_read import Wrong, jvm_pid
 from kera.client import Client
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 
 CONTESTANTS = ("nothing", "python", "columnar", "kafka")

@@ -27,7 +27,7 @@ from bench.cpu import tree_s
 from bench.spark_engines import session
 from bench.spark_read import Wrong, jvm_pid
 from kera.client import Client, ConsumerSettings, Producer
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 
 ENGINES = ("columnar", "python")
 WAYS: Mapping[str, Mapping[str, Any]] = {

@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from bench.common import TIMEOUT_S
 from kera.client import Client, Producer
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 
 NUMBER_BYTES = 8
 POLL_S = 0.01

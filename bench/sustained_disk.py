@@ -31,7 +31,7 @@ from kera.broker.storage.disk import LocalDisk
 from kera.cli.bench._payload import records_per_chunk
 from kera.client import Client
 from kera.client.settings import ProducerSettings
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 
 RECORD_BYTES = 100
 IN_MEMORY_SHARE = 6

@@ -21,8 +21,8 @@ from typing import Any
 from bench.common import Broker, Figures, broker, directory, parser, say
 from bench.cpu import run_s
 from kera.client import Client
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
-from kera.core.settings import KIB, MIB
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import KIB, MIB
 
 STREAM, OTHER = "wide", "other"
 PAUSE_S = 0.02

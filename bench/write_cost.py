@@ -17,8 +17,8 @@ import pyarrow as pa
 from bench.native_cost import beside, records
 from bench.stages.around import stream_info
 from bench.stages.broker import Writes
-from kera.core.chunk import ARROW_VERSION, LEAN_VERSION, Codec, encode_chunk, encode_payload
-from kera.core.payload import encode_lean
+from kera.core.format.chunk import ARROW_VERSION, LEAN_VERSION, Codec, encode_chunk, encode_payload
+from kera.core.format.payload import encode_lean
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
 from kera.v1 import broker_pb2

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from demo.data import STREAMS, Data, load
 from kera.client import Client, Producer
-from kera.core.process import die_with_parent
+from kera.core.base.process import die_with_parent
 
 STEP_US = 6 * 3600 * 1_000_000
 YEAR = dt.timedelta(days=365)

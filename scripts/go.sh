@@ -1,5 +1,5 @@
 #!/bin/sh
-# Print the Go command that examples/go is built with: "$(sh scripts/go.sh)" test ./...
+# Print the Go command that clients/go is built with: "$(sh scripts/go.sh)" test ./...
 # With --look: install nothing.
 #
 # Looks in PATH, then where Go's own archive and Debian's packages put it, for a version that the module takes. When
@@ -11,10 +11,10 @@ case "$*" in
 "" | --look) mode=${1:-install} ;;
 *) echo "usage: go.sh [--look]" >&2 && exit 2 ;;
 esac
-wanted=$(awk '$1 == "go" { print $2 }' "$(dirname "$0")/../examples/go/go.mod")
+wanted=$(awk '$1 == "go" { print $2 }' "$(dirname "$0")/../clients/go/go.mod")
 
 fail() {
-    echo "go: examples/go needs Go $wanted or newer: $*" >&2
+    echo "go: clients/go needs Go $wanted or newer: $*" >&2
     exit 1
 }
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Generate the messages and services of examples/go/kera/v1 from the .proto files that a client needs.
+# Generate the messages and services of clients/go/kera/v1 from the .proto files that a client needs.
 # With --check: only compare, show the difference, and exit with 1 when a file is stale, missing or left over.
 #
 # protoc is that of grpcio-tools (PYTHON is the interpreter that has it); its plugins for Go are installed into
@@ -21,7 +21,7 @@ case "$*" in
 esac
 
 none() {
-    echo "proto-go: examples/go/kera/v1 was not looked at: $*" >&2
+    echo "proto-go: clients/go/kera/v1 was not looked at: $*" >&2
     [ "$check" ] && exit
     exit 1
 }
@@ -45,11 +45,11 @@ trap 'rm -rf "$work"' EXIT
     "--plugin=protoc-gen-go=$tools/protoc-gen-go" "--plugin=protoc-gen-go-grpc=$tools/protoc-gen-go-grpc" \
     "--go_out=$work" "--go-grpc_out=$work" $(printf 'proto/kera/v1/%s.proto ' $protos)
 if [ "$check" ]; then
-    if ! diff -r -u examples/go/kera/v1 "$work/kera/v1"; then
-        echo "proto-go: examples/go/kera/v1 is not what its .proto files generate: run make proto" >&2
+    if ! diff -r -u clients/go/kera/v1 "$work/kera/v1"; then
+        echo "proto-go: clients/go/kera/v1 is not what its .proto files generate: run make proto" >&2
         exit 1
     fi
 else
-    rm -rf examples/go/kera/v1
-    cp -R "$work/kera/v1" examples/go/kera/v1
+    rm -rf clients/go/kera/v1
+    cp -R "$work/kera/v1" clients/go/kera/v1
 fi

@@ -25,8 +25,8 @@ from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
-from kera.core.chunk import Codec, encode_chunk, encode_payload, verify_header
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.chunk import Codec, encode_chunk, encode_payload, verify_header
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.v1 import common_pb2
 
 BROKER_ID = 3

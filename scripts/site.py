@@ -1,6 +1,6 @@
 """Builds the documentation as a site: ``make docs``. Any warning, such as a link to nowhere, ends it.
 
-    docs/, README.md, examples/, deploy/ ──┐
+    docs/, README.md, examples/, clients/ ─┐
     settings, errors, commands, messages ──┼──► build/docs ──mkdocs──► build/site
     public names of the Python SDK ────────┤
     metrics of daemons that run            ──┘
@@ -122,7 +122,7 @@ def _places() -> Iterator[tuple[Path, str]]:
     yield ROOT / "README.md", "index.md"
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         yield ROOT / name, name
-    for folder in ("examples", "deploy"):
+    for folder in ("examples", "clients", "deploy"):
         for path in sorted((ROOT / folder).rglob("README.md")):
             yield path, path.relative_to(ROOT).as_posix()
 
@@ -294,8 +294,8 @@ def _metrics() -> Iterator[str]:
 async def _token(bootstrap: str, secret: Path) -> str:
     """A token of a user that may see the metrics of a cluster."""
     from kera.client import Client, ClientSettings
-    from kera.core.access.settings import as_daemon
     from kera.core.runtime import MACHINE
+    from kera.server.access.settings import as_daemon
 
     password = secrets.token_hex(16)
     async with await Client.connect(bootstrap, ClientSettings(), runtime=as_daemon(MACHINE, secret)) as client:

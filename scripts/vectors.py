@@ -16,7 +16,8 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from kera.client.producing.partitioner import streamlet_of
-from kera.core.chunk import (
+from kera.core.errors import DataLost, KeraError, NotOwner, OutOfSequence, UnknownStream
+from kera.core.format.chunk import (
     ARROW_VERSION,
     LEAN_VERSION,
     ChunkHeader,
@@ -28,15 +29,14 @@ from kera.core.chunk import (
     place_chunk,
     verify_header,
 )
-from kera.core.errors import DataLost, KeraError, NotOwner, OutOfSequence, UnknownStream
-from kera.core.payload import encode_lean
-from kera.core.punctuation import encode_punctuation
+from kera.core.format.payload import encode_lean
+from kera.core.format.punctuation import encode_punctuation
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.rpc import api
 from kera.core.rpc.frames import Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Method
 from kera.core.rpc.wire import error_to_message
-from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "vectors.json"

@@ -60,5 +60,5 @@ class Budget:
 
 
 def _folder(name: str) -> str:
-    """``tests/unit`` of ``tests/unit/core/test_chunk.py::test_it``."""
+    """``tests/unit`` of ``tests/unit/core/format/test_chunk.py::test_it``."""
     return "/".join(name.split("/")[:2])

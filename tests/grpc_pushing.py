@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, cast
 
-from kera.core.access.audit import Audit
-from kera.core.access.authenticator import Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
-from kera.core.access.guard import Guard
 from kera.core.rpc import api
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.method import Call, Reply
+from kera.server.access.audit import Audit
+from kera.server.access.authenticator import Authenticator
+from kera.server.access.guard import Guard
 from kera.v1 import broker_pb2, coordinator_pb2
 from tests.fuzz.http2 import (
     DATA,

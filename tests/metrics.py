@@ -2,8 +2,8 @@
 
 from prometheus_client import generate_latest
 
-from kera.core.monitoring.sources import Fixed, Source
-from kera.core.turns import at_once
+from kera.core.base.turns import at_once
+from kera.server.monitoring.sources import Fixed, Source
 
 
 def shown(source: Source, *, everything: bool = True) -> str:

@@ -17,15 +17,15 @@ import pytest
 from kera.client.consuming import records
 from kera.client.producing import encoding
 from kera.client.types import Record
-from kera.core import checksum, chunk, combined_checksum, header_table, joining, key_hashes, many_chunks
-from kera.core.chunk import ChunkHeader
 from kera.core.errors import KeraError
+from kera.core.format import checksum, chunk, combined_checksum, header_table, joining, key_hashes, many_chunks
+from kera.core.format.chunk import ChunkHeader
 from kera.core.native import native, reason
 from kera.core.rpc import frames
 from kera.core.rpc.frames import FrameHeader
 
-lean_check = sys.modules["kera.core.lean.check"]  # the package has a function of this name
-lean_encode, lean_decode = sys.modules["kera.core.lean.encode"], sys.modules["kera.core.lean.decode"]
+lean_check = sys.modules["kera.core.format.lean.check"]  # the package has a function of this name
+lean_encode, lean_decode = sys.modules["kera.core.format.lean.encode"], sys.modules["kera.core.format.lean.decode"]
 MODULES = (
     *(checksum, chunk, combined_checksum, header_table, joining, many_chunks, lean_check, lean_encode),
     *(encoding, records, frames, key_hashes),
@@ -52,7 +52,7 @@ def python_only(*modules: ModuleType) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (lean_decode, joining):
             patch.setattr(module, "native", None)
-        for module in dict.fromkeys((*MODULES, sys.modules["kera.core.lean"], *modules)):
+        for module in dict.fromkeys((*MODULES, sys.modules["kera.core.format.lean"], *modules)):
             for name, each in accelerated(module).items():
                 patch.setattr(module, name, twin_of(each))
         yield

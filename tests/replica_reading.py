@@ -10,11 +10,11 @@ from kera.broker.backup_ways import BackupWays
 from kera.broker.records import SegmentAddress
 from kera.broker.recovery.merge import Cut, Merge, Recovered
 from kera.broker.recovery.replica_reader import BackupLink, ReadLimits, Source, choose
-from kera.core.chunk import ChunkHeader, chained_checksum, verify_chunk
+from kera.core.base.ids import EntryId
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import CorruptChunk, KeraError
-from kera.core.header_table import Headers, as_headers, chunk_bytes, column, end_records, table
-from kera.core.ids import EntryId
-from kera.core.telemetry import get_logger
+from kera.core.format.chunk import ChunkHeader, chained_checksum, verify_chunk
+from kera.core.format.header_table import Headers, as_headers, chunk_bytes, column, end_records, table
 from kera.v1 import backup_pb2, common_pb2
 
 log = get_logger("kera.recovery")

@@ -19,8 +19,8 @@ from bench.common import IN_MEMORY
 from bench.compare.contestant import Command, Failed, Role
 from bench.compare.workload import Workload
 from kera.client import Client
+from kera.core.base.settings import GIB, MIB
 from kera.core.errors import KeraError
-from kera.core.settings import GIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 
 SEGMENT_BYTES = 8 * MIB

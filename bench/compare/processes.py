@@ -17,7 +17,7 @@ import psutil
 from bench.compare.contestant import Command, Failed
 from bench.compare.worker import Task, peak_rss_bytes
 from bench.cpu import run_s
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 LOG_TAIL = 1000

@@ -51,7 +51,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bench.compare.workload import Workload
 from kera.cli.bench._latency import Latencies
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 
 PROGRESS_S = 0.1
 BURST_MAX = 100

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from bench.experiments.epochs import EXPERIMENT as EPOCHS
 from bench.experiments.latency import EXPERIMENTS as LATENCY
 from bench.experiments.setup import Claim, Consumer, Experiment, Place, Point, Setup
-from kera.core.settings import GIB, KIB, MIB
+from kera.core.base.settings import GIB, KIB, MIB
 
 CHUNKS_KIB = (1, 4, 16, 64)
 STREAMLETS = (1, 4, 16, 64, 256, 1024)

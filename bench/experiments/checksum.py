@@ -19,8 +19,8 @@ from crc32c import crc32c
 
 from bench.common import sample_chunk
 from kera.cli.bench._payload import make_batch, records_per_chunk
-from kera.core.chunk import encode_payload
-from kera.core.settings import KIB
+from kera.core.base.settings import KIB
+from kera.core.format.chunk import encode_payload
 
 RECORD_BYTES = 100
 CHUNKS_KIB = (1, 4, 16, 64, 256)

@@ -19,7 +19,7 @@ from bench.common import IN_MEMORY, Broker, broker, say
 from bench.experiments.measure import Measured
 from bench.experiments.setup import Claim, Experiment, Point, Sample, Setup
 from kera.client import Client
-from kera.core.settings import GIB, MIB
+from kera.core.base.settings import GIB, MIB
 
 RATES = (1, 1_000, 10_000, 100_000)
 LIMIT_MS = 50

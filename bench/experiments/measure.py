@@ -23,8 +23,8 @@ from bench.compare.workload import Workload
 from bench.experiments.setup import RECORD_BYTES, Experiment, Place, Point, Sample, Setup
 from kera.cli.bench._latency import Latencies
 from kera.client import Client
+from kera.core.base.settings import MIB
 from kera.core.errors import KeraError, UnknownStream
-from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 
 PRODUCER_PROCESSES_MAX = 2

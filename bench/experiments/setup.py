@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kera.core.settings import GIB, KIB, MIB
+from kera.core.base.settings import GIB, KIB, MIB
 
 Consumer = Literal["push", "pull"]
 Metric = Literal["produced", "consumed", "latency", "cpu"]

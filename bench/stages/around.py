@@ -22,7 +22,9 @@ from kera.client.cluster.push import PushChannel
 from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
-from kera.core.chunk import Placement, encode_payload, place_chunk
+from kera.core.base.settings import MIB
+from kera.core.format.chunk import Placement, encode_payload, place_chunk
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.rpc import Service
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer, ServerConnection
@@ -30,8 +32,6 @@ from kera.core.rpc.frames import FrameHeader, Kind, decode_header, encode_frame
 from kera.core.rpc.method import Method
 from kera.core.rpc.taking import Taker
 from kera.core.runtime import MACHINE
-from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
-from kera.core.settings import MIB
 from kera.v1 import common_pb2, coordinator_pb2
 
 SEGMENT_BYTES = 8 * MIB

@@ -23,10 +23,10 @@ from kera.backup.metrics import RequestCounters
 from kera.backup.service import BackupService
 from kera.backup.slots import Slots
 from kera.backup.store import ReplicaStore
-from kera.core.chunk import chained_checksum
+from kera.core.base.settings import MIB
+from kera.core.format.chunk import chained_checksum
 from kera.core.rpc import api
 from kera.core.rpc.frames import Kind
-from kera.core.settings import MIB
 from kera.v1 import backup_pb2
 
 

@@ -37,11 +37,11 @@ from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
-from kera.core.chunk import verify_header, verify_payload
+from kera.core.base.settings import MIB
+from kera.core.format.chunk import verify_header, verify_payload
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frames import Kind
-from kera.core.settings import MIB
 from kera.v1 import backup_pb2, broker_pb2, common_pb2
 
 

@@ -23,10 +23,10 @@ from bench.stages.part import Load, Samples, now_ns, since
 from kera.client.cluster.push import PushChannel
 from kera.client.consuming.consumer import Consumer
 from kera.client.settings import ConsumerSettings
+from kera.core.base.settings import KIB
 from kera.core.push import VERSION, Decoder, Run, encode_runs
 from kera.core.rpc import api
 from kera.core.rpc.frames import Kind
-from kera.core.settings import KIB
 from kera.v1 import broker_pb2, common_pb2, push_pb2
 
 

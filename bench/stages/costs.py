@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.stages.part import Load, Samples
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 
 QUANTILE = 0.1
 SIZES = (1 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1 * MIB)

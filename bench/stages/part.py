@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 
 RECORD_BYTES = 100
 MEMORY_BYTES = 64 * MIB

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from bench.stages.part import MEMORY_BYTES, Load, Samples, now_ns, since
-from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
-from kera.core.settings import MIB
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.base.settings import MIB
 
 _LENGTHS = struct.Struct("<QQ")
 

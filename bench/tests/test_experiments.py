@@ -14,7 +14,7 @@ from bench.experiments.checksum import ChecksumCost
 from bench.experiments.measure import buffer_bytes_of, processes_of, sample_of, turns, workload_of
 from bench.experiments.setup import Claim, Experiment, Place, Point, Sample, Setup, judge
 from bench.soak import Process, Row, Thresholds, compare, cores_of, totals, windows
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 
 
 def sample(produced: float, consumed: float | None = None) -> Sample:

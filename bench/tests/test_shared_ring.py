@@ -8,8 +8,8 @@ import pytest
 
 from bench.shared_ring import WAYS, Slots, Take, address_of, compile_taking, taking
 from bench.small_requests import NoCompiler
-from kera.core.checksum import crc32c
-from kera.core.settings import KIB
+from kera.core.base.settings import KIB
+from kera.core.format.checksum import crc32c
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ import pytest
 from bench.common import Figures, parser
 from bench.small_requests import Load, NoCompiler, chunk_of, compile_load, frames_of, table
 from kera.client.types import StreamDescription
-from kera.core.chunk import ChunkHeader, verify_chunk
+from kera.core.base.settings import KIB, MIB
+from kera.core.format.chunk import ChunkHeader, verify_chunk
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES, FrameHeader, Kind, decode_header, encode_error, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.core.settings import KIB, MIB
 from kera.v1 import broker_pb2, common_pb2
 from tests.unit.client.support import description
 

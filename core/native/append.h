@@ -47,7 +47,7 @@ typedef struct {
         PyObject *capsule;  // a reference of its own; NULL: no payload has been looked at
         uint64_t stream_id;
         uint32_t schema_id;
-    } type;  // that of the last lean payload, see kera.core.lean.kinds
+    } type;  // that of the last lean payload, see kera.core.format.lean.kinds
     // What has been done.
     size_t at, chunks;
     uint64_t records, bytes;

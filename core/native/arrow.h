@@ -1,10 +1,10 @@
-// Payloads of version 1, Arrow messages: kera/core/record_batch.py says what is looked at, and why.
+// Payloads of version 1, Arrow messages: kera/core/format/record_batch.py says what is looked at, and why.
 #ifndef KERA_ARROW_H
 #define KERA_ARROW_H
 
 #include "chunk.h"
 
-// As in kera/core/record_batch.py.
+// As in kera/core/format/record_batch.py.
 #define DECOMPRESSED_BYTES_MAX ((uint64_t)128 << 20)
 #define BATCH_RECORDS_WITHOUT_BYTES ((uint64_t)1 << 16)
 

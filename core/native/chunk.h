@@ -1,4 +1,4 @@
-// Chunks in memory: kera/core/chunk.py has the picture of a header, and says what each check is for.
+// Chunks in memory: kera/core/format/chunk.py has the picture of a header, and says what each check is for.
 //
 // All functions look at memory that others may write at the same time: each number is read once, and what it says is
 // checked against the memory that there is. None of them says what is wrong: that is asked of Python.

@@ -1,5 +1,5 @@
 // To append bytes to what has a checksum is to multiply that by a power of x, modulo the polynomial, and to add the
-// checksum of the bytes: kera/core/combined_checksum.py has the twin, and what may be left out of a header.
+// checksum of the bytes: kera/core/format/combined_checksum.py has the twin, and what may be left out of a header.
 
 #include "combine.h"
 

@@ -1,4 +1,4 @@
-// Whether readers can trust a lean payload: kera/core/lean/layout.py has the format, check.py what is checked.
+// Whether readers can trust a lean payload: kera/core/format/lean/layout.py has the format, check.py what is checked.
 #ifndef KERA_LEAN_H
 #define KERA_LEAN_H
 

@@ -1,4 +1,4 @@
-// Lean payloads as Arrow arrays: kera/core/lean/decode.py does the same.
+// Lean payloads as Arrow arrays: kera/core/format/lean/decode.py does the same.
 #ifndef KERA_LEAN_DECODE_H
 #define KERA_LEAN_DECODE_H
 

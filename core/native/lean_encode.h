@@ -1,4 +1,4 @@
-// Record batches as lean payloads: kera/core/lean/encode.py does the same, byte by byte.
+// Record batches as lean payloads: kera/core/format/lean/encode.py does the same, byte by byte.
 #ifndef KERA_LEAN_ENCODE_H
 #define KERA_LEAN_ENCODE_H
 
@@ -22,7 +22,7 @@ bool encode_lean(const struct ArrowSchema *schema, const struct ArrowArray *batc
 bool encode_completed(const struct ArrowSchema *schema, const struct ArrowArray *batch, const int64_t *sources,
                       size_t columns, int64_t time_us, uint64_t bytes_max, Bytes *nodes, Bytes *body);
 
-// Records of the default schema that have nothing but a time, a value and keys: see kera/core/schema.py.
+// Records of the default schema that have nothing but a time, a value and keys: see kera/core/format/schema.py.
 typedef struct {
     uint64_t count;
     const int64_t *times;

@@ -169,7 +169,7 @@ static bool join_run(Run *run)
 const char join_chunks_doc[] = PyDoc_STR(
     "join_chunks(chunks, at, type, schema, schema_id, verify, trusted, joined_bytes_max, bytes_max, importer)\n"
     "\n"
-    "What `kera.core.joining.Joined` has; () where these are not several; None where Python knows more about it.\n"
+    "The fields of `kera.core.format.joining.Joined`; () for fewer than two chunks; None where Python has to decide.\n"
     "`type` and importer as of `decode_in_place`.");
 
 static PyObject *joined_of(Run *run, PyObject *schema, PyObject *importer)

@@ -8,7 +8,7 @@
 #endif
 #include <Python.h>
 
-// As in kera/core/joining.py.
+// As in kera/core/format/joining.py.
 #define JOINED_PAYLOAD_BYTES_MAX ((uint32_t)16 << 10)
 #define JOINED_RECORDS_MAX ((uint64_t)64 << 10)
 

@@ -1,4 +1,4 @@
-// The numbers of lean payloads: kera/core/lean/layout.py has them, and the format.
+// The numbers of lean payloads: kera/core/format/lean/layout.py has them, and the format.
 #ifndef KERA_LEAN_FORMAT_H
 #define KERA_LEAN_FORMAT_H
 

@@ -1,4 +1,4 @@
-// Lean payloads that follow each other as one set of Arrow arrays: kera/core/joining.py has what does the same.
+// Lean payloads that follow each other as one set of Arrow arrays: kera/core/format/joining.py has what does the same.
 #ifndef KERA_LEAN_JOIN_H
 #define KERA_LEAN_JOIN_H
 

@@ -561,7 +561,7 @@ static PyObject *check_headers(Call *call)
 
 // -- lean payloads --------------------------------------------------------------------------------------------------
 
-#define KNOWN_TYPE 1  // the place of `type` in kera.core.lean.kinds.Known
+#define KNOWN_TYPE 1  // the place of `type` in kera.core.format.lean.kinds.Known
 
 static bool is_named(const Call *call, Py_ssize_t index, const char *name)
 {

@@ -165,7 +165,7 @@ static bool has_format(const struct ArrowSchema *schema, const char *format, int
     return strcmp(schema->format, format) == 0 && schema->n_children == children && schema->dictionary == NULL;
 }
 
-// Whether columns are those of kera/core/schema.py.
+// Whether columns are those of kera/core/format/schema.py.
 static bool are_default(const struct ArrowSchema *schema)
 {
     if (schema->n_children != COLUMNS)

@@ -29,9 +29,9 @@ from kera.client import Client, ClientSettings
 from kera.client.admin.access import Token
 from kera.client.cluster.cluster import Cluster
 from kera.core.access.credentials import of_daemon
+from kera.core.base.telemetry import configure_logging
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.runtime import MACHINE, secured
-from kera.core.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
 from tests.chaos.verdict import Wrong
 from tests.integration.zookeeper import ZooKeeper

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyarrow import types
 
-from kera.core.lean.kinds import storage_of
-from kera.core.record_batch import shape_of
+from kera.core.format.lean.kinds import storage_of
+from kera.core.format.record_batch import shape_of
 
 ALIGNMENT_BYTES = 8
 _U16, _U32, _I64, _PAIR = (struct.Struct(f"<{code}") for code in ("H", "I", "q", "qq"))

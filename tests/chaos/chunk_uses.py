@@ -15,10 +15,10 @@ from kera.cli._format import RecordOrigin, for_terminal, json_formatter, text_fo
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.records import records_of
 from kera.client.types import StreamDescription
-from kera.core.chunk import ChunkHeader
+from kera.core.base.ids import EARLIEST, EntryId
 from kera.core.errors import SchemaMismatch
-from kera.core.ids import EARLIEST, EntryId
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.chunk import ChunkHeader
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.spark_connector.columns import RECORD_COLUMNS, Shaper, columns_of
 from tests.unit.client.support import description
 

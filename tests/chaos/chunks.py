@@ -33,8 +33,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from kera.core import lean
-from kera.core.chunk import (
+from kera.core.errors import CorruptChunk, KeraError, invariant
+from kera.core.format import lean
+from kera.core.format.chunk import (
     ARROW_CODECS,
     ARROW_VERSION,
     LEAN_VERSION,
@@ -44,13 +45,12 @@ from kera.core.chunk import (
     encode_payload,
     place_chunk,
 )
-from kera.core.errors import CorruptChunk, KeraError, invariant
-from kera.core.joining import join_chunks
-from kera.core.lean.layout import body_at_of
+from kera.core.format.joining import join_chunks
+from kera.core.format.lean.layout import body_at_of
+from kera.core.format.payload import open_payload
+from kera.core.format.record_batch import DECOMPRESSED_BYTES_MAX, shape_of
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.native import describe
-from kera.core.payload import open_payload
-from kera.core.record_batch import DECOMPRESSED_BYTES_MAX, shape_of
-from kera.core.schema import DEFAULT_SCHEMA
 from tests.chaos.arrow_structures import restructured
 from tests.chaos.chunk_uses import HEADER, USES, Uses, records, reworked
 from tests.chaos.growing import GROWING, OTHERS, growing

@@ -40,8 +40,8 @@ from typing import Any
 import psutil
 
 from kera.client import Client, Producer
-from kera.core.settings import KIB, MIB
-from kera.core.telemetry import configure_logging
+from kera.core.base.settings import KIB, MIB
+from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
 from tests.chaos.push import Process, Slots, mapping
 from tests.chaos.verdict import Wrong, leaves

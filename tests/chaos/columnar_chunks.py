@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kera.core.chunk import Placement, encode_chunk, place_chunk
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.chunk import Placement, encode_chunk, place_chunk
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, columns_of
 from tests.chaos.chunk_uses import spark_has
 from tests.chaos.chunks import VERSIONS, Source, misbuilt, mutated, sources_of

@@ -32,7 +32,7 @@ from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kera.core.process import die_with_parent
+from kera.core.base.process import die_with_parent
 from kera.spark_connector import configure
 from tests.chaos.push_spark import check
 from tests.spark.support import wait_until, with_kera

@@ -31,8 +31,8 @@ from typing import Self
 
 from kera.cli.check._options import Options
 from kera.client import DrainStatus
+from kera.core.base.telemetry import configure_logging
 from kera.core.errors import KeraError
-from kera.core.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
 from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, Load, under_check
 from tests.chaos.verdict import Wrong, leaves

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from kera.client import Client, ClientSettings, Position
 from kera.core.access.credentials import of_daemon
 from kera.core.access.passwords import verifier_for
+from kera.core.base.settings import MIB
 from kera.core.credential_settings import secure
 from kera.core.errors import KeraError
 from kera.core.rpc import api
@@ -38,7 +39,6 @@ from kera.core.rpc.method import call
 from kera.core.runtime import MACHINE
 from kera.core.security import Tls, TlsFiles
 from kera.core.security.issuing import Authority
-from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster
 from kera.v1 import access_pb2, broker_pb2
 from tests.chaos.crowd_attacks import ATTACKS, HOST, Target

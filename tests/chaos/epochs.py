@@ -29,8 +29,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from kera.client import Client, Producer
-from kera.core.settings import KIB, MIB
-from kera.core.telemetry import configure_logging
+from kera.core.base.settings import KIB, MIB
+from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
 from tests.chaos.epochs_job import Row, digest_of
 from tests.chaos.spark import KINDS, Job, kill

@@ -23,13 +23,13 @@ from typing import Any
 import pyarrow as pa
 from scripts.vectors import as_json, header_fields
 
-from kera.core.chunk import PLACEMENT_AT, verify_header
 from kera.core.errors import CorruptChunk
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.chunk import PLACEMENT_AT, verify_header
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.chaos.chunks import VERSIONS, Source, misbuilt, opened, sources_of
 from tests.chaos.columnar_chunks import crafted
 
-MODULE = Path(__file__).resolve().parents[2] / "examples" / "go"
+MODULE = Path(__file__).resolve().parents[2] / "clients" / "go"
 TESTS = "TestChunks"
 """Of the client's own: those that read vectors of chunks."""
 AT_ONCE = 2_000

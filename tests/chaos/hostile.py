@@ -34,14 +34,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kera.client import Client, Position, StreamDescription
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, iterate_chunks, verify_chunk
+from kera.core.base.ids import EARLIEST
+from kera.core.base.telemetry import configure_logging
 from kera.core.errors import CorruptChunk, DataLost, KeraError
-from kera.core.ids import EARLIEST
-from kera.core.payload import open_payload
+from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, iterate_chunks, verify_chunk
+from kera.core.format.payload import open_payload
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.wire import error_from_message
-from kera.core.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2, coordinator_pb2
 from tests.chaos.control import tell

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from kera.core.chunk import encode_chunk, encode_payload
-from kera.core.ids import PRODUCER_IDS
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.base.ids import PRODUCER_IDS
+from kera.core.format.chunk import encode_chunk, encode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.chaos.chunks import arrow_source, mutated
 from tests.integration.field_mutants import HEADER_FIELDS, PLACEMENT_FIELDS, with_field
 

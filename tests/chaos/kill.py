@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kera.cli.check._options import Options
-from kera.core.settings import MIB
-from kera.core.telemetry import configure_logging
+from kera.core.base.settings import MIB
+from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
 from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, Load, under_check
 from tests.chaos.verdict import leaves

@@ -41,9 +41,9 @@ from typing import Any, NamedTuple
 
 from kera.client import Client
 from kera.client.cluster.retry import BACKOFF_S_MAX
+from kera.core.base.settings import KIB, MIB
+from kera.core.base.telemetry import configure_logging
 from kera.core.errors import InvalidArgument, KeraError
-from kera.core.settings import KIB, MIB
-from kera.core.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
 from tests.chaos.latency_client import FIRST, KEYS, PATH, SECOND, SLOT_S, head_of
 from tests.chaos.latency_truth import SHOWN_S, Compared, Look, Looks, Settled, Truth, compared, settled

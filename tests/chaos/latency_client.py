@@ -27,12 +27,12 @@ from dataclasses import replace as replaced
 from typing import Any, TypeVarTuple, Unpack
 
 from kera.client import Client, Producer
-from kera.core.alarm import Alarm
-from kera.core.clock import SystemClock
+from kera.core.base.alarm import Alarm
+from kera.core.base.clock import SystemClock
+from kera.core.base.process import die_with_parent
+from kera.core.base.telemetry import configure_logging
 from kera.core.errors import KeraError
-from kera.core.process import die_with_parent
 from kera.core.runtime import MACHINE
-from kera.core.telemetry import configure_logging
 
 Ts = TypeVarTuple("Ts")
 

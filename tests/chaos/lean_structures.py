@@ -12,8 +12,8 @@ import random
 import pyarrow as pa
 from pyarrow import types
 
-from kera.core.lean.kinds import kind_of, storage_of, within
-from kera.core.lean.layout import (
+from kera.core.format.lean.kinds import kind_of, storage_of, within
+from kera.core.format.lean.layout import (
     BYTES,
     ENCODING_SHIFT,
     LARGE,

@@ -25,9 +25,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
-from kera.core.settings import KIB, MIB
-from kera.core.telemetry import configure_logging
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.base.settings import KIB, MIB
+from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
 from tests.chaos.verdict import Wrong
 from tests.namespaces import Host, hosts, why_not

@@ -20,8 +20,8 @@ import time
 from typing import Any
 
 from kera.client import Client, ClientSettings
-from kera.core.process import die_with_parent
-from kera.core.telemetry import configure_logging
+from kera.core.base.process import die_with_parent
+from kera.core.base.telemetry import configure_logging
 
 STREAM = "s"
 TOLD_S = 0.02

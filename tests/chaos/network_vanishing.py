@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import sys
 
+from kera.core.base.process import die_with_parent
 from kera.core.errors import KeraError
-from kera.core.process import die_with_parent
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel

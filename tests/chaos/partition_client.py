@@ -20,8 +20,8 @@ from typing import Any
 
 from kera.cli.check._options import Options
 from kera.cli.check._run import Outcome
-from kera.core.process import die_with_parent
-from kera.core.telemetry import configure_logging
+from kera.core.base.process import die_with_parent
+from kera.core.base.telemetry import configure_logging
 from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, loaded
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
 from tests.chaos.verdict import Wrong
 from tests.namespaces import Host
 

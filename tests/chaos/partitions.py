@@ -27,8 +27,8 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from kera.core.settings import KIB, MIB
-from kera.core.telemetry import configure_logging
+from kera.core.base.settings import KIB, MIB
+from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
 from tests.chaos.partition_clients import Clients
 from tests.chaos.verdict import Wrong, leaves

@@ -40,9 +40,9 @@ import psutil
 
 from kera.broker.log.arena_head import HEAD_BYTES, ROW_BYTES
 from kera.client import EARLIEST, Client, Position
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
-from kera.core.settings import KIB, MIB
-from kera.core.telemetry import configure_logging
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.base.settings import KIB, MIB
+from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
 from tests.chaos.verdict import Wrong, leaves
 from tests.integration.support import (

@@ -29,9 +29,9 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from kera.client import ChunkBatch, Client, ClientSettings, Consumer, ConsumerSettings, Position
-from kera.core.process import die_with_parent
-from kera.core.settings import KIB
-from kera.core.telemetry import configure_logging
+from kera.core.base.process import die_with_parent
+from kera.core.base.settings import KIB
+from kera.core.base.telemetry import configure_logging
 from tests.chaos.verdict import Wrong
 from tests.integration.support import number_of
 

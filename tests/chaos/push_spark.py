@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from kera.core.process import die_with_parent
+from kera.core.base.process import die_with_parent
 from tests.integration.support import number_of
 from tests.spark.support import with_kera
 

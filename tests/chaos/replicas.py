@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from kera.client import Client
-from kera.core.settings import KIB, MIB
-from kera.core.telemetry import configure_logging
+from kera.core.base.settings import KIB, MIB
+from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
 from tests.chaos.verdict import Wrong, leaves
 from tests.integration.replication_support import (

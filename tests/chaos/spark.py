@@ -31,8 +31,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from kera.client import Client, Producer
-from kera.core.settings import KIB, MIB
-from kera.core.telemetry import configure_logging
+from kera.core.base.settings import KIB, MIB
+from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
 from tests.chaos.verdict import Wrong
 from tests.integration.support import BROKER, keeping_cluster, tell, until

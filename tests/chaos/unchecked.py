@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kera.core import chunk, native, payload
+from kera.core import native
+from kera.core.format import chunk, payload
 from kera.local.cluster import BROKER, LocalCluster
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kera.core.telemetry import configure_logging
+from kera.core.base.telemetry import configure_logging
 from tests.fuzz import consumers, corpus, daemons, jvm, running, sessions
 from tests.fuzz.target import outcome, random_of
 from tests.fuzz.targets import TARGETS

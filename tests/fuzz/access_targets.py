@@ -16,12 +16,12 @@ from cryptography.x509.oid import NameOID
 from jwt.algorithms import get_default_algorithms
 
 from kera.core.access.certificates import names_in
-from kera.core.access.jwt_keys import ALGORITHMS, Key, KeySet
-from kera.core.access.jwt_sources import NotRead
-from kera.core.access.jwt_tokens import JwtRules, JwtTokens
 from kera.core.access.passwords import ITERATIONS_MIN, Login, Logins, verifier_for
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 from kera.core.errors import AuthenticationFailed, invariant
+from kera.server.access.jwt_keys import ALGORITHMS, Key, KeySet
+from kera.server.access.jwt_sources import NotRead
+from kera.server.access.jwt_tokens import JwtRules, JwtTokens
 from kera.v1 import access_pb2 as messages
 from tests.fuzz.chunk_targets import numbered
 from tests.fuzz.mutating import mutated
@@ -262,7 +262,7 @@ def _names(data: bytes) -> str:
 ACCESS_TARGETS = (
     Target("logins", _login, _log_in, ("kera.core.access.passwords",)),
     Target("server-logins", _server_says, _hear, ("kera.core.access.passwords",), slow_s=10.0),  # it may ask for much
-    Target("jwts", _jwt, _identify, ("kera.core.access.jwt_tokens", "kera.core.access.strict_json")),
-    Target("jwt-keys", _jwks, _parse_keys, ("kera.core.access.jwt_keys", "kera.core.access.strict_json")),
+    Target("jwts", _jwt, _identify, ("kera.server.access.jwt_tokens", "kera.core.base.strict_json")),
+    Target("jwt-keys", _jwks, _parse_keys, ("kera.server.access.jwt_keys", "kera.core.base.strict_json")),
     Target("certificates", _spoilt_certificate, _names, ("kera.core.access.certificates",)),
 )

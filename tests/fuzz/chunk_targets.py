@@ -19,14 +19,14 @@ from kera.client.cluster.fetch import Fetched, NewerSchema, batches_of
 from kera.client.consuming.values import rows_of
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
-from kera.core import chunk as chunk_format
-from kera.core import header_table, lean
-from kera.core.chunk import HEADER_BYTES, LEAN_VERSION, check_sent, iterate_chunks, read_header
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import CorruptChunk, KeraError, SchemaMismatch, invariant
-from kera.core.ids import EntryId, Position
-from kera.core.payload import check_payload
-from kera.core.record_batch import DECOMPRESSED_BYTES_MAX
-from kera.core.written_out import check_written_out
+from kera.core.format import chunk as chunk_format
+from kera.core.format import header_table, lean
+from kera.core.format.chunk import HEADER_BYTES, LEAN_VERSION, check_sent, iterate_chunks, read_header
+from kera.core.format.payload import check_payload
+from kera.core.format.record_batch import DECOMPRESSED_BYTES_MAX
+from kera.core.format.written_out import check_written_out
 from tests.chaos.chunk_uses import stream_of
 from tests.chaos.chunks import Source, opened, use
 from tests.fuzz.payloads import (
@@ -46,8 +46,8 @@ from tests.native_twins import Outcome, twin_of
 from tests.native_twins import outcome as outcome_of
 
 _NUMBER = struct.Struct("<I")
-lean_decode: Any = sys.modules["kera.core.lean.decode"]
-joining: Any = sys.modules["kera.core.joining"]
+lean_decode: Any = sys.modules["kera.core.format.lean.decode"]
+joining: Any = sys.modules["kera.core.format.joining"]
 CHUNKS_MAX = 6
 VALUES_MAX = 1 << 22
 WRITTEN_OUT_BYTES_MAX = VALUES_MAX
@@ -289,14 +289,19 @@ def _read(data: bytes) -> str:
 
 
 CHUNK_TARGETS = (
-    Target("chunk-headers", _chunk, _headers, ("kera.core.chunk", "kera.core.header_table")),
+    Target("chunk-headers", _chunk, _headers, ("kera.core.format.chunk", "kera.core.format.header_table")),
     Target(
         "payloads",
         _payload,
         _open,
         (
-            *("kera.core.payload", "kera.core.record_batch", "kera.core.written_out", "kera.core.lean.check"),
-            *("kera.core.lean.decode", "kera.core.lean.layout"),
+            *(
+                "kera.core.format.payload",
+                "kera.core.format.record_batch",
+                "kera.core.format.written_out",
+                "kera.core.format.lean.check",
+            ),
+            *("kera.core.format.lean.decode", "kera.core.format.lean.layout"),
         ),
     ),
     Target(
@@ -309,6 +314,16 @@ CHUNK_TARGETS = (
         ),
         slow_s=15.0,  # so many values, one by one
     ),
-    Target("broker-door", _payload, _door, ("kera.core.payload", "kera.core.record_batch", "kera.core.lean.check")),
-    Target("chunks-in-a-row", _run, _read, ("kera.client.cluster.fetch", "kera.core.joining", "kera.core.lean.decode")),
+    Target(
+        "broker-door",
+        _payload,
+        _door,
+        ("kera.core.format.payload", "kera.core.format.record_batch", "kera.core.format.lean.check"),
+    ),
+    Target(
+        "chunks-in-a-row",
+        _run,
+        _read,
+        ("kera.client.cluster.fetch", "kera.core.format.joining", "kera.core.format.lean.decode"),
+    ),
 )

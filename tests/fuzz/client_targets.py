@@ -25,12 +25,12 @@ from kera.client.producing.stream_lanes import ProducerIdentity, StreamLanes
 from kera.client.settings import ConsumerSettings
 from kera.client.types import BackupDescription, BrokerDescription, EntryBounds, StreamDescription, UnlistedStream
 from kera.coordinator.cluster import validation
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import KeraError, ProtocolError, SchemaMismatch, invariant
-from kera.core.ids import EntryId, Position
+from kera.core.format.schema import schema_to_bytes
 from kera.core.push import RUN, VERSION, Decoder, Kind, Run, encode, encode_numbers, numbers_of, runs_of, taken_of
 from kera.core.rpc.method import Reply
 from kera.core.rpc.wire import parse
-from kera.core.schema import schema_to_bytes
 from kera.spark_connector.columns import columns_of
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2, push_pb2
 from tests.chaos.chunk_uses import stream_of
@@ -374,7 +374,7 @@ def _decoded(parts: list[bytes]) -> tuple[list[tuple[Kind, bytes]], str]:
 
 
 CLIENT_TARGETS = (
-    Target("schemas", _schema, _look_at_schema, ("kera.core.schema", "kera.coordinator.cluster.validation")),
+    Target("schemas", _schema, _look_at_schema, ("kera.core.format.schema", "kera.coordinator.cluster.validation")),
     Target("descriptions", _description, _describe, ("kera.client.types", "kera.client.admin.control")),
     Target("read-answers", _read_answer, _read, ("kera.client.cluster.read_session", "kera.client.cluster.fetch")),
     Target("push-messages", _message, _decode, ("kera.core.push",)),

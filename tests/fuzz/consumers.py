@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kera.client import Client
-from kera.core.chunk import HEADER_BYTES, read_header
-from kera.core.ids import PRODUCER_IDS
+from kera.core.base.ids import PRODUCER_IDS
+from kera.core.format.chunk import HEADER_BYTES, read_header
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.schema import DEFAULT_SCHEMA
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 from tests.chaos.chunk_uses import spark_has

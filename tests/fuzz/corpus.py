@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from kera.core.telemetry import configure_logging
+from kera.core.base.telemetry import configure_logging
 from tests.fuzz.target import Target, outcome, random_of
 from tests.fuzz.targets import TARGETS
 

@@ -15,10 +15,10 @@ from crc32c import crc32c
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from kera.core.chunk import encode_chunk, encode_payload
+from kera.core.format.chunk import encode_chunk, encode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.rpc import Method, api
 from kera.core.rpc.frames import HEADER_BYTES, Kind, with_header
-from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.v1 import common_pb2
 from tests.chaos.chunks import batches
 from tests.fuzz.mutating import mutated, near, wild

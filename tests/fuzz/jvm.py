@@ -19,11 +19,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.push import RUN, Kind, encode
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES
 from kera.core.rpc.frames import Kind as FrameKind
-from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, columns_of
 from kera.v1 import broker_pb2, common_pb2, push_pb2
 from tests.chaos.chunk_uses import spark_has

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from crc32c import crc32c
 
-from kera.core.chunk import (
+from kera.core.format.chunk import (
     ARROW_VERSION,
     HEADER_BYTES,
     HEADER_CRC_AT,
@@ -25,8 +25,8 @@ from kera.core.chunk import (
     padding_of,
     place_chunk,
 )
-from kera.core.record_batch import Shape, shape_of
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.record_batch import Shape, shape_of
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.chaos import chunks as chaos_chunks
 from tests.chaos.chunks import Source, arrow_source
 from tests.fuzz.mutating import mutated, near, wild

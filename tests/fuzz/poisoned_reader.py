@@ -17,9 +17,9 @@ from typing import Any
 
 from kera.client import Client, Position, StreamDescription
 from kera.client.consuming.records import records_of
+from kera.core.base.ids import EntryId
+from kera.core.base.telemetry import configure_logging
 from kera.core.errors import KeraError
-from kera.core.ids import EntryId
-from kera.core.telemetry import configure_logging
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, columns_of
 from kera.spark_connector.options.reading import parse_read_options
 from kera.spark_connector.planning import Piece

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from kera.core.chunk import MAGIC, verify_run
 from kera.core.errors import CorruptChunk, ProtocolError
+from kera.core.format.chunk import MAGIC, verify_run
 from kera.core.push import Kind as PushKind
 from kera.core.push import encode, encode_numbers
 from kera.core.rpc import Method, api

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kera.core.telemetry import configure_logging
+from kera.core.base.telemetry import configure_logging
 from tests.fuzz.target import Target, outcome, random_of
 
 MEMORY_BYTES_MAX = 3 << 30

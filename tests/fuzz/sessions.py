@@ -27,9 +27,9 @@ import pyarrow as pa
 
 from kera.client import Client, ClientSettings
 from kera.client.cluster import push, push_connect
+from kera.core.base.telemetry import configure_logging
 from kera.core.errors import InternalError, KeraError
 from kera.core.rpc import frame_client, grpc_client, wire
-from kera.core.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
 from tests.fuzz.protobuf import spoilt
 from tests.fuzz.running import MEMORY_BYTES_MAX, Report

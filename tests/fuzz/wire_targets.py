@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from kera.core.errors import KeraError, ProtocolError, invariant
-from kera.core.monitoring import http_server
 from kera.core.rpc import Method, api, frames
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer, ServerConnection
@@ -21,6 +20,7 @@ from kera.core.rpc.frames import HEADER_BYTES, Kind
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Call, Reply
 from kera.core.rpc.wire import error_from_message, error_to_message, parse, parse_with_bulk
+from kera.server.monitoring import http_server
 from kera.v1 import common_pb2
 from tests.fuzz.exchanges import (
     METHODS,
@@ -348,5 +348,5 @@ WIRE_TARGETS = (
     ),
     Target("messages", _spoilt_message, _parse, ("kera.core.rpc.wire",)),
     Target("errors", spoilt_error, _error, ("kera.core.rpc.wire", "kera.core.errors")),
-    Target("http", http_head, _http, ("kera.core.monitoring.http_server",)),
+    Target("http", http_head, _http, ("kera.server.monitoring.http_server",)),
 )

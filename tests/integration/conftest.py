@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.control_support import control_cluster_of
 from tests.integration.go_client import GoClient, find_go
@@ -80,7 +80,7 @@ async def members(shared_members: SharedCluster) -> SharedCluster:
 
 @pytest.fixture(scope="session")
 def go(tmp_path_factory: pytest.TempPathFactory) -> GoClient:
-    """The client in Go of examples/go; the test is skipped where there is no Go."""
+    """The client in Go of clients/go; the test is skipped where there is no Go."""
     client = GoClient(find_go(), tmp_path_factory.mktemp("go"))
     client.build()
     return client

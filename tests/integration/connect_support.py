@@ -19,7 +19,7 @@ import pytest
 
 from kera.client import Record
 from kera.client.sync import Client
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.command_line import run_kera
 

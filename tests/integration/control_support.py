@@ -28,8 +28,8 @@ from kera.client import (
     RecoveryDescription,
     StreamDescription,
 )
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import KeraError
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
 from tests.chaos.verdict import Wrong
 from tests.integration.replication_support import samples

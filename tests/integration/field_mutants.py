@@ -16,7 +16,7 @@ from crc32c import crc32c
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from kera.core.chunk import HEADER_CRC_AT
+from kera.core.format.chunk import HEADER_CRC_AT
 
 MANY = 1_000
 """Elements of a list that has very many."""

@@ -1,4 +1,4 @@
-"""The client in Go of examples/go, built once, as tests run its commands."""
+"""The client in Go of clients/go, built once, as tests run its commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = ROOT / "examples" / "go"
+MODULE = ROOT / "clients" / "go"
 BUILD_S = 300
 """The first time all that it depends on is fetched and compiled, too."""
 TIMEOUT_S = 60.0
@@ -58,7 +58,7 @@ class GoClient:
         """Build the commands; skips the test where what they depend on can be had from nowhere."""
         fetched = self.tool("mod", "download")
         if fetched.returncode:
-            pytest.skip(f"the modules of examples/go cannot be fetched: {fetched.stderr[-500:]}")
+            pytest.skip(f"the modules of clients/go cannot be fetched: {fetched.stderr[-500:]}")
         built = self.tool("build", "-o", f"{self._folder}/", "./cmd/...")
         assert built.returncode == 0, built.stderr
 

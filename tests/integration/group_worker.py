@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 from kera.client import Client, GroupConsumer, GroupConsumerSettings
+from kera.core.base.process import die_with_parent
 from kera.core.errors import LeaseLost
-from kera.core.process import die_with_parent
 
 COMMIT_INTERVAL_S = 0.1
 

@@ -16,13 +16,13 @@ from typing import Any
 from kera.broker.log.scan import address_of
 from kera.client import Client, Delivery, Producer
 from kera.client.types import StreamDescription
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, read_header
-from kera.core.header_table import as_headers
-from kera.core.ids import EntryId
-from kera.core.payload import open_payload
+from kera.core.base.ids import EntryId
+from kera.core.base.settings import KIB, MIB
+from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, read_header
+from kera.core.format.header_table import as_headers
+from kera.core.format.payload import open_payload
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.v1 import backup_pb2, common_pb2
 from tests.chaos.verdict import Wrong

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from kera.client import Client, Consumer, Delivery, Position, Producer
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import DataLost
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
 from tests.integration.support import until_found
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, ClientSettings
-from kera.core import lean
-from kera.core.chunk import ARROW_VERSION, LEAN_VERSION, encode_chunk, encode_payload
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import (
     RecordTooLarge,
     SchemaMismatch,
@@ -23,11 +22,12 @@ from kera.core.errors import (
     UnknownStream,
     error_from_wire,
 )
+from kera.core.format import lean
+from kera.core.format.chunk import ARROW_VERSION, LEAN_VERSION, encode_chunk, encode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
-from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import RunningCluster
 from kera.v1 import broker_pb2
 

@@ -20,8 +20,8 @@ import pytest
 
 from kera.client import Client
 from kera.core.errors import UnknownStream
-from kera.core.feature_level import FEATURE_LEVEL
 from kera.local.cluster import LocalCluster
+from kera.server.feature_level import FEATURE_LEVEL
 from tests.integration.command_line import run_kera
 from tests.integration.unreadable import write_a_chunk_that_nobody_can_read
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kera.client.sync import Client
-from kera.core.key_hashes import murmur2
+from kera.core.format.key_hashes import murmur2
 from kera.local.cluster import RunningCluster
 from tests.integration.connect_support import (  # noqa: F401 - fixtures
     client,

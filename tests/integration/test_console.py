@@ -19,8 +19,8 @@ from playwright.async_api import expect
 from kera.client import Client, SchemaType
 from kera.client.serializers import AvroSerializer
 from kera.core.access.rights import Operation
+from kera.core.base.settings import KIB, MIB
 from kera.core.security.issuing import Authority
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.command_line import run_kera
 from tests.integration.console_support import Look, a_browser, a_console, needs_chromium

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, ClientSettings, Position
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import InvalidArgument, InvalidCursor, StreamletOutOfRange, Unavailable, UnknownStream
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.support import until
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from kera.core.daemon import ExitCode
 from kera.core.native import describe
+from kera.server.daemon import ExitCode
 
 TIMEOUT_S = 30.0
 
 SCRIPT = """
 import asyncio, gc, sys, time
 from contextlib import asynccontextmanager
-from kera.core.daemon import run_daemon
+from kera.server.daemon import run_daemon
 from kera.core.errors import StaleEpoch, StartError
 
 async def fail():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.child import ChildStartError
 from kera.local.cluster import LocalCluster, RunningCluster
 

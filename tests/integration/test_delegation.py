@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kera.core.settings import InvalidSettings
+from kera.core.base.settings import InvalidSettings
 from kera.spark_connector.connection import Connection
 from kera.spark_connector.delegation import asking
 from kera.spark_connector.delegation.asking import Lease, connected

@@ -33,9 +33,9 @@ from kera.broker.settings import BrokerSettings
 from kera.cli.check._options import Options
 from kera.client import Client
 from kera.coordinator.settings import CoordinatorSettings
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.base.settings import MIB
 from kera.core.security.issuing import Authority
-from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster
 from tests.chaos.checked import LOAD_S_MAX, under_check
 

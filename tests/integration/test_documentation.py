@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.docs_examples import ROOT, Command, Example, calls, commands, examples
 

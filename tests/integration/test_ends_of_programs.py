@@ -49,7 +49,7 @@ ACCEPTING = {
     "appender": """
         import pyarrow as pa
         from kera.client import Client
-        from kera.core.ids import PRODUCER_IDS
+        from kera.core.base.ids import PRODUCER_IDS
         async def accepted(first, count, end):
             client = await Client.connect(bootstrap)
             identity = dict(producer_id=PRODUCER_IDS[first], producer_epoch=1, chunk_bytes_max=1 << 20)

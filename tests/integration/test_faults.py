@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client, ClientSettings
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.support import BROKER, TIMEOUT_S, Follower, keeping_cluster, load, lose_host, read, until
 

@@ -24,12 +24,12 @@ import pytest
 from google.protobuf.message import Message
 
 from kera.client import Client
-from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.errors import KeraError
+from kera.core.format.chunk import encode_chunk, encode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc import Channel, Method, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
-from kera.core.schema import DEFAULT_SCHEMA
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 from tests.chaos.verdict import Wrong

@@ -1,4 +1,4 @@
-"""The client in Go of examples/go, which was made after docs/writing-a-client.md, against real daemons.
+"""The client in Go of clients/go, which was made after docs/writing-a-client.md, against real daemons.
 
 What it writes while streamlets move and brokers are killed is read by both clients, each record once and in the order
 of its key; what the SDK writes is read by it, in either version and with either codec.

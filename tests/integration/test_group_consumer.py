@@ -20,10 +20,10 @@ import pytest
 
 from kera.client import Client, GroupConsumer, LostGroup, ShiftBy, ToOffset
 from kera.client.admin.reset_plan import ResetTo
+from kera.core.base.ids import EARLIEST, EntryId
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import DataLost, InvalidArgument, LeaseLost, StreamletOutOfRange
-from kera.core.ids import EARLIEST, EntryId
 from kera.core.rpc import api
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.v1 import coordinator_pb2
 from tests.integration.support import until, until_found

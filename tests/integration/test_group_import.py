@@ -12,7 +12,7 @@ import confluent_kafka
 import pytest
 
 from kera.client import Client, Record
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.command_line import run_kera
 from tests.integration.kafka import Kafka

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, Producer
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
-from kera.core.settings import KIB, MIB
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
 from tests.integration.control_support import broker_name, connect, control_cluster, now_us, until_recovered
 from tests.integration.support import TIMEOUT_S, until

@@ -10,7 +10,7 @@ import pytest
 
 from kera.client import Client, Record
 from kera.client.headers import Header
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.local.cluster import RunningCluster
 from tests.integration.command_line import run_kera
 

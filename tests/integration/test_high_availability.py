@@ -19,11 +19,11 @@ from kera.coordinator.store.leadership import LEADER
 from kera.coordinator.store.metadata import StoredRecord
 from kera.coordinator.store.zookeeper_session import ZooKeeperAddress, ZooKeeperSession
 from kera.coordinator.store.zookeeper_store import ZooKeeperStore
+from kera.core.base.settings import MIB
 from kera.core.errors import KeraError, NotLeader, StreamExists, Uncertain, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
-from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 from kera.v1 import coordinator_pb2 as messages

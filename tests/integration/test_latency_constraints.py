@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from kera.client import Client, LatencyDescription, Producer
+from kera.core.base.settings import MIB
 from kera.core.errors import InvalidArgument, LatencyConstraintExists, UnknownLatencyConstraint, UnknownStream
-from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.command_line import run_kera
 from tests.integration.support import until_found

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kera.client import EARLIEST, ChunkBatch, ChunkPlace, ChunkQuery, Client, Position
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from tests.integration.control_support import (
     SEGMENT_BYTES,
     TIMEOUT_S,

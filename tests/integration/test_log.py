@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from kera.client import ChunkBatch, Client, ClientSettings, Consumer, Delivery, Position
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import DataLost, DiskFull, KeraError, NotPersisted, UnknownStream
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import RunningCluster
 from tests.integration.support import (
     BROKER,

@@ -20,8 +20,8 @@ from kera.broker.storage.jobs import Job, StoreJob
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
-from kera.core.chunk import Codec, encode_chunk, read_header
-from kera.core.clock import SystemClock
+from kera.core.base.clock import SystemClock
+from kera.core.format.chunk import Codec, encode_chunk, read_header
 
 SLOT_BYTES = 16 << 10
 STREAM = 1

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client, ClientSettings
+from kera.core.base.settings import MIB
 from kera.core.errors import InvalidArgument
-from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster
 from tests.integration.control_support import broker_id_of, connect, control_cluster
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client, DrainStatus, StreamletMove
+from kera.core.base.settings import MIB
 from kera.core.errors import InvalidArgument, StreamletOutOfRange
-from kera.core.settings import MIB
 from tests.integration.control_support import (
     TIMEOUT_S,
     Reader,

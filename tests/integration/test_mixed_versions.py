@@ -14,9 +14,9 @@ import pytest
 
 from kera.cli.check._options import Options
 from kera.client import Client
-from kera.core.feature_level import FEATURE_LEVEL
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
+from kera.server.feature_level import FEATURE_LEVEL
 from tests.chaos.checked import LOAD_S_MAX, under_check
 from tests.integration.support import until_found
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kera.client import Client, ClientSettings
-from kera.core.rpc.address import split_address
+from kera.core.base.address import split_address
 from kera.core.rpc.frame_client import FrameChannel
 from kera.local.cluster import RunningCluster
 from tests.chaos import network

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client
-from kera.core.cpus import format_cpus, parse_cpus
-from kera.core.settings import MIB
+from kera.core.base.cpus import format_cpus, parse_cpus
+from kera.core.base.settings import MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 
 BOUND_S = 60.0

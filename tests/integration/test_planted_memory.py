@@ -24,9 +24,9 @@ import pytest
 
 from kera.client import Client
 from kera.client.cluster import push_connect
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import DataLost
 from kera.core.push import DEFAULT_DOMAIN
-from kera.core.settings import KIB, MIB
 from kera.local.child import ChildStartError
 from kera.local.cluster import RunningCluster
 from tests.integration.support import BROKER, arena_of, keeping_cluster, lose_host, metric, until

@@ -21,16 +21,16 @@ import pytest
 from playwright.async_api import expect
 
 from kera.client import Client, Record, StreamDescription
-from kera.core import lean
-from kera.core.chunk import ARROW_CODECS, ARROW_VERSION, LEAN_VERSION, Codec, encode_chunk, encode_payload
+from kera.core.base.ids import PRODUCER_IDS
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import CorruptChunk
-from kera.core.ids import PRODUCER_IDS
-from kera.core.payload import open_payload
+from kera.core.format import lean
+from kera.core.format.chunk import ARROW_CODECS, ARROW_VERSION, LEAN_VERSION, Codec, encode_chunk, encode_payload
+from kera.core.format.payload import open_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
-from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.settings import KIB, MIB
 from kera.local.running import RunningCluster, run_in_thread
 from kera.v1 import broker_pb2
 from tests.chaos.arrow_structures import restructured

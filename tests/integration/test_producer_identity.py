@@ -14,8 +14,8 @@ import pytest
 
 from kera.client import Client
 from kera.core.access.rights import Operation
+from kera.core.base.ids import PRODUCER_IDS
 from kera.core.errors import NotAllowed, OutOfSequence, ProducerFenced
-from kera.core.ids import PRODUCER_IDS
 from kera.local.cluster import LocalCluster
 from tests.integration.secured_cluster import Secured
 

@@ -12,9 +12,9 @@ import pytest
 
 from kera.client import Client, ClientSettings, sync
 from kera.client.settings import Transport
-from kera.core.chunk import encode_header
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, TimestampAhead, UnknownStream
-from kera.core.punctuation import encode_punctuation
+from kera.core.format.chunk import encode_header
+from kera.core.format.punctuation import encode_punctuation
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel

@@ -15,13 +15,13 @@ import pytest
 from kera.client.types import StreamDescription
 from kera.core.access.credentials import Credentials
 from kera.core.access.rights import Operation
-from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.errors import KeraError
+from kera.core.format.chunk import encode_chunk, encode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import Channel
-from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import broker_pb2, coordinator_pb2
 from tests.integration.secured_cluster import PASSWORD, Secured
 from tests.integration.support import until

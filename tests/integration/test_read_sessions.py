@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kera.client import Client
 from kera.client.consuming.consumer import Consumer
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
 from tests.integration.control_support import (
     TIMEOUT_S,

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, StreamDescription
-from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.errors import KeraError
+from kera.core.format.chunk import encode_chunk, encode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.schema import DEFAULT_SCHEMA
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2, coordinator_pb2
 from tests.chaos.control import Chaos, Totals

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client
+from kera.core.base.settings import MIB
 from kera.core.errors import KeraError, NotReplicated, TooFewBackups, Uncertain
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.settings import MIB
 from kera.local.cluster import RunningCluster
 from kera.v1 import backup_pb2
 from tests.chaos.replicas import Chaos, Totals

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kera.client import EARLIEST, Client, ConsumerSettings
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import DataLost, UnknownStream
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.support import (
     BROKER,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, GroupConsumer
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.support import until
 

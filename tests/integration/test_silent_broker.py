@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client, ClientSettings, Record
-from kera.core.settings import KIB, MIB
+from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.support import load, number_of, until
 

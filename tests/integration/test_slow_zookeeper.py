@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
 from tests.integration import zookeeper
 from tests.integration.slow_network import SlowNetwork
 

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import pytest
 
 from kera.client import Client, ClientSettings
+from kera.core.base.address import split_address
 from kera.core.errors import KeraError, Unavailable
-from kera.core.rpc.address import split_address
 from kera.core.security.issuing import Authority, Issued
 from kera.core.security.tls import LOOK_EVERY_S
 from kera.local.cluster import LocalCluster

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from kera.client import Client, ClientSettings
-from kera.core.rpc.address import split_address
+from kera.core.base.address import split_address
 from kera.core.security.issuing import Authority, Issued
 from kera.local.cluster import LocalCluster
 

@@ -19,7 +19,7 @@ from kera.cli.top._snapshot import snapshot
 from kera.client import Client, ClientSettings
 from kera.client.admin.watching import Watch
 from kera.core.access.rights import Operation
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 from kera.local.cluster import LocalCluster
 from tests.integration.command_line import run_kera
 from tests.integration.control_support import control_cluster

@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from kera.client import Client
+from kera.core.base.address import split_address
+from kera.core.base.settings import KIB, MIB
 from kera.core.push import Kind as PushKind
 from kera.core.push import encode
 from kera.core.rpc import api
-from kera.core.rpc.address import split_address
 from kera.core.rpc.frames import Kind, encode_frame
 from kera.core.rpc.method import Method
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.local.running import run_in_thread
 from kera.v1 import backup_pb2, broker_pb2, common_pb2, push_pb2

@@ -5,11 +5,11 @@ import struct
 import pyarrow as pa
 
 from kera.client import Client
-from kera.core.chunk import encode_chunk, encode_payload
-from kera.core.ids import PRODUCER_IDS
+from kera.core.base.ids import PRODUCER_IDS
+from kera.core.format.chunk import encode_chunk, encode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import broker_pb2
 
 BOUND_S = 60.0

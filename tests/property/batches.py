@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 # Mostly small, sometimes over many pages: then one piece repeated, as drawing so many bytes takes hypothesis long.

@@ -9,7 +9,7 @@ from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
 from kera.coordinator.consumer_groups.members import leases_of
 from kera.coordinator.consumer_groups.progress import GroupId, StreamletProgress, key_of, position_of
 from kera.coordinator.consumer_groups.requests import StreamShape
-from kera.core.turns import at_once
+from kera.core.base.turns import at_once
 from kera.v1 import common_pb2
 from kera.v1 import consumer_group_pb2 as messages
 

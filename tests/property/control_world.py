@@ -17,7 +17,7 @@ from kera.coordinator.recovery.decide import DRAINED
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import StoredRecord, VersionConflict
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 from kera.core.errors import KeraError, StaleEpoch, Unavailable, Uncertain
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 

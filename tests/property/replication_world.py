@@ -29,9 +29,9 @@ from kera.broker.replication.virtual_segment import Extent
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
-from kera.core.chunk import verify_header
+from kera.core.base.ids import Position
 from kera.core.errors import ArenaFull, KeraError, TooFewBackups
-from kera.core.ids import Position
+from kera.core.format.chunk import verify_header
 from kera.core.latency.limits import HELD_REQUESTS_MAX
 from kera.v1 import common_pb2
 from tests.unit.broker.replication_support import Key, ModelBackup, Repairer, Replica, Wire, checksum_of

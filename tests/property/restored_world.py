@@ -22,7 +22,7 @@ from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import StoredRecord
 from kera.coordinator.store.numbers import SINCE_US, next_epoch
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 from kera.core.errors import KeraError, StaleEpoch, Unavailable, Uncertain, UnknownLaunch
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel

@@ -8,9 +8,9 @@ from kera.broker.log.arena import Slot
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Appended
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, encode_chunk, iterate_chunks, verify_chunk
+from kera.core.base.ids import Position
 from kera.core.errors import OutOfSequence, ProducerFenced
-from kera.core.ids import Position
+from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, encode_chunk, iterate_chunks, verify_chunk
 
 
 @dataclass

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
 from kera.client.cluster.at_work import AtWork, Job
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 
 STREAMS = st.integers(0, 2)
 STREAMLETS = st.integers(0, 3)

@@ -1,6 +1,6 @@
-"""The chunk format over arbitrary batches, headers and damage; see `kera.core.chunk` for what it promises.
+"""The chunk format over arbitrary batches, headers and damage; see `kera.core.format.chunk` for what it promises.
 
-The exhaustive tests over one small chunk are in ``tests/unit/core/test_chunk.py``.
+The exhaustive tests over one small chunk are in ``tests/unit/core/format/test_chunk.py``.
 """
 
 from typing import Any
@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.core.chunk import (
+from kera.core.errors import CorruptChunk
+from kera.core.format.chunk import (
     ALIGNMENT_BYTES,
     HEADER_BYTES,
     ChunkHeader,
@@ -26,9 +27,8 @@ from kera.core.chunk import (
     verify_chunk,
     verify_header,
 )
-from kera.core.errors import CorruptChunk
-from kera.core.record_batch import decode_payload
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.record_batch import decode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.property.batches import BATCHES, BATCHES_AND_SLICES, DEFAULT_BATCHES, INT64
 
 pytestmark = pytest.mark.usefixtures("either_core")

@@ -15,10 +15,10 @@ from kera.client.producing.partitioner import partition_by_key, primary_keys, st
 from kera.client.producing.record_arguments import RECORD_OVERHEAD_BYTES, bytes_of, headers_bytes
 from kera.client.producing.record_message import write_message
 from kera.client.producing.stream_writer import BATCH_OVERHEAD_BYTES
-from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, padded
 from kera.core.errors import RecordTooLarge
-from kera.core.record_batch import decode_payload
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.chunk import HEADER_BYTES, chunk_bytes_of, padded
+from kera.core.format.record_batch import decode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.v1 import common_pb2
 from tests.property.batches import INT64, RECORDS, default_batch
 from tests.unit.client.support import description

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kera.client.cluster.intervals import cuts, merged_bounds, start_of_group
 from kera.client.types import Assignment, EntryBounds, Interval
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 
 ASSIGNMENTS = st.builds(
     lambda firsts, brokers: Assignment(

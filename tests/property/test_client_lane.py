@@ -26,7 +26,6 @@ from kera.client.producing.encoding import Payload
 from kera.client.producing.lane import Failure, Lane, LaneIdentity, PendingChunk
 from kera.client.producing.lane_columns import NOBODY, LaneColumns
 from kera.client.producing.outcome import Outcome
-from kera.core.chunk import Codec, encode_header, read_header
 from kera.core.errors import (
     ArenaFull,
     ClosedError,
@@ -37,6 +36,7 @@ from kera.core.errors import (
     Unavailable,
     Uncertain,
 )
+from kera.core.format.chunk import Codec, encode_header, read_header
 
 FOR_EVER_S = float("inf")
 RARELY = st.sampled_from([False, False, False, True])

@@ -12,7 +12,7 @@ from kera.client.producing.partitioner import streamlet_of
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.errors import Unavailable
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.unit.client.support import WAIT_S, FakeCluster, Fault, stream_info
 
 STREAMLETS = 3

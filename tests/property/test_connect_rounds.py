@@ -22,8 +22,8 @@ from kera.connect.errors import CopyElsewhere
 from kera.connect.pieces import Piece
 from kera.connect.planning.rounds import Round
 from kera.connect.streams.sink import RoundWriter
+from kera.core.base.ids import EntryId
 from kera.core.errors import OutOfSequence
-from kera.core.ids import EntryId
 
 STREAMLETS = 3
 PARTS = 2

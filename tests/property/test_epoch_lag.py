@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kera.broker.log.epochs import EpochRules
 from kera.broker.ownership.epoch_lag import furthest_behind
-from kera.core.punctuation import NO_TIME
-from kera.core.turns import at_once
+from kera.core.base.turns import at_once
+from kera.core.format.punctuation import NO_TIME
 from tests.examples import examples
 
 CREATED_US, NOW_US = 50, 1000

@@ -17,7 +17,7 @@ from kera.client.headers import Header
 from kera.client.serializers import JsonDeserializer, JsonSerializer
 from kera.client.sync import Client as SyncClient
 from kera.client.testing import FakeCluster
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.examples import fuzz_examples
 
 pytestmark = pytest.mark.usefixtures("either_core")

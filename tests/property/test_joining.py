@@ -11,11 +11,19 @@ import pyarrow as pa
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kera.core import lean
-from kera.core.chunk import HEADER_BYTES, LEAN_VERSION, Codec, encode_chunk, encode_payload, place_chunk, verify_chunk
 from kera.core.errors import CorruptChunk
-from kera.core.joining import Joined, join_chunks
-from kera.core.payload import encode_lean, open_payload
+from kera.core.format import lean
+from kera.core.format.chunk import (
+    HEADER_BYTES,
+    LEAN_VERSION,
+    Codec,
+    encode_chunk,
+    encode_payload,
+    place_chunk,
+    verify_chunk,
+)
+from kera.core.format.joining import Joined, join_chunks
+from kera.core.format.payload import encode_lean, open_payload
 from tests.examples import fuzz_examples
 from tests.native_twins import needs_native, python_only
 from tests.property.batches import BATCHES

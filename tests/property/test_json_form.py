@@ -14,7 +14,7 @@ from pyarrow import types
 from kera.client.json_form import record_lines, records_of_lines, row_lines, rows_of_lines
 from kera.client.json_form.reading import _by_line
 from kera.core.errors import SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.property.batches import DEFAULT_BATCHES, slices
 
 

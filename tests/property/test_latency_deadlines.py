@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from kera.client.producing.pace import TIMER_S, Due, Lateness
 from kera.client.producing.producer import Producer
-from kera.core.alarm import Alarm
-from kera.core.clock import FakeClock
+from kera.core.base.alarm import Alarm
+from kera.core.base.clock import FakeClock
 from kera.core.latency.report import INTERVAL_S
 from kera.v1 import broker_pb2, latency_pb2
 from tests.examples import examples

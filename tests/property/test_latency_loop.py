@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kera.coordinator.latency.budgets import Budget, Wanted, budgets_of, splits_of
 from kera.coordinator.latency.filling import Filling
 from kera.coordinator.latency.splitting import GATHER, HAND_OVER, REPLICATE, Hop, Measured, hops_of
-from kera.core.turns import at_once
+from kera.core.base.turns import at_once
 
 WINDOW_MS = 15_000
 SETTLED_WINDOWS = 2

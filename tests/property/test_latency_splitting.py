@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kera.coordinator.latency.budgets import Wanted, budgets_of, splits_of
 from kera.coordinator.latency.splitting import FILLING, UNLIMITED, Hop, Measured, hops_of, shared, split
-from kera.core.turns import at_once
+from kera.core.base.turns import at_once
 
 NAMES = ("a", "b", "c", "d")
 TIMES = st.integers(0, 400_000)

@@ -1,4 +1,4 @@
-"""The lean payload over arbitrary batches and bytes; see `kera.core.lean.layout` for what it promises."""
+"""The lean payload over arbitrary batches and bytes; see `kera.core.format.lean.layout` for what it promises."""
 
 import contextlib
 
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kera.core import lean
 from kera.core.errors import CorruptChunk
-from kera.core.lean.layout import read_layout
+from kera.core.format import lean
+from kera.core.format.lean.layout import read_layout
 from tests.chaos.lean_structures import structured
 from tests.property.batches import BATCHES, BATCHES_AND_SLICES
 

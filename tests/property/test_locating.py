@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from kera.client.admin.locating import ChunkQuery, SegmentBounds, locate, positions_at, segments
 from kera.client.positions import ChunkPlace
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import ArenaFull, DataLost
-from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from tests.examples import examples
 from tests.unit.broker.moving_support import Cluster as Map

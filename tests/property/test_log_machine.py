@@ -40,9 +40,9 @@ from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Appended, Streamlet
 from kera.broker.records import SegmentRecord
 from kera.broker.storage.jobs import DiskTotals, IndexJob, StoreJob
-from kera.core.chunk import HEADER_BYTES, encode_chunk, iterate_chunks, verify_chunk, verify_header
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import ArenaFull, DataLost, DiskFailed, DiskFull, InvalidCursor, KeraError, OutOfSequence
-from kera.core.ids import EARLIEST, Position
+from kera.core.format.chunk import HEADER_BYTES, encode_chunk, iterate_chunks, verify_chunk, verify_header
 from kera.v1 import common_pb2
 from tests.examples import examples, run_until
 from tests.property.log_world import BROKER_ID, Crash, World

@@ -19,9 +19,9 @@ from kera.broker.log.read_plan import plan_read
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.orders import Orders
-from kera.core.chunk import iterate_chunks, verify_header
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import ArenaFull, NotOwner
-from kera.core.ids import EARLIEST, Position
+from kera.core.format.chunk import iterate_chunks, verify_header
 from kera.v1 import broker_pb2, common_pb2
 from tests.examples import examples
 from tests.property.log_world import World

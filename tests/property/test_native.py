@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from kera.client.headers import NO_HEADERS, Headers
 from kera.client.types import Record
-from kera.core import lean
-from kera.core.chunk import HEADER_BYTES, Placement, encode_chunk, padded, place_chunk, read_header
 from kera.core.errors import CorruptChunk
-from kera.core.lean.layout import (
+from kera.core.format import lean
+from kera.core.format.chunk import HEADER_BYTES, Placement, encode_chunk, padded, place_chunk, read_header
+from kera.core.format.lean.layout import (
     ENCODING_SHIFT,
     LARGE,
     NODES_BYTES_MAX,
@@ -40,12 +40,12 @@ from kera.core.lean.layout import (
     put_varint,
     read_layout,
 )
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc.frames import with_header
-from kera.core.schema import DEFAULT_SCHEMA
 from tests.examples import fuzz_examples
 from tests.native_twins import MODULES, Outcome, accelerated, alone, needs_native, outcome, python_only, twin_of
 from tests.property.batches import BATCHES, BATCHES_AND_SLICES, BYTES, INT64, RECORDS, default_batch
-from tests.unit.core.lean.support import known_for
+from tests.unit.core.format.lean.support import known_for
 
 pytestmark = needs_native
 

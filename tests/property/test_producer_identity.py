@@ -15,8 +15,8 @@ from random import Random
 import pytest
 
 from kera.broker.log.streamlet import Appended
+from kera.core.base.ids import PRODUCER_IDS
 from kera.core.errors import ArenaFull, OutOfSequence, ProducerFenced
-from kera.core.ids import PRODUCER_IDS
 from tests.unit.broker.restart_support import Launches
 from tests.unit.broker.support import Log
 

@@ -26,9 +26,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kera.broker.log.arena import Arena
 from kera.broker.log.streamlet import Appended
 from kera.broker.serving.limits import PushLimits
-from kera.core.chunk import iterate_chunks, verify_header
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import ArenaFull
-from kera.core.ids import EARLIEST, Position
+from kera.core.format.chunk import iterate_chunks, verify_header
 from kera.core.push import Run, window_bytes_max
 from kera.v1 import push_pb2
 from tests.examples import examples, run_until

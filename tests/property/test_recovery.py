@@ -15,8 +15,8 @@ from random import Random
 import pytest
 
 from kera.broker.serving import write as writing
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import KeraError
-from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.v1 import broker_pb2, common_pb2
 from tests.unit.broker.conftest import shm_dir  # noqa: F401 - a fixture

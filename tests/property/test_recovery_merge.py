@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kera.broker.log.scan import address_of
 from kera.broker.records import SegmentAddress
 from kera.broker.recovery.merge import Merge, Recovered
-from kera.core.chunk import ChunkHeader, padded, read_header
-from kera.core.header_table import as_headers, table
-from kera.core.ids import EntryId
+from kera.core.base.ids import EntryId
+from kera.core.format.chunk import ChunkHeader, padded, read_header
+from kera.core.format.header_table import as_headers, table
 from tests.unit.broker.support import ADDRESS, placed
 
 BASE = read_header(placed(address=ADDRESS))

@@ -12,9 +12,9 @@ from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress
 from kera.broker.recovery.layout import places
 from kera.broker.recovery.merge import digest_of
 from kera.broker.recovery.plan import EntryStart, Known, StreamletMerge, StreamletPlan
-from kera.core.chunk import ChunkHeader, padded, read_header
-from kera.core.header_table import table
-from kera.core.ids import Position
+from kera.core.base.ids import Position
+from kera.core.format.chunk import ChunkHeader, padded, read_header
+from kera.core.format.header_table import table
 from tests.unit.broker.support import ADDRESS, placed
 
 BASE = read_header(placed(address=ADDRESS))

@@ -30,11 +30,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from kera.coordinator.cluster.intervals import index_of_group, intervals_of
 from kera.coordinator.store.metadata import StoredRecord
-from kera.core.chunk import HEADER_BYTES, iterate_chunks
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import UnknownStream
-from kera.core.ids import EARLIEST, Position
+from kera.core.format.chunk import HEADER_BYTES, iterate_chunks
+from kera.core.format.schema import schema_to_bytes
 from kera.core.rpc import api
-from kera.core.schema import schema_to_bytes
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 from tests.examples import examples
 from tests.property.restored_world import World

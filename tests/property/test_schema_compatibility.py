@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from kera.core.errors import InvalidSchema
 from kera.core.schemas import Compatibility, SchemaType
-from kera.core.schemas.compatibility import Definition, Version, incompatibilities
+from kera.server.schemas.compatibility import Definition, Version, incompatibilities
 from tests.property import json_schema_world
 from tests.property.avro_world import CannotBeWritten, evolved, named_in, read, schemas, values, written
 

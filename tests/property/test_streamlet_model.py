@@ -36,9 +36,9 @@ from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, verify_chunk
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import ArenaFull, DataLost, InvalidCursor, OutOfSequence, ProducerFenced, RecordTooLarge
-from kera.core.ids import EARLIEST, Position
+from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, verify_chunk
 from tests.property.streamlet_model import Lease, Model, Seen, Stored, chunks_of, encoded, placed_chunks
 
 SLOTS = 10

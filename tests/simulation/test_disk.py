@@ -11,7 +11,7 @@ import pytest
 
 from kera.backup.log_file import aligned
 from kera.broker.storage.disk import BLOCK_BYTES, LocalDisk
-from kera.core.blocks import sync_directory
+from kera.core.base.blocks import sync_directory
 from kera.core.data_dir import replace_durably
 from tests.simulation.engine.disk import MachineDisk, PowerLost
 

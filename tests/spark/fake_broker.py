@@ -18,8 +18,8 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from kera.client.types import fill_cursor, position_of
-from kera.core.chunk import ARROW_VERSION, Placement, encode_chunk, place_chunk
-from kera.core.ids import EntryId, Position
+from kera.core.base.ids import EntryId, Position
+from kera.core.format.chunk import ARROW_VERSION, Placement, encode_chunk, place_chunk
 from kera.core.push import VERSION, Decoder, Kind, Run, encode, encode_runs, numbers_of, taken_of
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES as FRAME_HEADER_BYTES

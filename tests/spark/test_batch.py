@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812  # as all the world calls it
 
 from kera.client import Client
-from kera.core.process import node_id
+from kera.core.base.process import node_id
 from kera.spark_connector import KeraDataSource
 from kera.spark_connector.columns import RECORD_COLUMNS
 from tests.integration.unreadable import write_a_chunk_that_nobody_can_read

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kera.client import Client
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.spark.support import Kera, Sent, columnar_first, sent, start, wait_until
 

@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from kera.core.monitoring.build import commit_of
+from kera.core.base.build import commit_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # an index may be slow, and pyspark is large
 

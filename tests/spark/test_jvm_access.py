@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kera.client import BrokerDescription, Client, ClientSettings
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 from tests.spark.jvm_harness import Threads, outcome, threads
 from tests.spark.secured import SecuredCluster, secrets_in, secured_cluster
 from tests.spark.test_jvm_reading import SETTINGS, Jvm, as_read, piece

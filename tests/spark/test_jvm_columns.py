@@ -25,8 +25,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from kera.core import lean
-from kera.core.chunk import (
+from kera.core.errors import CorruptChunk, SchemaMismatch
+from kera.core.format import lean
+from kera.core.format.chunk import (
     ARROW_VERSION,
     HEADER_BYTES,
     LEAN_VERSION,
@@ -38,12 +39,11 @@ from kera.core.chunk import (
     place_chunk,
     read_header,
 )
-from kera.core.errors import CorruptChunk, SchemaMismatch
-from kera.core.joining import JOINED_PAYLOAD_BYTES_MAX
-from kera.core.lean.layout import Kind, put_prefix, put_varint
-from kera.core.payload import encode_lean
-from kera.core.record_batch import decode_payload
-from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
+from kera.core.format.joining import JOINED_PAYLOAD_BYTES_MAX
+from kera.core.format.lean.layout import Kind, put_prefix, put_varint
+from kera.core.format.payload import encode_lean
+from kera.core.format.record_batch import decode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper, columns_of
 from tests.chaos.arrow_structures import Message
 from tests.chaos.chunk_uses import spark_has

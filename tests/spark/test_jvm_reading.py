@@ -25,13 +25,21 @@ from pyspark.sql import SparkSession
 import kera.spark_connector as connector
 from kera.client import ChunkBatch, Client
 from kera.client.types import StreamDescription
-from kera.core.chunk import ARROW_VERSION, HEADER_BYTES, LEAN_VERSION, VERSIONS, Codec, encode_payload, read_header
-from kera.core.ids import Position
-from kera.core.payload import encode_lean
-from kera.core.process import node_id
+from kera.core.base.ids import Position
+from kera.core.base.process import node_id
+from kera.core.base.settings import KIB, MIB
+from kera.core.format.chunk import (
+    ARROW_VERSION,
+    HEADER_BYTES,
+    LEAN_VERSION,
+    VERSIONS,
+    Codec,
+    encode_payload,
+    read_header,
+)
+from kera.core.format.payload import encode_lean
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.push import ALIVE, HEAD, VERSION, Kind, encode
-from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import RunningCluster
 from kera.v1 import common_pb2, push_pb2
 from tests.integration.support import BROKER, keeping_cluster, metric

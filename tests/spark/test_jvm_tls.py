@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from kera.client import Client
 from kera.client.types import StreamDescription
+from kera.core.base.settings import KIB, MIB
 from kera.core.security.issuing import Authority, Issued
-from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.spark.jvm_harness import Threads, outcome, threads
 from tests.spark.support import Kera

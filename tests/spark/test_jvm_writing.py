@@ -20,12 +20,12 @@ from pyspark.sql.types import BinaryType, StructType
 
 from kera.client import Client
 from kera.client.producing.partitioner import streamlet_of
-from kera.core.chunk import HEADER_BYTES, LEAN_VERSION, ChunkHeader, Codec, padded, verify_chunk
-from kera.core.lean import encode
-from kera.core.payload import open_payload
-from kera.core.record_batch import DECOMPRESSED_BYTES_MAX
-from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
+from kera.core.format.chunk import HEADER_BYTES, LEAN_VERSION, ChunkHeader, Codec, padded, verify_chunk
+from kera.core.format.lean import encode
+from kera.core.format.payload import open_payload
+from kera.core.format.record_batch import DECOMPRESSED_BYTES_MAX
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.local.cluster import RunningCluster
 from kera.spark_connector.service.writes import open_write, rows_as_json
 from kera.v1 import common_pb2

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 from kera.local.cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]

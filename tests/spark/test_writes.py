@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from kera.client import Client, Record
 from kera.client.producing.partitioner import streamlet_of
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.chaos import spark_job
 from tests.spark.support import Kera, both_engines, wait_until
 

@@ -7,8 +7,8 @@ import random
 import pyarrow as pa
 import pytest
 
-from kera.core.chunk import ARROW_CODECS, ARROW_VERSION
 from kera.core.errors import KeraError
+from kera.core.format.chunk import ARROW_CODECS, ARROW_VERSION
 from tests.chaos.arrow_structures import Message
 from tests.chaos.chunks import mutated, open_as_reader, opened, run, sources_of, too_large, use, whole
 

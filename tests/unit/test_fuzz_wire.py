@@ -57,7 +57,12 @@ def test_a_seed_makes_the_same_again_and_another_one_something_else(name: str) -
 
 
 def test_what_is_kept_reaches_most_of_what_decodes() -> None:
-    for module in ("kera.core.lean.layout", "kera.core.record_batch", "kera.core.push", "kera.core.schema"):
+    for module in (
+        "kera.core.format.lean.layout",
+        "kera.core.format.record_batch",
+        "kera.core.push",
+        "kera.core.format.schema",
+    ):
         wanted = corpus.lines_of(module)
         found = set()
         for target in TARGETS.values():

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 from kera.cli.generate import KINDS
-from kera.core.monitoring.build import commit_of
+from kera.core.base.build import commit_of
 
 ROOT = Path(__file__).resolve().parents[2]
 JAR = Path("jars", "some.jar")

@@ -43,6 +43,7 @@ DOCSTRINGS_LEFT = {
     "coordinator/kera/coordinator": 0,
     "core": 1,
     "core/kera/core": 0,
+    "core/kera/server": 0,
     "spark_connector": 1,
     "spark_connector/kera/spark_connector": 0,
     "bench": 6,

@@ -158,11 +158,11 @@ WALL_CLOCK = {
     "coordinator/kera/coordinator/recovery/records.py": "when recoveries began or were cancelled, as shown",
     "coordinator/kera/coordinator/operations/members.py": "what time it is here, for brokers that compare",
     "coordinator/kera/coordinator/operations/streams.py": "when a stream was created, as shown",
-    "core/kera/core/access/jwt_tokens.py": "when tokens of other issuers expire, which says when and not how soon",
+    "core/kera/server/access/jwt_tokens.py": "when tokens of other issuers expire, which says when and not how soon",
     "client/kera/client/cluster/at_work.py": "compared with the times of records that an application makes",
-    "core/kera/core/clock.py": "the one behind the protocol",
-    "core/kera/core/monitoring/certificates.py": "how long a certificate is good yet",
-    "core/kera/core/monitoring/monitor.py": "what time it is here, for those who compare clocks",
+    "core/kera/core/base/clock.py": "the one behind the protocol",
+    "core/kera/server/monitoring/certificates.py": "how long a certificate is good yet",
+    "core/kera/server/monitoring/monitor.py": "what time it is here, for those who compare clocks",
     "core/kera/core/security/issuing.py": "from when and until when a certificate is good",
     "demo/feeder.py": "compared with when Spark says that it was done",
     "demo/progress.py": "compared with what the feeder wrote; shown",
@@ -183,7 +183,7 @@ WALL_CLOCK_OF_JAVA = re.compile(
 
 
 def wall_clock_reads(text: str) -> list[str]:
-    """Lines that read the wall clock, through `kera.core.clock` or past it."""
+    """Lines that read the wall clock, through `kera.core.base.clock` or past it."""
     if not re.search(r"import time|from time|datetime|date\b|now_us", text):  # parsing all modules takes long
         return []
     lines = text.splitlines()
@@ -701,6 +701,7 @@ SHORT_FOR = {
     "S": "spark_connector/kera/spark_connector",
     "P": "client/kera",
     "core": "core/kera/core",
+    "server": "core/kera/server",
 }
 
 
@@ -710,7 +711,7 @@ MARKED = re.compile(r"`([\w/.]+)`")
 def missing_places(text: str) -> list[str]:
     """Files and functions that a document names as `B/path.py` (`function`, …), and that are not there."""
     found = []
-    for short, path, names in re.findall(r"`(B|C|K|L|S|P|core)/(?!kera/)([\w/]+\.py)`(?: \(([^)|]*)\))?", text):
+    for short, path, names in re.findall(r"`(B|C|K|L|S|P|core|server)/(?!kera/)([\w/]+\.py)`(?: \(([^)|]*)\))?", text):
         place = ROOT / SHORT_FOR[short] / path
         source = text_of(place) if place.exists() else None
         if source is None:

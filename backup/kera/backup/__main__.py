@@ -14,22 +14,22 @@ from kera.backup.metrics import BackupCollector, RequestCounters
 from kera.backup.registration import BackupDirectory, BackupRegistration
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
-from kera.core.access.settings import guard_of, secure_daemon
-from kera.core.clock import Clock
-from kera.core.daemon import run_daemon, run_from_environment
-from kera.core.feature_level import FEATURE_LEVEL
-from kera.core.home import expanded
-from kera.core.monitoring.build import this_build
-from kera.core.monitoring.monitor import Monitor
-from kera.core.process import descriptor_limit
-from kera.core.rpc.address import advertised_address, host_of
+from kera.core.base.address import advertised_address, host_of
+from kera.core.base.build import this_build
+from kera.core.base.clock import Clock
+from kera.core.base.home import expanded
+from kera.core.base.process import descriptor_limit
+from kera.core.base.settings import setting
+from kera.core.base.telemetry import get_logger
 from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.unix_socket import unix_socket_path
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
-from kera.core.settings import setting
-from kera.core.telemetry import get_logger
+from kera.server.access.settings import guard_of, secure_daemon
+from kera.server.daemon import run_daemon, run_from_environment
+from kera.server.feature_level import FEATURE_LEVEL
+from kera.server.monitoring.monitor import Monitor
 from kera.v1 import common_pb2
 
 CONNECTION_WEIGHTS = {"frames": 3, "grpc": 1}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kera.backup.frames import Layout
 from kera.backup.jobs import Freed
 from kera.backup.replica import Replica
-from kera.core.done import Done
+from kera.core.base.done import Done
 from kera.core.errors import DiskFailed, DiskFull, KeraError
 
 RETRY_MS = 1_000

@@ -27,12 +27,12 @@ from kera.backup.restart import Restart, rebuild, scan_disk
 from kera.backup.settings import BackupSettings
 from kera.backup.slots import Slots
 from kera.backup.store import ReplicaStore
-from kera.core.blocks import FileCalls
+from kera.core.base.blocks import FileCalls
+from kera.core.base.home import expanded
+from kera.core.base.settings import GIB
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import PathNotWritable
-from kera.core.home import expanded
 from kera.core.runtime import MACHINE, Runtime
-from kera.core.settings import GIB
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.engine")
 

@@ -13,11 +13,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from kera.core.blocks import FILE_CALLS, FileCalls
-from kera.core.checksum import crc32c
+from kera.core.base.blocks import FILE_CALLS, FileCalls
+from kera.core.base.telemetry import get_logger
 from kera.core.data_dir import replace_durably
 from kera.core.errors import StartError
-from kera.core.telemetry import get_logger
+from kera.core.format.checksum import crc32c
 
 log = get_logger("kera.fences")
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from kera.core.blocks import BLOCK_BYTES
-from kera.core.checksum import crc32c
+from kera.core.base.blocks import BLOCK_BYTES
 from kera.core.errors import StartError, invariant
+from kera.core.format.checksum import crc32c
 
 FORMAT = 1
 COPY_AT = 2048

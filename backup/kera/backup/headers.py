@@ -14,8 +14,8 @@ import numpy as np
 
 from kera.backup.reading import Streamlets, Walk
 from kera.backup.replica import Replica
-from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES
-from kera.core.header_table import HEADER, Headers, Rows, chunk_bytes
+from kera.core.format.chunk import ALIGNMENT_BYTES, HEADER_BYTES
+from kera.core.format.header_table import HEADER, Headers, Rows, chunk_bytes
 
 _UNITS = HEADER_BYTES // ALIGNMENT_BYTES
 """A header takes so many units of what chunks are aligned to."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kera.backup.engine import Engine
 from kera.backup.registration import BackupRegistration
-from kera.core.clock import Clock
-from kera.core.monitoring.health import Finding, Health, concern, well, wrong
+from kera.core.base.clock import Clock
+from kera.core.base.health import Finding, Health, concern, well, wrong
 
 
 def watch_disks(health: Health, engine: Engine) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kera.backup.frames import FrameHeader
 from kera.backup.replica import Replica
-from kera.core.done import Done
+from kera.core.base.done import Done
 
 
 @dataclass(slots=True)

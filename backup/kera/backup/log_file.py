@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from kera.core.blocks import BLOCK_BYTES, FILE_CALLS, FileCalls, direct_flag, sync_directory
+from kera.core.base.blocks import BLOCK_BYTES, FILE_CALLS, FileCalls, direct_flag, sync_directory
 from kera.core.errors import StartError
 
 NAME = "replicas.log"

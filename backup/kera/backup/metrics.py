@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from kera.backup.engine import Engine
 from kera.core.errors import KeraError
-from kera.core.monitoring.sources import Steps
+from kera.server.monitoring.sources import Steps
 
 
 @dataclass(slots=True)

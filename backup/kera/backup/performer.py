@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from kera.backup.frames import Layout
 from kera.backup.jobs import Job, PunchJob, ReplicaPart, WriteReplicasJob
 from kera.backup.log_file import BlockDisk, aligned
-from kera.core.blocks import BLOCK_BYTES
+from kera.core.base.blocks import BLOCK_BYTES
 
 
 class Performer:

@@ -21,10 +21,10 @@ from kera.backup.disks import RETRY_MS, DiskState, Waiter, disk_error
 from kera.backup.frames import FrameHeader
 from kera.backup.jobs import Freed, Job, PunchJob, ReplicaPart, StoreTotals, WriteReplicasJob
 from kera.backup.replica import Replica
-from kera.core.blocks import BLOCK_BYTES, block_ceiling, block_floor
-from kera.core.done import Done
+from kera.core.base.blocks import BLOCK_BYTES, block_ceiling, block_floor
+from kera.core.base.done import Done
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, NotAccepted
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.persistence")
 

@@ -19,7 +19,7 @@ from kera.backup.reading import Streamlets, Walk, disk_window, memory_window, wa
 from kera.backup.replica import Replica
 from kera.backup.restart import note_damage
 from kera.backup.store import ReplicaStore
-from kera.core.blocks import BLOCK_BYTES
+from kera.core.base.blocks import BLOCK_BYTES
 
 READS_MAX = 4
 """Reads under way."""

@@ -15,8 +15,9 @@ import numpy as np
 
 from kera.backup.frames import Layout
 from kera.backup.log_file import BlockDisk
-from kera.core.blocks import BLOCK_BYTES, block_ceiling
-from kera.core.chunk import (
+from kera.core.base.blocks import BLOCK_BYTES, block_ceiling
+from kera.core.errors import CorruptChunk
+from kera.core.format.chunk import (
     ALIGNMENT_BYTES,
     HEADER_BYTES,
     MAGIC,
@@ -24,8 +25,7 @@ from kera.core.chunk import (
     verify_header,
     verify_payload,
 )
-from kera.core.errors import CorruptChunk
-from kera.core.newer_format import unknown_version
+from kera.core.format.newer_format import unknown_version
 
 WINDOW_BYTES = 1 << 20
 """Read from a disk in one go, where everything counts."""

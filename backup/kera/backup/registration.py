@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
-from kera.core import data_dir, registration
+from kera.core import data_dir
 from kera.core.rpc import api
 from kera.core.runtime import MACHINE, Runtime
+from kera.server import registration
 from kera.v1 import common_pb2, coordinator_pb2
 
 

@@ -12,8 +12,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kera.core.chunk import chained_checksums, verify_run
 from kera.core.errors import CorruptChunk, KeraError, RecordTooLarge, invariant
+from kera.core.format.chunk import chained_checksums, verify_run
 from kera.core.rpc.limits import REPLICATED_BYTES_MAX, REQUEST_CHUNKS_MAX
 from kera.v1 import backup_pb2
 
@@ -45,7 +45,7 @@ class Replica:
     """The slot's memory."""
     length: int = 0
     checksum: int = 0
-    """Over the checksums of all chunks, see `kera.core.chunk.chained_checksum`."""
+    """Over the checksums of all chunks, see `kera.core.format.chunk.chained_checksum`."""
     chunk_ends: array[int] = field(default_factory=lambda: array("I"))
     """Ends of the chunks in memory."""
     chunk_count: int = 0

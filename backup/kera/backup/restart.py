@@ -16,11 +16,11 @@ from kera.backup.log_file import BlockDisk, aligned
 from kera.backup.performer import give_back
 from kera.backup.reading import NONE_OF_THEM, disk_window, memory_window, walk
 from kera.backup.replica import Frame, Replica, ReplicaId
-from kera.core.blocks import BLOCK_BYTES, block_ceiling
-from kera.core.chunk import chained_checksum
+from kera.core.base.blocks import BLOCK_BYTES, block_ceiling
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import StartError
-from kera.core.newer_format import refuse_unknown_version
-from kera.core.telemetry import get_logger
+from kera.core.format.chunk import chained_checksum
+from kera.core.format.newer_format import refuse_unknown_version
 
 log = get_logger("kera.restart")
 

@@ -17,7 +17,7 @@ from kera.backup.engine import Engine
 from kera.backup.metrics import RequestCounters
 from kera.backup.reading import Streamlets, Walk
 from kera.backup.replica import Replica
-from kera.core.done import Done
+from kera.core.base.done import Done
 from kera.core.errors import InvalidArgument, KeraError, Unavailable
 from kera.core.native import native
 from kera.core.rpc import Answer, Call, Reply, Service, api

@@ -7,11 +7,11 @@ from typing import ClassVar, Self
 
 from pydantic import ByteSize, Field, model_validator
 
-from kera.core.access.settings import DaemonAccessSettings
-from kera.core.blocks import BLOCK_BYTES
-from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
+from kera.core.base.blocks import BLOCK_BYTES
+from kera.core.base.settings import KIB, MIB
 from kera.core.rpc.arriving import ARRIVING_BYTES_MAX
-from kera.core.settings import KIB, MIB
+from kera.server.access.settings import DaemonAccessSettings
+from kera.server.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 
 SEGMENTS_MIN = 2
 """One to write to, one to go to disk."""

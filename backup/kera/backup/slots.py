@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import mmap
 
-from kera.core.populating import populate
+from kera.server.populating import populate
 
 
 class Slots:

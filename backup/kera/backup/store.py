@@ -17,7 +17,7 @@ from kera.backup.persistence import Persistence
 from kera.backup.replica import Frame, Replica, ReplicaId, verify_chunks
 from kera.backup.replicas import Replicas
 from kera.backup.slots import Slots
-from kera.core.done import Done, all_done
+from kera.core.base.done import Done, all_done
 from kera.core.errors import BackupFull, CorruptChunk, InvalidArgument, KeraError, RecordTooLarge, StaleEpoch
 from kera.v1 import backup_pb2
 

@@ -26,10 +26,10 @@ from kera.backup.frames import FrameHeader, Layout, decode_file_header, decode_h
 from kera.backup.log_file import NAME, LogFile, aligned
 from kera.backup.reading import disk_window, memory_window, walk
 from kera.backup.registration import BackupIdentity
-from kera.core.blocks import BLOCK_BYTES, FILE_CALLS, block_ceiling
-from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader, chained_checksum, read_header, verify_header
+from kera.core.base.blocks import BLOCK_BYTES, FILE_CALLS, block_ceiling
 from kera.core.errors import CorruptChunk, StartError
-from kera.core.verifying import Finding, check_identity, unused
+from kera.core.format.chunk import ALIGNMENT_BYTES, ChunkHeader, chained_checksum, read_header, verify_header
+from kera.server.verifying import Finding, check_identity, unused
 
 
 @dataclass(slots=True)

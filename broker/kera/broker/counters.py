@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kera.core.monitoring.histogram import LatencyHistogram
+from kera.server.monitoring.histogram import LatencyHistogram
 from kera.v1 import push_pb2
 
 

@@ -42,12 +42,12 @@ from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
+from kera.core.base.ids import EntryId
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import PathNotWritable, StartError
-from kera.core.ids import EntryId
-from kera.core.lineage import comes_from
 from kera.core.runtime import MACHINE, Runtime
-from kera.core.telemetry import get_logger
+from kera.server.lineage import comes_from
 from kera.v1 import common_pb2
 
 log = get_logger("kera.log")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable
 
 from kera.broker.ownership.epoch_lag import furthest_behind
 from kera.broker.ownership.stream import Stream
-from kera.core.monitoring.figures import OfStreams
+from kera.server.monitoring.figures import OfStreams
 from kera.v1 import daemon_pb2
 
 

@@ -6,8 +6,8 @@ from kera.broker.engine import LogEngine
 from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.lease import Lease
 from kera.broker.registration import BrokerRegistration
-from kera.core.clock import Clock
-from kera.core.monitoring.health import Finding, Health, concern, well, wrong
+from kera.core.base.clock import Clock
+from kera.core.base.health import Finding, Health, concern, well, wrong
 
 
 def watch_log(health: Health, engine: LogEngine) -> None:

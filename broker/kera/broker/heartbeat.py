@@ -24,8 +24,8 @@ from kera.broker.ownership.stored import StoredBytes
 from kera.broker.ownership.streams import Streams
 from kera.broker.ownership.unknown import UnknownReport
 from kera.broker.replication.manager import Replication
-from kera.core.clock import Clock, SystemClock
-from kera.core.ids import Position
+from kera.core.base.clock import Clock, SystemClock
+from kera.core.base.ids import Position
 from kera.v1 import coordinator_pb2
 
 SYSTEM_CLOCK = SystemClock()

@@ -17,7 +17,7 @@ from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.epoch_lag import furthest_behind
 from kera.broker.ownership.stream import Stream
 from kera.core.errors import KeraError
-from kera.core.monitoring.sources import Steps
+from kera.server.monitoring.sources import Steps
 
 SORTED_AT_ONCE = 256
 _NAME = attrgetter("name")

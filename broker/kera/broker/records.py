@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from kera.core.chunk import ALIGNMENT_BYTES
-from kera.core.ids import EARLIEST, Position
-from kera.core.punctuation import NO_TIME
+from kera.core.base.ids import EARLIEST, Position
+from kera.core.format.chunk import ALIGNMENT_BYTES
+from kera.core.format.punctuation import NO_TIME
 from kera.core.rpc.limits import UNANSWERED_CHUNKS_MAX
 
 Change = tuple[bytes, bytes | None]

@@ -15,13 +15,14 @@ from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.ownership.producer_owners import ProducerOwners
-from kera.core import data_dir, registration
+from kera.core import data_dir
+from kera.core.base.telemetry import get_logger
 from kera.core.data_dir import FORMAT
 from kera.core.errors import InvalidArgument, PathNotWritable, StaleEpoch, UnknownLaunch
-from kera.core.registration import CALL_TIMEOUT_S, TIMING, RegistrationTiming
 from kera.core.rpc import api
 from kera.core.runtime import MACHINE, Runtime
-from kera.core.telemetry import get_logger
+from kera.server import registration
+from kera.server.registration import CALL_TIMEOUT_S, TIMING, RegistrationTiming
 from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.registration")

@@ -9,15 +9,15 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.storage.disk import BLOCK_BYTES
-from kera.core.access.settings import DaemonAccessSettings
-from kera.core.chunk import HEADER_BYTES
-from kera.core.cpus import format_cpus, parse_cpus
-from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
+from kera.core.base.cpus import format_cpus, parse_cpus
+from kera.core.base.settings import KIB, MIB
 from kera.core.errors import InvalidArgument
+from kera.core.format.chunk import HEADER_BYTES
 from kera.core.rpc.arriving import ARRIVING_BYTES_MAX
 from kera.core.rpc.unix_socket import ANY_USER, OWN_USER
-from kera.core.settings import KIB, MIB
 from kera.core.tracing import TracesSettings
+from kera.server.access.settings import DaemonAccessSettings
+from kera.server.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 
 SEGMENT_BYTES_MIN = 4 * KIB
 ARENA_SEGMENTS_MIN = 2

@@ -1,8 +1,8 @@
 """Work for which no request waits, in slices: taking readers away, waking many of them, pushing to them.
 
-A request that takes long is driven by ``kera.core.turns``. What is here is begun by calls that may not take long, as an
-append or the end of a connection, and is done in the rounds of the loop that follow: about `SLICE_S` in each, whatever
-there is to do, and what has to be done in turn.
+A request that takes long is driven by ``kera.core.base.turns``. What is here is begun by calls that may not take long,
+as an append or the end of a connection, and is done in the rounds of the loop that follow: about `SLICE_S` in each,
+whatever there is to do, and what has to be done in turn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from kera.core.turns import SLICE_S
+from kera.core.base.turns import SLICE_S
 
 Step = Callable[[], bool]
 """Does a little; returns whether there is more to do."""

@@ -9,8 +9,8 @@ Left to others: a clock that is wrong from the start, or for longer than that, i
 
 from __future__ import annotations
 
-from kera.core.clock import Clock
-from kera.core.telemetry import get_logger
+from kera.core.base.clock import Clock
+from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.retention")
 

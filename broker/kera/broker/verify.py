@@ -29,10 +29,10 @@ from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
 from kera.broker.registration import BrokerIdentity
 from kera.broker.storage.index import CHECK_TIMEOUT_S, SegmentIndex, file_checksum
 from kera.broker.storage.segment_files import segment_path
-from kera.core.checksum import crc32c
+from kera.core.base.ids import EntryId
 from kera.core.errors import StartError
-from kera.core.ids import EntryId
-from kera.core.verifying import Finding, check_identity, unused
+from kera.core.format.checksum import crc32c
+from kera.server.verifying import Finding, check_identity, unused
 
 
 @dataclass(slots=True)

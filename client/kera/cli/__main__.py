@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from kera.cli._streams import open_standard_streams, show
-from kera.core.process import own_files
+from kera.core.base.process import own_files
 
 _DAEMONS = ("coordinator", "broker", "backup")
 
@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     open_standard_streams(required=not is_daemon)  # a service manager may give daemons none
     own_files()
     if arguments == ["--version"]:  # without what all commands need
-        from kera.core.monitoring.build import describe
+        from kera.core.base.build import describe
 
         return show(describe() + "\n", 0)
     try:

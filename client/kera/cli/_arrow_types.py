@@ -1,7 +1,7 @@
 """Columns of typed streams as text: ``fare:float64``, ``pickup:timestamp[us, UTC]``, ``tags:list<string>``.
 
-The names of types are Arrow's own (`kera.core.arrow_types`), so that what ``kera stream describe`` shows can be given
-to ``kera stream create``.
+The names of types are Arrow's own (`kera.core.format.arrow_types`), so that what ``kera stream describe`` shows can be
+given to ``kera stream create``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def parse_columns(columns: Iterable[str], *, option: str = "--column") -> pa.Sch
     """A schema from ``name:type`` texts, values of `option`. Raises `UsageError` naming the one that is wrong."""
     import pyarrow as pa
 
-    from kera.core.arrow_types import arrow_type
+    from kera.core.format.arrow_types import arrow_type
 
     fields = []
     for column in columns:

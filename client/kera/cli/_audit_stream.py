@@ -17,10 +17,10 @@ from typing import Self
 
 from kera.client import Client, ClientSettings, ProducerSettings
 from kera.core.access.audit_events import AuditEvent
+from kera.core.base.health import Finding, State
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, StreamExists
-from kera.core.monitoring.health import Finding, State
 from kera.core.runtime import Runtime
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.audit")
 
@@ -33,7 +33,7 @@ RETRY_S = 2.0
 
 
 class StreamOfEvents:
-    """See `kera.core.access.audit.AuditStream`."""
+    """See `kera.server.access.audit.AuditStream`."""
 
     def __init__(self, stream: str, bootstrap: Callable[[], str], daemon: str, runtime: Runtime) -> None:
         self._stream = stream

@@ -15,8 +15,8 @@ import typer
 from kera.cli import _contexts
 from kera.cli._contexts import BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE, Context
 from kera.cli._run import UsageError
+from kera.core.base.spelling import closest
 from kera.core.errors import InvalidArgument, KeraError, UnknownStream
-from kera.core.spelling import closest
 
 if TYPE_CHECKING:
     from kera.client import Client
@@ -136,7 +136,7 @@ async def _connected(
 
     runtime = MACHINE
     if cluster_secret_file is not None:
-        from kera.core.access.settings import as_daemon
+        from kera.server.access.settings import as_daemon
 
         runtime = as_daemon(runtime, cluster_secret_file)
     loaded = ClientSettings.load(**settings)

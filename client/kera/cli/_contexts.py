@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from kera.cli._run import UsageError
+from kera.core.base.home import expanded
+from kera.core.base.spelling import hint
 from kera.core.errors import InvalidArgument
-from kera.core.home import expanded
-from kera.core.spelling import hint
 
 CONTEXT_VARIABLE = "KERA_CONTEXT"
 BOOTSTRAP_VARIABLE = "KERA_BOOTSTRAP"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kera.cli._run import UsageError
-from kera.core.spans import span_ms
+from kera.core.base.spans import span_ms
 
 
 def parse_duration_ms(text: str, *, name: str = "duration") -> int:
-    """Milliseconds in `text`, see `kera.core.spans`. Raises `UsageError` that mentions `name`."""
+    """Milliseconds in `text`, see `kera.core.base.spans`. Raises `UsageError` that mentions `name`."""
     found_ms = span_ms(text)
     if found_ms is None:
         raise UsageError(f"{name}: {text!r} is no span of time; write 7d, 12h, 30min, 90s or 250ms", name=name)

@@ -27,8 +27,8 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.segment_files import segment_path
 from kera.broker.verify import place_of, read_segment
 from kera.cli._table import plural
-from kera.core.ids import EntryId
-from kera.core.verifying import Finding
+from kera.core.base.ids import EntryId
+from kera.server.verifying import Finding
 
 
 class LogAndReplicas:

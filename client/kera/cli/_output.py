@@ -56,7 +56,7 @@ JSON_OPTION = typer.Option(
 INTERNAL_OPTION = typer.Option(
     False, "--internal", help="Include internal streams and consumer groups, whose names begin with _."
 )
-"""An option of each command that lists streams or consumer groups, see `kera.core.internal_names`."""
+"""An option of each command that lists streams or consumer groups, see `kera.core.base.internal_names`."""
 
 
 def rendered(document: Any, output: Output, *, indent: int | None = 2) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kera.cli._run import UsageError
+from kera.core.base.home import expanded
 from kera.core.errors import InvalidArgument
-from kera.core.home import expanded
 
 
 def path_of(name: str) -> Callable[[str | Path], Path]:

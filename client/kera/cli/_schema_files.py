@@ -62,7 +62,7 @@ def readable(schema_type: SchemaType, definition: str) -> str:
     from kera.core.schemas import SchemaType
 
     if schema_type is SchemaType.ARROW:
-        from kera.core.schema import schema_from_bytes
+        from kera.core.format.schema import schema_from_bytes
 
         return str(schema_from_bytes(base64.b64decode(definition)))
     if schema_type is SchemaType.PROTOBUF:

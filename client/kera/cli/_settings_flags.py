@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from kera.cli._paths import path_of
 from kera.cli._sizes import format_size, parse_size
-from kera.core.settings import CONFIG_FILE_VARIABLE, KeraSettings
+from kera.core.base.settings import CONFIG_FILE_VARIABLE, KeraSettings
 
 _METAVARS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
 

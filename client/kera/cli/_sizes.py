@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from kera.cli._run import UsageError
-from kera.core.sizes import size_bytes
+from kera.core.base.sizes import size_bytes
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def parse_size(text: str, *, name: str = "size") -> int:
-    """Bytes in `text`, see `kera.core.sizes`. Raises `UsageError` that mentions `name`."""
+    """Bytes in `text`, see `kera.core.base.sizes`. Raises `UsageError` that mentions `name`."""
     found = size_bytes(text)
     if found is None:
         raise UsageError(f"{name}: {text!r} is no size; write 8388608, 8MiB or 1GB", name=name)

@@ -231,7 +231,7 @@ def _checked(principal: str, operations: str, resource: str) -> list[Operation]:
 def _operations(text: str, resource: str, *, most: int = 0) -> list[Operation]:
     """Words of operations that there are for a resource. Raises `UsageError`."""
     from kera.core.access.rights import OF_RESOURCES, check_resource
-    from kera.core.spelling import hint
+    from kera.core.base.spelling import hint
 
     with command_line():
         kind = check_resource(resource).partition(":")[0]

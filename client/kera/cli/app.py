@@ -46,7 +46,7 @@ app = Commands(
 
 def _print_version(value: bool) -> None:
     if value:
-        from kera.core.monitoring.build import describe
+        from kera.core.base.build import describe
 
         print(describe())
         raise typer.Exit

@@ -73,7 +73,7 @@ def _run(daemon: Daemon, settings: Any) -> int:
 
 def _die_with_supervisor() -> None:
     """Follow the supervisor's end from here on, before the slow imports; also when it has ended already."""
-    from kera.core.process import die_with_parent
+    from kera.core.base.process import die_with_parent
 
     die_with_parent()
     supervisor = os.environ.get(_SUPERVISOR_PID_VARIABLE)

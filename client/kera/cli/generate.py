@@ -15,8 +15,8 @@ import typer
 from kera.cli._commands import Commands
 from kera.cli._paths import expanded_path, file_to_replace, path_of
 from kera.cli._run import UsageError
+from kera.core.base.spelling import hint
 from kera.core.errors import KeraError
-from kera.core.spelling import hint
 
 app = Commands(help="Print files for a deployment: alerts, dashboard, units, completion.", no_args_is_help=True)
 

@@ -118,7 +118,7 @@ def _of_directory(
 ) -> Iterator[tuple[SegmentRow, list[ChunkRow] | None]]:
     from kera.broker.storage.segment_files import segment_path
     from kera.broker.verify import IndexCopy, index_copy
-    from kera.core.verifying import unused
+    from kera.server.verifying import unused
 
     root = data_dir.absolute() / "log"
     if not root.is_dir():
@@ -190,9 +190,9 @@ def _scanned(path: Path, address: SegmentAddress, scan: SegmentScan, state: str 
 
 
 def _chunks(view: memoryview, scan: SegmentScan) -> list[ChunkRow]:
-    from kera.core.chunk import ChunkHeader, verify_header
     from kera.core.errors import CorruptChunk
-    from kera.core.punctuation import is_punctuation
+    from kera.core.format.chunk import ChunkHeader, verify_header
+    from kera.core.format.punctuation import is_punctuation
 
     def chunk(offset: int, end: int, header: ChunkHeader | None, damage: str | None) -> ChunkRow:
         if header is None:

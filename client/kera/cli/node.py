@@ -56,7 +56,7 @@ def node(
     Each runs on its own CPUs only, and is started again when it ends. Set any other setting of a broker through its
     environment variable (see kera broker --help): each broker has the memory that KERA_BROKER_ARENA_BYTES says.
     """
-    from kera.core.cpus import allowed_cpus, grouped, parse_cpus
+    from kera.core.base.cpus import allowed_cpus, grouped, parse_cpus
     from kera.local.node import LocalNode, planned
 
     if per not in ("core", "numa"):
@@ -115,7 +115,7 @@ async def _run(running: LocalNode, plan: list[NodeBroker]) -> int:
 
 
 def _welcome(running: LocalNode, plan: list[NodeBroker]) -> str:
-    from kera.core.cpus import format_cpus
+    from kera.core.base.cpus import format_cpus
 
     ready = running.ready
     rows = [

@@ -21,8 +21,8 @@ from kera.cli._schema_files import arrow_schema_of
 from kera.cli._sizes import format_size, parse_size
 from kera.cli._stream_document import stream_document
 from kera.cli._table import fields, format_time, plural, table
+from kera.core.base.internal_names import is_internal
 from kera.core.errors import KeraError, UnknownStream
-from kera.core.internal_names import is_internal
 from kera.core.push import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from kera.cli._table import plural
 if TYPE_CHECKING:
     from kera.backup import verify as of_backup
     from kera.broker import verify as of_broker
-    from kera.core.verifying import Finding
+    from kera.server.verifying import Finding
 
 QUIET_S = 1.0
 """A check that is done sooner shows no progress."""
@@ -108,7 +108,7 @@ class _Check:
         """The chunks of brokers' logs, and what their indexes say of them, with their replicas."""
         from kera.broker.registration import BrokerIdentity
         from kera.cli._log_and_replicas import LogAndReplicas
-        from kera.core.verifying import unused
+        from kera.server.verifying import unused
 
         with contextlib.ExitStack() as stack:
             indexes = {}

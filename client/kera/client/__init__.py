@@ -53,8 +53,8 @@ from kera.client.types import (
     StreamDescription,
     UnlistedStream,
 )
+from kera.core.base.ids import EARLIEST, PRODUCER_IDS, EntryId, Position
 from kera.core.errors import KeraError
-from kera.core.ids import EARLIEST, PRODUCER_IDS, EntryId, Position
 from kera.core.schemas import Compatibility, SchemaType
 
 __all__ = [

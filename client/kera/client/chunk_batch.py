@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, padded, read_header
-from kera.core.ids import EntryId, Position
+from kera.core.base.ids import EntryId, Position
+from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, padded, read_header
 
 
 class PushedSlot:

@@ -38,11 +38,11 @@ from kera.client.serializers.choosing import DeserializerLike, SerializerLike
 from kera.client.settings import ClientSettings, ConsumerSettings, PartitionerName, ProducerSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.client.unclosed import ends_in_order
+from kera.core.base.ids import EntryId, Position
+from kera.core.base.settings import InvalidSettings
+from kera.core.base.spelling import closest
 from kera.core.errors import InvalidArgument
-from kera.core.ids import EntryId, Position
 from kera.core.runtime import MACHINE, Runtime
-from kera.core.settings import InvalidSettings
-from kera.core.spelling import closest
 from kera.core.tracing import tracing_of
 
 READ_BYTES_MAX = 4 << 20

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from kera.client.types import StreamDescription
+from kera.core.base.ids import Position
+from kera.core.base.spelling import closest
 from kera.core.errors import InvalidArgument
-from kera.core.ids import Position
-from kera.core.spelling import closest
 
 NUMBERS_MAX = (1 << 64) - 1
 """Maximum of a number of a position in a message."""

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import ByteSize, Field
 
+from kera.core.base.settings import KIB, MIB, KeraSettings
 from kera.core.credential_settings import CredentialSettings
 from kera.core.native import native
-from kera.core.settings import KIB, MIB, KeraSettings
 from kera.core.tracing import TracesSettings
 
 Durability = Literal["leader", "replicated", "persisted"]

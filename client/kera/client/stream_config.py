@@ -7,7 +7,7 @@ from typing import get_args
 
 from kera.client.settings import Durability
 from kera.core.errors import InvalidArgument, ProtocolError
-from kera.core.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
+from kera.core.format.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
 from kera.core.push import DEFAULT_DOMAIN
 from kera.v1 import common_pb2
 

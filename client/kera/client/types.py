@@ -12,10 +12,10 @@ import pyarrow as pa
 from kera.client import arguments
 from kera.client.headers import Headers
 from kera.client.stream_config import StreamConfig
-from kera.core.chunk import ALIGNMENT_BYTES, Codec
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import InvalidArgument, ProtocolError, StreamletOutOfRange
-from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.schema import schema_from_bytes
+from kera.core.format.chunk import ALIGNMENT_BYTES, Codec
+from kera.core.format.schema import schema_from_bytes
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 _schema_of = lru_cache(maxsize=256)(schema_from_bytes)

@@ -29,8 +29,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple, Protocol
 
-from kera.core.forks import Origin, leave_loop_to_parent
-from kera.core.telemetry import get_logger
+from kera.core.base.forks import Origin, leave_loop_to_parent
+from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.client")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 
 def is_default(schema: pa.Schema) -> bool:

@@ -35,8 +35,8 @@ from kera.console.rendering import HERE
 from kera.console.visits import Visit
 from kera.console.web.gate import App, Gate
 from kera.console.web.problems import Problem, problem_of, too_slow
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import AuthenticationFailed, KeraError
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.console")
 

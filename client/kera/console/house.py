@@ -16,7 +16,7 @@ from kera.console.watching.sessions import Session, Sessions
 from kera.console.watching.view import Examine, View
 from kera.console.web.problems import Refused
 from kera.console.web.tokens import FormTokens
-from kera.core.clock import boottime_s
+from kera.core.base.clock import boottime_s
 from kera.core.errors import AuthenticationFailed
 
 EXPIRY_INTERVAL_S = 15.0

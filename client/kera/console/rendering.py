@@ -12,8 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from kera.console import limits
 from kera.console.browsing.decoding import brief, plain
 from kera.console.web import words
-from kera.core.internal_names import is_internal
-from kera.core.monitoring.build import describe
+from kera.core.base.build import describe
+from kera.core.base.internal_names import is_internal
 
 HERE = Path(__file__).parent
 

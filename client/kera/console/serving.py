@@ -19,9 +19,9 @@ from kera.console import limits
 from kera.console.application import application
 from kera.console.house import Cluster, House
 from kera.console.settings import ConsoleSettings, url_of
+from kera.core.base.address import join_address
+from kera.core.base.crowd import host_of, most_crowded
 from kera.core.errors import PortTaken
-from kera.core.rpc.address import join_address
-from kera.core.rpc.crowd import host_of, most_crowded
 
 BACKLOG = 128
 

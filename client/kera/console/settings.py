@@ -7,10 +7,10 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from kera.core.base.address import is_everywhere
+from kera.core.base.settings import InvalidSettings
 from kera.core.errors import InvalidArgument
-from kera.core.rpc.address import is_everywhere
 from kera.core.security.settings import is_on_this_host
-from kera.core.settings import InvalidSettings
 
 LOOPBACK_NAMES = ("localhost",)
 

@@ -8,7 +8,7 @@ when it serves, logs to standard error, and stops on SIGTERM. `Child` promises:
 * a child is ended with SIGTERM, and with SIGKILL when the grace is over, whether it serves (`stop`) or is still
   starting (`start` is cancelled, or its time is up): what it has made by then is its own to remove;
 * the child gets none of the terminal's signals (it has a session of its own), so that the order in which
-  children stop is the supervisor's; and it goes when the supervisor dies (see `kera.core.process`).
+  children stop is the supervisor's; and it goes when the supervisor dies (see `kera.core.base.process`).
 
 What to start, in which order, is left to `kera.local.cluster`.
 """
@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.errors import InternalError, PathNotWritable, StartError
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.local.log_tail import failure_reason, log_tail
 
 SUPERVISOR_PID_VARIABLE = "KERA_SUPERVISOR_PID"

@@ -26,15 +26,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
+from kera.core.base.home import expanded
+from kera.core.base.settings import MIB
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InternalError, InvalidArgument, invariant
-from kera.core.home import expanded
-from kera.core.settings import MIB
-from kera.core.telemetry import get_logger
 from kera.local.child import Child, ChildStartError
 from kera.local.daemon_command import daemon_command
 from kera.local.directory import ClusterDirectory, DirectoryInUse
 from kera.local.running import RunningCluster, run_in_thread
+from kera.server.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 
 __all__ = ["ChildDeath", "ChildStartError", "DirectoryInUse", "LocalCluster", "RunningCluster"]
 

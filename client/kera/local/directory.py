@@ -15,9 +15,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from kera.core.base.own_directory import others_in
+from kera.core.base.own_file import open_own_directory
 from kera.core.errors import PathNotWritable, StartError
-from kera.core.own_directory import others_in
-from kera.core.own_file import open_own_directory
 
 _PREFIX = "kera-local-"
 _LOCK = ".lock"

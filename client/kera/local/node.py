@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kera.core.cpus import format_cpus
+from kera.core.base.cpus import format_cpus
 from kera.core.errors import InvalidArgument, KeraError, PathNotWritable
 from kera.local.child import Child
 from kera.local.daemon_command import daemon_command

@@ -26,19 +26,19 @@ from kera.coordinator.store.leadership import Alone, Election, Leadership
 from kera.coordinator.store.lmdb_store import LmdbStore
 from kera.coordinator.store.metadata import MetadataStore
 from kera.coordinator.store.metadata_copy import MetadataCopy, put_back
-from kera.core.access.guard import Door, Guard
-from kera.core.access.settings import guard_of, secure_daemon
-from kera.core.daemon import run_daemon, run_from_environment
-from kera.core.home import expanded
-from kera.core.monitoring.monitor import Monitor
-from kera.core.process import descriptor_limit
+from kera.core.base.address import is_everywhere, join_address, split_address
+from kera.core.base.home import expanded
+from kera.core.base.process import descriptor_limit
+from kera.core.base.settings import InvalidSettings, setting
 from kera.core.rpc import Service, api
-from kera.core.rpc.address import is_everywhere, join_address, split_address
 from kera.core.rpc.connections import connections_max
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.runtime import MACHINE, OpenInterface, Runtime, secured
 from kera.core.security.settings import tls_of
-from kera.core.settings import InvalidSettings, setting
+from kera.server.access.guard import Door, Guard
+from kera.server.access.settings import guard_of, secure_daemon
+from kera.server.daemon import run_daemon, run_from_environment
+from kera.server.monitoring.monitor import Monitor
 
 CONNECTION_CALLS_MAX = 8
 """Calls of one connection under way at once: what others wait for while it sends as many as it can."""

@@ -15,8 +15,8 @@ from kera.coordinator.operations.loads import MeasuredLoads
 from kera.coordinator.operations.restored import Restored
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.decide import DEAD, REPORTED
+from kera.core.base.telemetry import get_logger
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
 from kera.v1 import coordinator_pb2
 
 log = get_logger("kera.coordinator")

@@ -71,14 +71,14 @@ from kera.coordinator.store.ledger import Ledger
 from kera.coordinator.store.metadata import MetadataStore
 from kera.coordinator.store.metadata_copy import CLUSTER_ID, packing
 from kera.coordinator.stored_records import check_records
-from kera.core.access.guard import Guard
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument
-from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.rpc import api
 from kera.core.rpc.method import Method
 from kera.core.runtime import random_id
-from kera.core.telemetry import get_logger
+from kera.server.access.guard import Guard
+from kera.server.feature_level import FEATURE_LEVEL
 from kera.v1 import coordinator_pb2 as messages
 
 log = get_logger("kera.coordinator")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kera.coordinator.store.leadership import Leadership
 from kera.coordinator.store.lmdb_store import LmdbStore
-from kera.core.monitoring.health import Finding, Health, concern, well, wrong
+from kera.core.base.health import Finding, Health, concern, well, wrong
 
 
 def watch_leadership(health: Health, leadership: Leadership, catching_up: Callable[[], str]) -> None:

@@ -17,8 +17,8 @@ from kera.coordinator.latency.planning import Planning
 from kera.coordinator.operations.stored import StoredBytes
 from kera.coordinator.recovery.decide import word
 from kera.core.latency.hop import Hop
-from kera.core.monitoring.access import PRINCIPALS_MAX
-from kera.core.monitoring.sources import Steps
+from kera.server.monitoring.access import PRINCIPALS_MAX
+from kera.server.monitoring.sources import Steps
 from kera.v1 import common_pb2, coordinator_pb2
 
 CONSUMER_GROUPS_MAX = 1000

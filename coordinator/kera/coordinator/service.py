@@ -10,9 +10,9 @@ from google.protobuf.message import Message
 
 from kera.coordinator.cluster.changing import REQUESTER
 from kera.coordinator.cluster.handlers import Handlers
-from kera.core.access.guard import CALLER
 from kera.core.errors import KeraError
 from kera.core.rpc.method import Call, Handler, Method, Reply, Service
+from kera.server.access.guard import CALLER
 
 Observe = Callable[[str, str], None]
 """Called once per request: the method's name, and ``ok``, the code of the error, or ``cancelled``."""

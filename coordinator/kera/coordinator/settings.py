@@ -7,8 +7,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import ByteSize, Field
 
-from kera.core.access.settings import DaemonAccessSettings
-from kera.core.settings import GIB, MIB
+from kera.core.base.settings import GIB, MIB
+from kera.server.access.settings import DaemonAccessSettings
 
 DEFAULT_PORT = 7400
 REPLICATION_MAX = 16

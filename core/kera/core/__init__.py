@@ -1,4 +1,5 @@
-"""Shared by all parts of KerA: the chunk format, ids, errors, settings, telemetry and the RPC layer.
+"""The part that clients and daemons share, in floors: ``base``, ``format``, ``rpc``, and what stands on them.
 
-Nothing here decides anything about streams: daemons and clients do. ``kera.core`` imports no other part.
+Nothing here decides anything about streams: daemons and clients do. ``kera.core`` imports no other part, and each floor
+only those below it (the contract is in ``pyproject.toml``).
 """

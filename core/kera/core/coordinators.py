@@ -11,9 +11,9 @@ from collections import Counter
 from functools import partial
 from itertools import count
 
-from kera.core.closing import close_all
+from kera.core.base.address import split_address
+from kera.core.base.closing import close_all
 from kera.core.errors import ClosedError, InvalidArgument, KeraError, NotLeader, Unavailable, Uncertain
-from kera.core.rpc.address import split_address
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Channel, Method, RequestT, ResponseT, call
 from kera.core.runtime import MACHINE, OpenChannel

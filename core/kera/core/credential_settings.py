@@ -9,9 +9,9 @@ from pydantic import Field, SecretStr
 
 from kera.core.access.credentials import Credentials, secret_in
 from kera.core.access.identity import check_name
+from kera.core.base.settings import InvalidSettings, setting
 from kera.core.runtime import Runtime, secured
 from kera.core.security.settings import TlsSettings, tls_of
-from kera.core.settings import InvalidSettings, setting
 
 
 class CredentialSettings(TlsSettings):

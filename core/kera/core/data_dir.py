@@ -2,7 +2,8 @@
 
 It holds the id that the coordinator gave, and the cluster it belongs to, twice: for a broker in ``broker.json`` and in
 ``broker.copy.json``, each with a checksum. Either is enough, and a damaged one is written anew. A lock on the directory
-keeps two processes from sharing one identity (``kera.core.own_directory``). What else is in there is the daemon's own.
+keeps two processes from sharing one identity (``kera.core.base.own_directory``). What else is in there is the daemon's
+own.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from kera.core.blocks import FILE_CALLS, FileCalls, sync_directory
-from kera.core.checksum import crc32c
+from kera.core.base.blocks import FILE_CALLS, FileCalls, sync_directory
+from kera.core.base.own_directory import take
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import PathNotWritable, StartError
-from kera.core.own_directory import take
+from kera.core.format.checksum import crc32c
 from kera.core.runtime import random_id
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.data_dir")
 

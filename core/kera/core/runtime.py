@@ -15,9 +15,9 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from kera.core.blocks import FILE_CALLS, FileCalls
-from kera.core.clock import Clock, SystemClock
-from kera.core.process import node_id, process_name
+from kera.core.base.blocks import FILE_CALLS, FileCalls
+from kera.core.base.clock import Clock, SystemClock
+from kera.core.base.process import node_id, process_name
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_options import CONNECTION_CALLS_MAX_DEFAULT
@@ -127,9 +127,9 @@ class Runtime:
     clock: Clock = field(default_factory=SystemClock)
     new_id: Callable[[], str] = random_id
     node_id: Callable[[], str] = node_id
-    """See `kera.core.process.node_id`."""
+    """See `kera.core.base.process.node_id`."""
     process_name: Callable[[], str] = process_name
-    """See `kera.core.process.process_name`."""
+    """See `kera.core.base.process.process_name`."""
     channel: OpenChannel = GrpcChannel
     heartbeats: MakeHeartbeats | None = None
     """None: from a thread, see `kera.client.consuming.keep_alive`."""

@@ -38,8 +38,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kera.core.chunk import ChunkHeader
 from kera.core.errors import SchemaMismatch
+from kera.core.format.chunk import ChunkHeader
 from kera.spark_connector.options.names import ON_MISMATCH
 from kera.spark_connector.options.reading import OnMismatch
 from kera.spark_connector.spark_api import arrow_schema, spark_type

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
+from kera.core.base.home import expanded
 from kera.core.errors import InternalError, KeraError
-from kera.core.home import expanded
 from kera.spark_connector.connection import Connection
 
 if TYPE_CHECKING:

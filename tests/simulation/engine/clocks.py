@@ -9,7 +9,7 @@ EPOCH_US = 1_700_000_000_000_000
 
 
 class MachineClock:
-    """See `kera.core.clock.Clock`. All three go at the same rate; the wall clock also jumps."""
+    """See `kera.core.base.clock.Clock`. All three go at the same rate; the wall clock also jumps."""
 
     def __init__(self, scheduler: Scheduler, rate: float = 1.0, wall_offset_s: float = 0.0) -> None:
         """`rate`: seconds of this clock in one of the simulation's."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
 
-from kera.core.blocks import BLOCK_BYTES, FileCalls
+from kera.core.base.blocks import BLOCK_BYTES, FileCalls
 from tests.simulation.engine.names import Names
 
 Blocks = dict[int, bytes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
 from kera.core.coordinators import Coordinators
 from kera.core.errors import KeraError
 from kera.core.rpc import api

@@ -27,7 +27,7 @@ from kera.coordinator.store.metadata import MetadataStore
 from kera.coordinator.store.metadata_copy import put_back
 from kera.coordinator.store.zookeeper_election import ZooKeeperElection
 from kera.coordinator.store.zookeeper_store import ZooKeeperStore
-from kera.core.blocks import FileCalls
+from kera.core.base.blocks import FileCalls
 from kera.core.runtime import Runtime
 from tests.simulation.engine.process import Machine
 from tests.simulation.wiring import zookeeper

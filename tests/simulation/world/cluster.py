@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from kera.core.blocks import FILE_CALLS, FileCalls
+from kera.core.base.blocks import FILE_CALLS, FileCalls
 from kera.core.runtime import Runtime
 from tests.simulation.engine.clocks import MachineClock
 from tests.simulation.engine.databases import Environment

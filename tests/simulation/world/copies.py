@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from kera.client import Client
 from kera.client.checking.history import History, Place
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, verify_header
+from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, verify_header
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.v1 import backup_pb2

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kera.client.checking.history import Value
+from kera.core.base.ids import PRODUCER_IDS
 from kera.core.errors import KeraError, OutOfSequence, ProducerFenced
-from kera.core.ids import PRODUCER_IDS
 from kera.core.runtime import Runtime
 
 if TYPE_CHECKING:

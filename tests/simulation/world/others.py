@@ -16,8 +16,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from kera.client import Client
-from kera.core.chunk import HEADER_BYTES, verify_header
 from kera.core.errors import CorruptChunk, KeraError, StreamExists, UnknownStream
+from kera.core.format.chunk import HEADER_BYTES, verify_header
 from kera.core.runtime import Runtime
 from tests.simulation.wiring import programs
 from tests.simulation.world import disk_faults, people

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from kera.client import Client
 from kera.client.admin.locating import ChunkQuery
 from kera.client.checking.history import History
+from kera.core.base.ids import Position
 from kera.core.errors import KeraError
-from kera.core.ids import Position
 from kera.core.runtime import Runtime
 from tests.simulation.wiring import programs
 from tests.simulation.world import disk_faults

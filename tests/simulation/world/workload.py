@@ -10,8 +10,8 @@ from kera.client import Client
 from kera.client.checking.history import History, Place, Value
 from kera.client.checking.verdict import EVIDENCE_MAX
 from kera.client.types import Delivery, Record
+from kera.core.base.ids import Position
 from kera.core.errors import DataLost, KeraError, NotAccepted, ProducerFenced
-from kera.core.ids import Position
 from kera.core.runtime import Runtime
 from tests.simulation.wiring import programs
 from tests.simulation.world.cluster import Cluster

@@ -13,9 +13,9 @@ from kera.backup.replica import Replica
 from kera.backup.restart import FoundReplicas, rebuild, scan_disk
 from kera.backup.slots import Slots
 from kera.backup.store import ReplicaStore
-from kera.core.blocks import BLOCK_BYTES
-from kera.core.chunk import chained_checksum
+from kera.core.base.blocks import BLOCK_BYTES
 from kera.core.errors import KeraError
+from kera.core.format.chunk import chained_checksum
 from kera.v1 import backup_pb2
 from tests.unit.broker.support import placed
 

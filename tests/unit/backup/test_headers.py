@@ -3,8 +3,8 @@
 import pytest
 
 from kera.backup.replica import Replica
-from kera.core.blocks import BLOCK_BYTES
-from kera.core.chunk import HEADER_BYTES
+from kera.core.base.blocks import BLOCK_BYTES
+from kera.core.format.chunk import HEADER_BYTES
 from tests.unit.backup.support import STREAM_ID, FakeBackup, FakeDisk, Segment, placed
 from tests.unit.broker.support import ADDRESS
 

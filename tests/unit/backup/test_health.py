@@ -7,8 +7,8 @@ import pytest
 
 from kera.backup.engine import Engine
 from kera.backup.health import watch_disks
+from kera.core.base.health import Health, State
 from kera.core.errors import BackupFull
-from kera.core.monitoring.health import Health, State
 from tests.unit.backup.support import FRAME_BYTES, FakeBackup, Segment, placed
 
 CHUNK = placed(1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kera.backup.log_file import LogFile, aligned
-from kera.core.blocks import BLOCK_BYTES, FileCalls
+from kera.core.base.blocks import BLOCK_BYTES, FileCalls
 from kera.core.errors import StartError
 
 OpenFile = Callable[..., LogFile]

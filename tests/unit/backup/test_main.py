@@ -14,13 +14,13 @@ import pytest
 from kera.backup.__main__ import main, serve
 from kera.backup.registration import BackupDirectory
 from kera.backup.settings import BackupSettings
-from kera.core.daemon import ExitCode
+from kera.core.base.process import node_id
+from kera.core.base.settings import KIB
 from kera.core.errors import PathNotWritable, StaleEpoch, StartError
-from kera.core.process import node_id
-from kera.core.registration import CoordinatorUnreachable, WrongCluster
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.settings import KIB
+from kera.server.daemon import ExitCode
+from kera.server.registration import CoordinatorUnreachable, WrongCluster
 from tests.unit.backup.support import Segment, placed
 from tests.unit.broker.fake_coordinator import BACKUP_ID, EPOCH, FakeCoordinator, serving
 

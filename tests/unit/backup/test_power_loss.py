@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kera.backup.jobs import Job, PunchJob
-from kera.core.chunk import iterate_chunks
 from kera.core.errors import KeraError
+from kera.core.format.chunk import iterate_chunks
 from tests.examples import examples
 from tests.unit.backup.support import BROKER_ID, FakeBackup, FakeDisk, Outcome, PowerLost, Segment, placed
 

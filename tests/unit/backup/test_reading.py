@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from kera.backup.reading import Walk, disk_window, memory_window, walk
-from kera.core.blocks import BLOCK_BYTES
-from kera.core.chunk import HEADER_BYTES
+from kera.core.base.blocks import BLOCK_BYTES
+from kera.core.format.chunk import HEADER_BYTES
 from tests.unit.backup.support import FakeBackup, FakeDisk, Segment, placed
 from tests.unit.broker.support import ADDRESS
 

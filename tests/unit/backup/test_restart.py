@@ -7,10 +7,10 @@ import pytest
 from kera.backup.frames import FrameHeader, Layout, decode_header, encode_file_header
 from kera.backup.jobs import WriteReplicasJob
 from kera.backup.restart import scan_disk
-from kera.core.blocks import BLOCK_BYTES
-from kera.core.checksum import crc32c
-from kera.core.chunk import HEADER_CRC_AT, VERSIONS
+from kera.core.base.blocks import BLOCK_BYTES
 from kera.core.errors import CorruptChunk, StartError
+from kera.core.format.checksum import crc32c
+from kera.core.format.chunk import HEADER_CRC_AT, VERSIONS
 from tests.unit.backup.support import (
     BROKER_ID,
     EPOCH,

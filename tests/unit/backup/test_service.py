@@ -16,12 +16,12 @@ from kera.backup.__main__ import serve
 from kera.backup.errors import ReplicaOffset, UnknownReplica
 from kera.backup.log_file import NAME, LogFile
 from kera.backup.settings import BackupSettings
+from kera.core.base.settings import KIB
 from kera.core.errors import BackupFull, CorruptChunk, DiskFailed, InvalidArgument, StaleEpoch, Unavailable, Uncertain
 from kera.core.rpc import Channel, Reply, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
-from kera.core.settings import KIB
 from kera.v1 import backup_pb2
 from tests.unit.backup.support import BROKER_ID, EPOCH, STREAM_ID, Segment, chain, placed, request
 from tests.unit.broker.fake_coordinator import FakeCoordinator, serving

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kera.backup.settings import BackupSettings
-from kera.core.settings import KIB, MIB, InvalidSettings
+from kera.core.base.settings import KIB, MIB, InvalidSettings
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from kera.backup import replica
 from kera.backup.errors import ReplicaClosed, ReplicaOffset, UnknownReplica
 from kera.backup.jobs import PunchJob, WriteReplicasJob
-from kera.core.blocks import BLOCK_BYTES
+from kera.core.base.blocks import BLOCK_BYTES
 from kera.core.errors import (
     BackupFull,
     CorruptChunk,

@@ -13,9 +13,9 @@ from kera.backup.jobs import WriteReplicasJob
 from kera.backup.log_file import NAME, LogFile, aligned
 from kera.backup.registration import BackupDirectory
 from kera.backup.verify import BackupFiles, LogComparison, ReplicasChecked, compare, is_backup
-from kera.core.blocks import BLOCK_BYTES
+from kera.core.base.blocks import BLOCK_BYTES
 from kera.core.errors import StartError
-from kera.core.verifying import Finding
+from kera.server.verifying import Finding
 from tests.unit.backup.support import BROKER_ID, FRAME_BYTES, IDENTITY, FakeBackup, Segment, placed, request
 
 CHUNK_BYTES = 1024

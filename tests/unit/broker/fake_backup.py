@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kera.core.chunk import chained_checksum, iterate_chunks
+from kera.core.format.chunk import chained_checksum, iterate_chunks
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.frame_server import FrameServer
 from kera.v1 import backup_pb2, common_pb2

@@ -8,9 +8,9 @@ from typing import Any
 
 from kera.broker.ownership.orders import StreamletRecovery
 from kera.broker.serving.limits import ServingLimits
-from kera.core.chunk import iterate_chunks
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import KeraError
-from kera.core.ids import EARLIEST, Position
+from kera.core.format.chunk import iterate_chunks
 from kera.core.rpc import Reply, api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import common_pb2

@@ -15,13 +15,21 @@ import pyarrow as pa
 from kera.broker.log.progress import SegmentProgress
 from kera.broker.log.segment import Segment
 from kera.broker.replication.limits import ReplicationLimits
-from kera.core.checksum import crc32c
-from kera.core.chunk import HEADER_BYTES, HEADER_CRC_AT, LEAN_VERSION, PLACEMENT_AT, VERSIONS, Codec, encode_payload
-from kera.core.ids import PRODUCER_IDS
-from kera.core.payload import encode_lean
+from kera.core.base.ids import PRODUCER_IDS
+from kera.core.base.settings import MIB
+from kera.core.format.checksum import crc32c
+from kera.core.format.chunk import (
+    HEADER_BYTES,
+    HEADER_CRC_AT,
+    LEAN_VERSION,
+    PLACEMENT_AT,
+    VERSIONS,
+    Codec,
+    encode_payload,
+)
+from kera.core.format.payload import encode_lean
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc import Reply
-from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.settings import MIB
 from kera.v1 import common_pb2
 from tests.unit.broker.persistence_support import MakeEngine
 from tests.unit.broker.replication_support import EPOCH, ModelBackup, Wire

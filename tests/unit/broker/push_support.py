@@ -7,8 +7,8 @@ from kera.broker.counters import PushTotals
 from kera.broker.log.streamlet import Appended, Streamlet
 from kera.broker.serving.limits import PushLimits
 from kera.broker.serving.push import Push, PushConnection
-from kera.core.chunk import iterate_chunks, verify_header
-from kera.core.ids import EARLIEST, Position
+from kera.core.base.ids import EARLIEST, Position
+from kera.core.format.chunk import iterate_chunks, verify_header
 from kera.core.push import Decoder, Kind, Run, encode, encode_numbers, encode_taken, runs_of
 from kera.v1 import common_pb2, push_pb2
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Engine, chunk, cursor, stream_info

@@ -17,9 +17,9 @@ from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_index import virtual_segments
 from kera.broker.replication.virtual_log import Close, Effect, Send
 from kera.broker.replication.virtual_segment import Extent, Free, VirtualSegment
-from kera.core.chunk import chained_checksum, iterate_chunks, verify_chunk, verify_header
+from kera.core.base.ids import EntryId
 from kera.core.errors import CorruptChunk
-from kera.core.ids import EntryId
+from kera.core.format.chunk import chained_checksum, iterate_chunks, verify_chunk, verify_header
 from kera.v1 import backup_pb2, common_pb2
 from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, STREAM_ID, Engine, Outcome, chunk, stream_info
 

@@ -11,8 +11,8 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_repair import StartFindings
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import DataLost, StartError
-from kera.core.ids import EARLIEST, Position
 from tests.unit.broker.support import SLOT_BYTES, Engine, FailingDisk, Log, Outcome
 
 SEGMENT = 4

@@ -34,8 +34,10 @@ from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
-from kera.core.access.guard import Door
-from kera.core.chunk import (
+from kera.core.base.ids import EARLIEST, Position
+from kera.core.base.turns import Turns
+from kera.core.errors import KeraError
+from kera.core.format.chunk import (
     HEADER_BYTES,
     ChunkHeader,
     Placement,
@@ -45,11 +47,9 @@ from kera.core.chunk import (
     place_chunk,
     verify_header,
 )
-from kera.core.errors import KeraError
-from kera.core.ids import EARLIEST, Position
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc.method import Call, Method, Peer, Reply
-from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.turns import Turns
+from kera.server.access.guard import Door
 from kera.v1 import broker_pb2, common_pb2
 
 CHUNK_BYTES = 1024

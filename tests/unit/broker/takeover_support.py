@@ -25,14 +25,14 @@ from kera.broker.recovery.rebuild import RebuildLimits
 from kera.broker.recovery.scan import VirtualKey
 from kera.broker.serving.service import BrokerService
 from kera.broker.settings import BrokerSettings
-from kera.core.chunk import ChunkHeader, iterate_chunks
+from kera.core.base.ids import EARLIEST, Position
+from kera.core.base.settings import KIB
 from kera.core.errors import DataLost, StaleEpoch, Unavailable
-from kera.core.ids import EARLIEST, Position
+from kera.core.format.chunk import ChunkHeader, iterate_chunks
 from kera.core.rpc import Call, Method, Reply, Service, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.method import Peer
-from kera.core.settings import KIB
 from kera.v1 import backup_pb2, broker_pb2, common_pb2, coordinator_pb2
 from tests.unit.broker.support import SLOT_BYTES, STREAM_ID, chunk, next_of, read_range, stream_info
 

@@ -15,7 +15,7 @@ import pytest
 from kera.broker.log.arena import Arena, SlotContent
 from kera.broker.log.arena_file import remove_orphans
 from kera.broker.log.arena_head import HEAD_BYTES, PAGE_BYTES, ROW_BYTES
-from kera.core.blocks import FileCalls
+from kera.core.base.blocks import FileCalls
 from kera.core.errors import ArenaFull, InternalError, PathNotWritable, SharedMemoryTooSmall, StartError
 from tests.unit.broker.support import SLOT_BYTES
 

@@ -8,8 +8,8 @@ from kera.broker.log.segment import Segment
 from kera.broker.records import EntryRecord, Gap, Graft, OriginRecord, SegmentRecord
 from kera.broker.storage.index_format import put_entry, put_origin, put_segment, streamlet_of
 from kera.broker.storage.loads import AWAITED_MS
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import Recovering
-from kera.core.ids import EARLIEST, EntryId, Position
 from tests.unit.broker.persistence_support import flushed
 from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Engine, Log, Outcome, placed
 

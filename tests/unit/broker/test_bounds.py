@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from kera.broker.log.bounds import GroupBounds, group_bounds, list_groups, removed_before
 from kera.broker.log.intervals import Holding, Interval
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from tests.unit.broker.support import Engine, Log
 
 T = TypeVar("T")

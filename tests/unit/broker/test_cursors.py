@@ -8,8 +8,8 @@ import pytest
 
 from kera.broker.serving.cursors import CHANGES_MAX
 from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, ServingLimits
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import InvalidArgument
-from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2

@@ -25,10 +25,10 @@ from kera.broker.storage.jobs import LoadJob
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.broker.verify import SegmentsChecked, verify
-from kera.core.chunk import read_header, verify_chunk
-from kera.core.ids import EARLIEST, EntryId
-from kera.core.punctuation import NO_TIME
-from kera.core.verifying import Finding
+from kera.core.base.ids import EARLIEST, EntryId
+from kera.core.format.chunk import read_header, verify_chunk
+from kera.core.format.punctuation import NO_TIME
+from kera.server.verifying import Finding
 from tests.examples import first_quick
 from tests.unit.broker.forked_copy import run_forked
 

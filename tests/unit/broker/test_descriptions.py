@@ -6,8 +6,8 @@ import pytest
 
 from kera.broker.records import Gap
 from kera.broker.serving.limits import ServingLimits
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import InvalidArgument, NotOwner
-from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, limited, stream_info
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kera.broker.storage.disk import BLOCK_BYTES, LocalDisk, block_ceiling, block_floor
-from kera.core.blocks import FileCalls
+from kera.core.base.blocks import FileCalls
 
 
 def blocks(*fills: bytes) -> memoryview:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from kera.core.blocks import FileCalls
+from kera.core.base.blocks import FileCalls
 from tests.unit.broker.persistence_support import MakeEngine, on_disk_only, resident
 from tests.unit.broker.support import Broker, Engine, Log, Outcome, chunk, stream_info
 

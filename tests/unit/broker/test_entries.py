@@ -3,7 +3,7 @@
 import pytest
 
 from kera.broker.log.entry import Entries, Entry
-from kera.core.ids import EntryId
+from kera.core.base.ids import EntryId
 from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 
 

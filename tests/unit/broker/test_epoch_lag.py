@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kera.broker.ownership.epoch_lag import Furthest, furthest_behind
-from kera.core.turns import at_once
+from kera.core.base.turns import at_once
 from kera.v1 import common_pb2
 from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 

@@ -15,11 +15,11 @@ from kera.broker.log.locate import Progress, Query, locate
 from kera.broker.log.segment import Segment
 from kera.broker.log.watermarks import watermark_of, watermark_within
 from kera.broker.ownership.clock_offset import ClockOffset
-from kera.core.chunk import HEADER_BYTES, iterate_chunks, verify_chunk
+from kera.core.base.health import Health, State
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import TimestampAhead
-from kera.core.ids import EARLIEST, Position
-from kera.core.monitoring.health import Health, State
-from kera.core.punctuation import FLAG, NO_TIME, encode_punctuation, is_punctuation
+from kera.core.format.chunk import HEADER_BYTES, iterate_chunks, verify_chunk
+from kera.core.format.punctuation import FLAG, NO_TIME, encode_punctuation, is_punctuation
 from kera.core.rpc import api
 from kera.v1 import common_pb2
 from tests.epochs_model import Owner

@@ -9,7 +9,7 @@ import pytest
 from kera.broker.log import waiting as waiting_module
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.read_sessions import ROUSED_AT_ONCE
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.core.rpc import Reply, api
 from kera.core.rpc.method import Method, Peer
 from kera.v1 import broker_pb2

@@ -10,9 +10,9 @@ import pytest
 
 from kera.broker.serving.fetch import READ_RANGES_MAX
 from kera.broker.serving.limits import ServingLimits
-from kera.core.chunk import verify_chunk
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import InvalidArgument
-from kera.core.ids import EARLIEST, Position
+from kera.core.format.chunk import verify_chunk
 from kera.core.rpc import Reply, api
 from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_from_message

@@ -4,8 +4,8 @@ import pytest
 
 from kera.broker.heartbeat import HeartbeatLimits, HeartbeatReport
 from kera.broker.log.intervals import Holding, Interval
-from kera.core.clock import FakeClock, ProcessorTime
-from kera.core.ids import EARLIEST, Position
+from kera.core.base.clock import FakeClock, ProcessorTime
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.moving_support import Cluster, assign

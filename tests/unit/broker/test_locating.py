@@ -14,8 +14,8 @@ import pytest
 from kera.broker.log.intervals import Holding, Interval
 from kera.broker.log.locate import Bounds, FoundPlace, Listing, Progress, Query, list_segments, locate
 from kera.broker.records import Gap, Key
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import DataLost, InvalidCursor, NotOwner
-from kera.core.ids import EARLIEST, Position
 from tests.unit.broker.persistence_support import on_disk_only
 from tests.unit.broker.support import CHUNK_BYTES, Log, Outcome
 

@@ -20,10 +20,10 @@ from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.stream_records import stream_record
 from kera.broker.settings import BrokerSettings
 from kera.broker.storage.disk import LocalDisk
-from kera.core.chunk import verify_header
-from kera.core.clock import SystemClock
+from kera.core.base.clock import SystemClock
+from kera.core.base.ids import EARLIEST
 from kera.core.errors import PathNotWritable, SharedMemoryTooSmall, StartError
-from kera.core.ids import EARLIEST
+from kera.core.format.chunk import verify_header
 from kera.v1 import common_pb2
 from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, STREAM_ID, chunk, headers, stream_info
 

@@ -10,10 +10,10 @@ import pytest
 from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.storage.index_format import put_entry, put_segment
+from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.base.turns import Turns
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, Recovering, Unavailable, UnknownStream
-from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
-from kera.core.turns import Turns
 from kera.v1 import broker_pb2
 from tests.unit.broker.persistence_support import MakeEngine
 from tests.unit.broker.support import (

@@ -16,17 +16,17 @@ from kera.broker.__main__ import main, serve
 from kera.broker.log.arena_head import HEAD_BYTES
 from kera.broker.registration import BrokerDirectory
 from kera.broker.settings import BrokerSettings
-from kera.core.daemon import ExitCode
+from kera.core.base.ids import EARLIEST
+from kera.core.base.process import node_id
+from kera.core.base.settings import KIB
 from kera.core.errors import PathNotWritable, StaleEpoch, StartError
-from kera.core.ids import EARLIEST
-from kera.core.process import node_id
 from kera.core.push import Decoder, Kind
-from kera.core.registration import CoordinatorUnreachable
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
-from kera.core.settings import KIB
+from kera.server.daemon import ExitCode
+from kera.server.registration import CoordinatorUnreachable
 from kera.v1 import push_pb2
 from tests.unit.broker.fake_coordinator import BROKER_ID, EPOCH, FakeCoordinator, serving
 from tests.unit.broker.support import STREAM_ID, batch_chunk, next_of, read_range, sequences_of, stream_info
@@ -264,7 +264,7 @@ async def test_a_broker_that_does_not_come_back_or_is_not_to_say_so_announces_no
 async def test_a_broker_stops_although_no_coordinator_can_be_told(
     tmp_path: Path, shm_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kera.core.registration.ANNOUNCE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("kera.server.registration.ANNOUNCE_TIMEOUT_S", 0.2)
     async with contextlib.AsyncExitStack() as stack, serving(FakeCoordinator(streams=[stream_info()])) as fake:
         settings = BrokerSettings.for_testing(tmp_path / "broker", fake.address)
         lasting = settings.model_copy(update={"shm_dir": shm_dir, "ephemeral": False})

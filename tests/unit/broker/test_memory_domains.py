@@ -14,7 +14,7 @@ import pytest
 
 from kera.broker.log.arena import Arena, Slot, SlotContent
 from kera.broker.log.arena_file import ArenaFile, remove_orphans
-from kera.core.blocks import FileCalls
+from kera.core.base.blocks import FileCalls
 from kera.core.errors import ArenaFull
 from tests.unit.broker.support import SLOT_BYTES
 

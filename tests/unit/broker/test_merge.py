@@ -8,9 +8,9 @@ import pytest
 
 from kera.broker.records import SegmentAddress
 from kera.broker.recovery.merge import Merge, Origin, Recovered, digest_of, digests_of
-from kera.core.chunk import ChunkHeader, read_header
-from kera.core.header_table import as_headers, table
-from kera.core.ids import EntryId
+from kera.core.base.ids import EntryId
+from kera.core.format.chunk import ChunkHeader, read_header
+from kera.core.format.header_table import as_headers, table
 from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, STREAM_ID, placed
 
 ENTRY = EntryId(*ADDRESS[:3])

@@ -21,8 +21,8 @@ from kera.broker.recovery.progress import RecoveryTotals
 from kera.broker.replication.virtual_segment import ReplicationTotals
 from kera.broker.storage.index_repair import StartFindings
 from kera.broker.storage.jobs import RETRY_MS, DiskTotals
+from kera.core.base.turns import at_once
 from kera.core.rpc import Call, api
-from kera.core.turns import at_once
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.metrics import values
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, read_range, stream_info

@@ -13,8 +13,8 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import put_origin, put_producer
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
+from kera.core.base.ids import Position
 from kera.core.errors import Unavailable
-from kera.core.ids import Position
 from kera.core.rpc import api
 from kera.v1 import broker_pb2, common_pb2
 from tests.unit.broker.moving_support import Cluster, assign, moved

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from kera.broker.log.streamlet import Streamlet
+from kera.core.base.turns import Turns
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import api
 from kera.core.rpc.method import Method
-from kera.core.turns import Turns
 from kera.v1 import broker_pb2
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, stream_info
 

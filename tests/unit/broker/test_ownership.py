@@ -15,7 +15,7 @@ from kera.broker.log.intervals import (
     interval_of,
     records_elsewhere,
 )
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.v1 import common_pb2
 from tests.unit.broker.support import stream_info
 

@@ -9,8 +9,8 @@ from kera.broker.log.retention import Rules, new_starts
 from kera.broker.records import EntryRecord
 from kera.broker.storage import segment_writer
 from kera.broker.storage.jobs import RETRY_MS, StoreJob
+from kera.core.base.ids import Position
 from kera.core.errors import ArenaFull, DiskFailed, DiskFull, NotPersisted
-from kera.core.ids import Position
 from tests.unit.broker.persistence_support import (
     NEVER_MS,
     SEGMENT,

@@ -9,14 +9,14 @@ import pytest
 
 from kera.broker.ownership import producer_owners
 from kera.broker.ownership.streams import name_of, not_here
-from kera.core.access.audit import Audit
-from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
 from kera.core.access.rights import Operation
+from kera.core.base.ids import PRODUCER_IDS
 from kera.core.errors import Unavailable
-from kera.core.ids import PRODUCER_IDS
 from kera.core.rpc import api
 from kera.core.rpc.method import Peer
+from kera.server.access.audit import Audit
+from kera.server.access.guard import Guard
 from kera.v1 import broker_pb2, coordinator_pb2
 from tests.unit.broker.support import STREAM_ID, Broker, Engine, chunk, stream_info
 from tests.unit.core.access.support import DAEMON, Now, authenticator, rule, table, user

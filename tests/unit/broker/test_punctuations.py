@@ -9,7 +9,7 @@ import pytest
 
 from kera.broker.log.watermarks import watermark_of
 from kera.broker.serving.limits import ServingLimits
-from kera.core.chunk import HEADER_BYTES, encode_header, iterate_chunks
+from kera.core.base.ids import Position
 from kera.core.errors import (
     ArenaFull,
     InvalidArgument,
@@ -20,8 +20,8 @@ from kera.core.errors import (
     TimestampAhead,
     UnknownStream,
 )
-from kera.core.ids import Position
-from kera.core.punctuation import encode_punctuation, is_punctuation
+from kera.core.format.chunk import HEADER_BYTES, encode_header, iterate_chunks
+from kera.core.format.punctuation import encode_punctuation, is_punctuation
 from kera.core.rpc import Reply, api
 from kera.v1 import common_pb2
 from tests.unit.broker.moving_support import Cluster

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kera.broker.serving.limits import PushLimits, ServingLimits
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import InvalidArgument, SessionLost
-from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api
 from kera.core.rpc.method import Peer
 from kera.v1 import broker_pb2

@@ -21,11 +21,11 @@ from kera.broker.recovery.rebuild import Rebuild, RebuildLimits, keep_doing
 from kera.broker.recovery.scan import ReplicasToRead, Scanned, VirtualKey
 from kera.broker.recovery.survey import Materials
 from kera.broker.storage.disk import LocalDisk
-from kera.core.blocks import FILE_CALLS, FileCalls
-from kera.core.chunk import read_header
+from kera.core.base.blocks import FILE_CALLS, FileCalls
+from kera.core.base.ids import Position
 from kera.core.errors import KeraError, Unavailable
-from kera.core.header_table import table
-from kera.core.ids import Position
+from kera.core.format.chunk import read_header
+from kera.core.format.header_table import table
 from kera.v1 import common_pb2
 from tests.unit.broker.fake_backup import FakeBackup
 from tests.unit.broker.support import ADDRESS, BROKER_ID, CHUNK_BYTES, STREAM_ID, placed

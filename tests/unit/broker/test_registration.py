@@ -15,7 +15,7 @@ from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.registration import BrokerDirectory, BrokerIdentity, BrokerRegistration
-from kera.core.clock import boottime_s
+from kera.core.base.clock import boottime_s
 from kera.core.errors import (
     DiskFull,
     InternalError,
@@ -28,7 +28,7 @@ from kera.core.errors import (
     Uncertain,
     UnknownLaunch,
 )
-from kera.core.registration import CoordinatorUnreachable, RegistrationTiming, WrongCluster
+from kera.server.registration import CoordinatorUnreachable, RegistrationTiming, WrongCluster
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.fake_coordinator import BROKER_ID, EPOCH, FakeCoordinator, serving
 from tests.unit.broker.support import stream_info

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from kera.broker.storage import removals
 from kera.broker.storage.jobs import RETRY_MS, IndexJob, RemoveJob, StoreJob
+from kera.core.base.ids import Position
 from kera.core.errors import DiskFailed, NotPersisted
-from kera.core.ids import Position
 from tests.unit.broker.persistence_support import (
     NEVER_MS,
     SEGMENT,

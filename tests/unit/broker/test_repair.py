@@ -9,7 +9,7 @@ from kera.broker.log.entry import Entry
 from kera.broker.ownership.stream import Stream
 from kera.broker.records import Hole, SegmentAddress
 from kera.broker.replication.repair import Repair
-from kera.core.ids import EntryId, Position
+from kera.core.base.ids import EntryId, Position
 from kera.v1 import common_pb2
 from tests.unit.broker.replication_support import Replicated, nothing_pinned
 from tests.unit.broker.support import CHUNK_BYTES, STREAM_ID, Engine

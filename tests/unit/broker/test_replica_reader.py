@@ -7,10 +7,10 @@ import pytest
 
 from kera.broker.records import SegmentAddress
 from kera.broker.recovery.replica_reader import ReadLimits, choose
-from kera.core.chunk import ChunkHeader
+from kera.core.base.ids import EntryId
 from kera.core.errors import InternalError, Unavailable
-from kera.core.header_table import as_headers
-from kera.core.ids import EntryId
+from kera.core.format.chunk import ChunkHeader
+from kera.core.format.header_table import as_headers
 from kera.v1 import backup_pb2
 from tests.replica_reading import ReplicasRead, Run, read_replicas
 from tests.unit.broker.fake_backup import FakeBackup

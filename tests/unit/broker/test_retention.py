@@ -5,7 +5,7 @@ import pytest
 from kera.broker.log.entry import Entry
 from kera.broker.log.read_plan import plan_read
 from kera.broker.log.retention import SEGMENTS_MAX, Rules, new_starts
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.v1 import common_pb2
 from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Engine, Log
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from kera.broker.records import SegmentAddress
 from kera.broker.recovery.scan import ReplicasToRead, VirtualKey
 from kera.broker.recovery.schedule import Schedule
-from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.base.ids import EARLIEST, EntryId, Position
 
 LENGTH = 1000
 

@@ -7,9 +7,9 @@ from kera.broker.log.entry import Entry, state_of
 from kera.broker.log.scan import scan_segment
 from kera.broker.log.segment import Segment, SegmentState
 from kera.broker.records import ProducerRecord, SegmentAddress, SegmentRecord
-from kera.core.chunk import HEADER_BYTES, verify_chunk
+from kera.core.base.ids import EntryId
 from kera.core.errors import InternalError
-from kera.core.ids import EntryId
+from kera.core.format.chunk import HEADER_BYTES, verify_chunk
 from tests.unit.broker.support import CHUNK_BYTES, Engine, Log, chunk
 
 ADDRESS = SegmentAddress(7, 0, 2, 4, 1)

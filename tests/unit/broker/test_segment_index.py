@@ -20,9 +20,9 @@ from kera.broker.storage.index_format import (
     put_segment,
     sealed,
 )
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import StartError
-from kera.core.ids import EntryId, Position
-from kera.core.punctuation import NO_TIME
+from kera.core.format.punctuation import NO_TIME
 from tests.unit.broker.support import ADDRESS
 
 ENTRY = EntryId(*ADDRESS[:3])

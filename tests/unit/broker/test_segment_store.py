@@ -13,8 +13,8 @@ from kera.broker.storage import segment_files
 from kera.broker.storage.index_format import delete_segment, put_removal
 from kera.broker.storage.jobs import IndexJob, LoadJob, RemoveJob, StoreJob
 from kera.broker.storage.segment_files import SegmentStore, chunk_ends, record_of, segment_path
-from kera.core.checksum import crc32c
-from kera.core.chunk import HEADER_BYTES
+from kera.core.format.checksum import crc32c
+from kera.core.format.chunk import HEADER_BYTES
 from tests.native_twins import python_only
 from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, Engine, Log, Outcome, placed
 

@@ -9,11 +9,11 @@ import pytest
 from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.storage.index_format import put_entry, put_producer, put_segment
-from kera.core.chunk import iterate_chunks
+from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.base.turns import Pace
 from kera.core.errors import InvalidArgument, InvalidCursor, NotOwner, StaleEpoch, Unavailable, UnknownStream
-from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.format.chunk import iterate_chunks
 from kera.core.rpc import Reply, api
-from kera.core.turns import Pace
 from kera.v1 import common_pb2
 from tests.unit.broker.moving_support import Cluster, assign, moved
 from tests.unit.broker.persistence_support import MakeEngine

@@ -9,9 +9,9 @@ import pytest
 
 from kera.broker.replication.virtual_log import Send
 from kera.broker.serving.limits import ServingLimits
-from kera.core.clock import boottime_s
+from kera.core.base.clock import boottime_s
+from kera.core.base.ids import Position
 from kera.core.errors import Unavailable
-from kera.core.ids import Position
 from kera.core.rpc import Reply, api
 from kera.v1 import common_pb2
 from tests.unit.broker.persistence_support import MakeEngine

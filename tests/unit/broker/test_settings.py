@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from kera.broker.settings import BrokerSettings
-from kera.core.settings import KIB, MIB, InvalidSettings
+from kera.core.base.settings import KIB, MIB, InvalidSettings
 
 
 @pytest.mark.parametrize(

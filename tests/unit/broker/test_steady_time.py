@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kera.broker.steady_time import SETTLE_S, SLEW_US, SteadyTime
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 
 YEAR_S = 365 * 86_400
 

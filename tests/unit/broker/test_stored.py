@@ -6,8 +6,8 @@ import pytest
 
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.ownership.stored import StoredBytes
+from kera.core.base.ids import Position
 from kera.core.errors import QuotaExceeded
-from kera.core.ids import Position
 from kera.core.rpc import api
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, cursor, stream_info

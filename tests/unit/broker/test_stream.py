@@ -5,8 +5,8 @@ import pytest
 from kera.broker.log.retention import Rules
 from kera.broker.log.streamlet import ProducerLimits
 from kera.broker.ownership.streams import Streams
-from kera.core.chunk import verify_header
 from kera.core.errors import InvalidArgument, NotOwner, ProducerFenced, StreamletOutOfRange, UnknownStream
+from kera.core.format.chunk import verify_header
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Engine, Log, Outcome, chunk, stream_info
 

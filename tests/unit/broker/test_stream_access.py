@@ -11,14 +11,14 @@ import pytest
 from kera.broker.ownership.streams import name_of, not_here
 from kera.broker.serving.fetch import READ_RANGES_AT_ONCE
 from kera.broker.serving.limits import ServingLimits
-from kera.core.access.audit import Audit
-from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
-from kera.core.access.requirements import Need
 from kera.core.access.rights import Operation
 from kera.core.errors import Unavailable
 from kera.core.rpc import Reply, api
 from kera.core.rpc.method import Method, Peer
+from kera.server.access.audit import Audit
+from kera.server.access.guard import Guard
+from kera.server.access.requirements import Need
 from kera.v1 import access_pb2, broker_pb2, latency_pb2
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, cursor, read_range, stream_info
 from tests.unit.core.access.support import DAEMON, Now, authenticator, rule, table, user

@@ -7,9 +7,9 @@ import pytest
 
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import ProducerLimits
-from kera.core.chunk import HEADER_CRC_AT, verify_chunk
+from kera.core.base.ids import PRODUCER_IDS, Position
 from kera.core.errors import ArenaFull, KeraError, NotAccepted, OutOfSequence, ProducerFenced, RecordTooLarge
-from kera.core.ids import PRODUCER_IDS, Position
+from kera.core.format.chunk import HEADER_CRC_AT, verify_chunk
 from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Engine, Log, place, position
 
 MakeEngine = Callable[..., Engine]

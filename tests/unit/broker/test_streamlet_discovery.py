@@ -5,8 +5,8 @@ import pytest
 from kera.broker.log.read_plan import group_entry
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.serving.thesis_api import GivenGroups
+from kera.core.base.ids import Position
 from kera.core.errors import DataLost, UnknownGroup
-from kera.core.ids import Position
 from tests.unit.broker.support import Engine, Log
 
 

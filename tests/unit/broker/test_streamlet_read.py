@@ -11,8 +11,8 @@ from kera.broker.log import read_plan as reading
 from kera.broker.log.bounds import lag_records
 from kera.broker.log.entry import EntryListener
 from kera.broker.log.read_plan import first_record, ordinal_of, plan_read
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import DataLost, InvalidCursor
-from kera.core.ids import EARLIEST, Position
 from tests.unit.broker.support import CHUNK_BYTES, Engine, Log, position
 
 BEHIND_ALL = Position(1 << 40, 1, 0)

@@ -15,10 +15,10 @@ from kera.broker.registration import BrokerDirectory, BrokerIdentity
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_segment, put_removal, put_segment
 from kera.broker.verify import SegmentsChecked, verify
-from kera.core.chunk import HEADER_BYTES, Placement, place_chunk, verify_header
+from kera.core.base.ids import EntryId
 from kera.core.errors import StartError
-from kera.core.ids import EntryId
-from kera.core.verifying import unused
+from kera.core.format.chunk import HEADER_BYTES, Placement, place_chunk, verify_header
+from kera.server.verifying import unused
 from tests.unit.broker.forked_copy import run_forked
 
 SAMPLE = Path(__file__).parents[2] / "data" / "broker-format-2"

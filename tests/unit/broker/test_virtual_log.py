@@ -8,8 +8,8 @@ import pytest
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.virtual_log import Close, Effect, Send, VirtualLog
 from kera.broker.replication.virtual_segment import Batch, Free, ReplicationTotals, VirtualSegment
-from kera.core.chunk import chained_checksum
 from kera.core.errors import NotReplicated
+from kera.core.format.chunk import chained_checksum
 from tests.unit.broker.replication_support import checksum_of, extents_of, nothing_pinned
 from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Engine, Log, Outcome
 

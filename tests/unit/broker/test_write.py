@@ -10,9 +10,9 @@ import pytest
 
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.storage.jobs import RETRY_MS
-from kera.core.chunk import HEADER_BYTES
+from kera.core.base.ids import EARLIEST, PRODUCER_IDS, Position
 from kera.core.errors import InvalidArgument, OutOfSequence, Unavailable
-from kera.core.ids import EARLIEST, PRODUCER_IDS, Position
+from kera.core.format.chunk import HEADER_BYTES
 from kera.core.rpc import Reply, api
 from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 from kera.core.rpc.wire import error_from_message

@@ -9,7 +9,7 @@ import pytest
 
 from kera.cli._audit_stream import EVENTS_MAX, StreamOfEvents
 from kera.core.access.audit_events import AuditEvent
-from kera.core.monitoring.health import State
+from kera.core.base.health import State
 from kera.core.runtime import MACHINE
 
 EVENT = AuditEvent("denied", "user:alice", "10.0.0.9:1", operation="read", resource="stream:orders")

@@ -14,9 +14,9 @@ from kera.cli.bench._payload import make_batch, make_value, records_per_chunk
 from kera.cli.bench._rounds import MeasuredCluster, Round
 from kera.cli.bench._settings import BenchSettings, E2eSettings, arena_bytes_of, backup_memory_bytes_of
 from kera.client import StreamConfig
-from kera.core.chunk import chunk_bytes_of
-from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.settings import MIB, InvalidSettings
+from kera.core.base.settings import MIB, InvalidSettings
+from kera.core.format.chunk import chunk_bytes_of
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 
 def settings(kind: type[BenchSettings] = BenchSettings, **fields: Any) -> BenchSettings:

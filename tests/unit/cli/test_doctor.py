@@ -13,10 +13,10 @@ from kera.cli.app import app
 from kera.cli.diagnosis import host
 from kera.cli.diagnosis.certificates import certificates
 from kera.cli.diagnosis.findings import Finding
-from kera.core.clock import FakeClock
-from kera.core.monitoring.certificates import Certificates
+from kera.core.base.clock import FakeClock
 from kera.core.security import Tls, TlsFiles
 from kera.core.security.issuing import Authority
+from kera.server.monitoring.certificates import Certificates
 from tests.certificates import Issuing
 from tests.integration.command_line import run_kera
 

@@ -12,7 +12,7 @@ from kera.cli._format import RecordOrigin, for_terminal, json_formatter, text_fo
 from kera.cli._run import UsageError
 from kera.client import StreamConfig, StreamDescription
 from kera.client.json_form import records_of_lines, rows_of_lines
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 PLACE = RecordOrigin(streamlet=3, entry=1, first_record=41)
 

@@ -11,8 +11,8 @@ from scripts import sample_data_dir as sample
 from kera.broker.registration import BrokerDirectory
 from kera.cli._run import run_app
 from kera.cli.app import app
-from kera.core.chunk import Placement, place_chunk, verify_chunk
-from kera.core.punctuation import encode_punctuation
+from kera.core.format.chunk import Placement, place_chunk, verify_chunk
+from kera.core.format.punctuation import encode_punctuation
 
 SAMPLE = Path(__file__).parents[2] / "data" / "broker-format-2"
 FIRST_FILE = "log/segments/000000/000000000001.segment"

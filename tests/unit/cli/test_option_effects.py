@@ -27,7 +27,7 @@ import pytest
 import typer
 
 import kera.cli.daemons
-import kera.core.settings
+import kera.core.base.settings
 from kera.backup.settings import BackupSettings
 from kera.broker.settings import BrokerSettings
 from kera.cli import generate
@@ -35,7 +35,7 @@ from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.cli.bench._settings import SETTINGS
 from kera.coordinator.settings import CoordinatorSettings
-from kera.core.settings import KeraSettings
+from kera.core.base.settings import KeraSettings
 
 Effect = Callable[[list[str]], tuple[int, str]]
 
@@ -420,7 +420,7 @@ def settings_classes() -> list[type[KeraSettings]]:
 def test_every_setting_is_used(settings: type[KeraSettings]) -> None:
     """Each is an option, which the settings are loaded with: `test_settings_flags` has that. Here it is read."""
     own = Path(sys.modules[settings.__module__].__file__ or "").parent
-    core, cli = Path(kera.core.settings.__file__).parent, Path(kera.cli.daemons.__file__).parent
+    core, cli = Path(kera.core.base.settings.__file__).parent, Path(kera.cli.daemons.__file__).parent
     text = "\n".join(source_of(folder) for folder in (own, core, cli))
     assert [name for name in settings.fields() if not re.search(rf"\w\.{name}\b(?! = )", text)] == []
 

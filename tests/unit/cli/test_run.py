@@ -16,8 +16,8 @@ import typer
 from kera.cli.__main__ import main
 from kera.cli._run import MissingExtra, UsageError, extra, run_app, run_async
 from kera.cli.app import app as kera
+from kera.core.base.build import this_build
 from kera.core.errors import InvalidArgument, PortTaken
-from kera.core.monitoring.build import this_build
 from kera.core.native import describe
 
 
@@ -79,7 +79,7 @@ def test_ctrl_c_cancels_lets_clean_up_and_ends_with_130() -> None:
 
 def test_warnings_of_libraries_look_like_ours() -> None:
     program = (
-        "import asyncio\nfrom kera.cli._run import run_async\nfrom kera.core.telemetry import get_logger\n"
+        "import asyncio\nfrom kera.cli._run import run_async\nfrom kera.core.base.telemetry import get_logger\n"
         "async def work():\n"
         "    get_logger('kera.test').info('not shown')\n"
         "    get_logger('kera.test').warning('slow broker', broker_id=1)\n"

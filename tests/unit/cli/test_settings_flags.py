@@ -11,7 +11,7 @@ from pydantic import ByteSize, Field
 from kera.cli._lazy import add_lazy_command
 from kera.cli._run import run_app
 from kera.cli._settings_flags import command_function
-from kera.core.settings import MIB, KeraSettings
+from kera.core.base.settings import MIB, KeraSettings
 
 
 class Colour(enum.StrEnum):

@@ -278,7 +278,7 @@ async def test_a_child_that_is_starting_and_ignores_sigterm_is_killed(
 
 
 def test_a_child_goes_when_its_supervisor_is_killed(tmp_path: Path) -> None:
-    child_program = "from kera.core.process import die_with_parent\ndie_with_parent()\n" + SERVE
+    child_program = "from kera.core.base.process import die_with_parent\ndie_with_parent()\n" + SERVE
     supervisor_program = f"""
 import asyncio, json, os, sys
 from pathlib import Path

@@ -24,10 +24,10 @@ from kera.broker.storage.segment_files import segment_path
 from kera.cli import verify as verify_module
 from kera.cli._run import run_app
 from kera.cli.app import app
-from kera.core.blocks import BLOCK_BYTES
-from kera.core.chunk import chained_checksum, iterate_chunks
-from kera.core.ids import EntryId, Position
-from kera.core.settings import KIB
+from kera.core.base.blocks import BLOCK_BYTES
+from kera.core.base.ids import EntryId, Position
+from kera.core.base.settings import KIB
+from kera.core.format.chunk import chained_checksum, iterate_chunks
 from kera.v1 import common_pb2
 from tests.unit.backup.support import FakeDisk
 

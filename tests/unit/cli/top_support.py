@@ -17,7 +17,7 @@ from kera.client import (
 from kera.client.admin.consumer_groups import ConsumerLag, EntryProgress, MemberDescription
 from kera.client.admin.daemons import DaemonFigures, Labels, StreamFigures
 from kera.client.admin.watching import StreamSummary
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 
 GIB = 1 << 30
 NOW_US = 1_700_000_000_000_000

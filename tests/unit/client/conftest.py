@@ -12,7 +12,7 @@ from kera.client.consuming.leases import STEPS_MAX
 from kera.client.producing.limits import LIMITS, ProducerLimits
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
-from kera.core.clock import SystemClock
+from kera.core.base.clock import SystemClock
 from kera.v1 import common_pb2
 from tests.unit.client.fake_support import Fleet, MakeFleet, a_fleet
 from tests.unit.client.group_support import ROWS, GroupCluster, numbered

@@ -6,10 +6,10 @@ import pyarrow as pa
 
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.types import StreamDescription
-from kera.core.chunk import HEADER_BYTES, Placement, encode_chunk, encode_payload, place_chunk, read_header
-from kera.core.ids import EntryId, Position
-from kera.core.punctuation import encode_punctuation
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.base.ids import EntryId, Position
+from kera.core.format.chunk import HEADER_BYTES, Placement, encode_chunk, encode_payload, place_chunk, read_header
+from kera.core.format.punctuation import encode_punctuation
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.unit.client.support import stream_info
 
 ENTRY = EntryId(7, 0, 0)

@@ -11,8 +11,8 @@ from typing import Any
 
 from kera.broker.log.read_plan import ordinal_of
 from kera.client.consuming.group_consumer import GroupConsumer
+from kera.core.base.ids import Position
 from kera.core.errors import InvalidArgument, KeraError, UnknownStream
-from kera.core.ids import Position
 from kera.core.rpc import Method, api
 from kera.v1 import common_pb2, consumer_group_pb2
 from tests.unit.client.support import WAIT_S, FakeCluster, stream_info

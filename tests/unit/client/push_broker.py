@@ -17,9 +17,9 @@ from typing import Any
 
 from kera.client.cluster.timing import Timing
 from kera.client.testing import FakeStream, StoredChunk
+from kera.core.base.ids import Position
+from kera.core.base.process import node_id
 from kera.core.errors import KeraError
-from kera.core.ids import Position
-from kera.core.process import node_id
 from kera.core.push import ALIVE, VERSION, Decoder, Kind, Run, encode, encode_runs, numbers_of, taken_of
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import common_pb2, push_pb2

@@ -13,8 +13,8 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
 from kera.core.errors import KeraError
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.rpc import Channel, Method, Reply, api
-from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.moving_support import Cluster as Map
 from tests.unit.broker.support import SLOT_BYTES, Engine

@@ -30,14 +30,14 @@ from kera.client.cluster.locality import Locality
 from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings
 from kera.client.types import EntryBounds, StreamDescription
-from kera.core.chunk import ChunkHeader, iterate_chunks
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import KeraError, Unavailable, Uncertain, UnknownStream
-from kera.core.ids import EntryId, Position
-from kera.core.payload import open_payload
+from kera.core.format.chunk import ChunkHeader, iterate_chunks
+from kera.core.format.payload import open_payload
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.rpc import Answer, Channel, Method, Reply, api
 from kera.core.rpc.method import Call, Peer
 from kera.core.runtime import MACHINE
-from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2
 
 BROKER_ID = 3

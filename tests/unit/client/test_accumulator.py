@@ -8,8 +8,8 @@ import pytest
 from kera.client.producing.accumulator import Accumulator
 from kera.client.producing.outcome import Outcome
 from kera.client.types import Delivery
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import ClosedError
-from kera.core.ids import EntryId, Position
 
 ENTRY = EntryId(1, 2, 0)
 

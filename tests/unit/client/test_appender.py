@@ -9,7 +9,8 @@ from kera.client import Client
 from kera.client.producing.appender import Appender, AppendResult
 from kera.client.producing.partitioner import PARTITIONERS, streamlet_of
 from kera.client.settings import ClientSettings
-from kera.core.chunk import ARROW_VERSION, LEAN_VERSION
+from kera.core.base.ids import PRODUCER_IDS, EntryId, Position
+from kera.core.base.settings import InvalidSettings
 from kera.core.errors import (
     InvalidArgument,
     KeraError,
@@ -21,8 +22,7 @@ from kera.core.errors import (
     StreamletOutOfRange,
     UnknownStream,
 )
-from kera.core.ids import PRODUCER_IDS, EntryId, Position
-from kera.core.settings import InvalidSettings
+from kera.core.format.chunk import ARROW_VERSION, LEAN_VERSION
 from kera.v1 import common_pb2
 from tests.unit.client.conftest import MakeCluster
 from tests.unit.client.support import BROKER_ID, FakeCluster, Fault, stream_info

@@ -13,9 +13,9 @@ from kera.client.admin.locating import ChunkQuery
 from kera.client.cluster.cluster import Cluster
 from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
+from kera.core.base.ids import EARLIEST, PRODUCER_IDS, EntryId, Position
+from kera.core.base.settings import InvalidSettings
 from kera.core.errors import InvalidArgument
-from kera.core.ids import EARLIEST, PRODUCER_IDS, EntryId, Position
-from kera.core.settings import InvalidSettings
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.support import description
 

@@ -8,7 +8,7 @@ import pytest
 
 from kera.client.cluster.at_work import OPEN_MAX, AtWork
 from kera.client.producing.producer import Producer
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.support import FakeCluster
 

@@ -4,7 +4,7 @@ import pytest
 
 from kera.client.cluster.timing import Timing
 from kera.client.consuming.batch_reports import BatchReports, TakenEntry
-from kera.core.ids import EntryId
+from kera.core.base.ids import EntryId
 from kera.core.latency.hop import Hop
 from kera.v1 import latency_pb2
 from tests.unit.client.support import FakeCluster

@@ -13,8 +13,8 @@ from kera.client.producing.outcome import BatchDelivery
 from kera.client.producing.partitioner import streamlet_of
 from kera.client.producing.producer import Producer
 from kera.core.errors import ArenaFull, ClosedError, Unavailable, Uncertain, UnknownStream
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc.wire import error_to_message
-from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import broker_pb2
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.support import WAIT_S, FakeCluster, Fault, stream_info, until

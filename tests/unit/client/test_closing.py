@@ -8,7 +8,7 @@ import pytest
 
 from kera.client.cluster.cluster import Cluster
 from kera.client.settings import ClientSettings
-from kera.core.closing import close_all
+from kera.core.base.closing import close_all
 from kera.core.coordinators import Coordinators
 from kera.core.errors import ClosedError
 from kera.core.rpc import Channel, api

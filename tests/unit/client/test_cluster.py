@@ -9,8 +9,8 @@ from kera.client.admin.admin import Admin
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import KeraError, NotOwner, StreamExists, Unavailable, Uncertain, UnknownStream
-from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import Method, api
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.client.fake_support import STREAM_ID, Fleet, MakeFleet

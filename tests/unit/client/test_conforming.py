@@ -8,7 +8,7 @@ import pytest
 from kera.client.producing.conforming import Conformer, conform
 from kera.client.producing.encoding import payloads
 from kera.core.errors import SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.v1 import common_pb2
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.support import description, stream_info

@@ -11,9 +11,9 @@ import pytest
 
 from kera.client.consuming.consumer import Consumer
 from kera.client.settings import ConsumerSettings
-from kera.core.chunk import HEADER_BYTES
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import ClosedError, CorruptChunk, InvalidArgument, StreamletOutOfRange, Uncertain, UnknownStream
-from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.format.chunk import HEADER_BYTES
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.support import WAIT_S, FakeCluster, Fault, stream_info, until
 

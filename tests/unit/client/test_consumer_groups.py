@@ -8,8 +8,8 @@ from kera.client.admin.consumer_groups import known_groups, measure_lag, unread
 from kera.client.cluster.cluster import Cluster
 from kera.client.consuming.committed import report_cursors
 from kera.client.types import StreamDescription
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import ProtocolError
-from kera.core.ids import EntryId, Position
 from kera.core.rpc import Method, Reply
 from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2
 from tests.unit.client.support import description

@@ -11,6 +11,7 @@ from kera.client.admin.admin import Admin
 from kera.client.cluster.cluster import Cluster
 from kera.client.settings import ClientSettings
 from kera.client.types import EntryBounds, StreamDescription
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import (
     InvalidArgument,
     InvalidCursor,
@@ -21,7 +22,6 @@ from kera.core.errors import (
     Uncertain,
     UnknownStream,
 )
-from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import Answer, Channel, Method, Reply, api
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2

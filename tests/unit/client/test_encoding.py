@@ -21,7 +21,8 @@ from kera.client.producing.partition_payloads import one_by_one, partition_paylo
 from kera.client.producing.partitioner import Partition
 from kera.client.producing.record_message import write_message
 from kera.client.types import StreamDescription
-from kera.core.chunk import (
+from kera.core.errors import RecordTooLarge, SchemaMismatch
+from kera.core.format.chunk import (
     ARROW_VERSION,
     HEADER_BYTES,
     LEAN_VERSION,
@@ -30,11 +31,10 @@ from kera.core.chunk import (
     padded,
     verify_chunk,
 )
-from kera.core.errors import RecordTooLarge, SchemaMismatch
-from kera.core.lean import known_of
-from kera.core.payload import check_payload, open_payload
-from kera.core.record_batch import decode_payload
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.lean import known_of
+from kera.core.format.payload import check_payload, open_payload
+from kera.core.format.record_batch import decode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.v1 import common_pb2
 from tests.chaos.growing import growing
 from tests.unit.client.support import SEGMENT_BYTES, description

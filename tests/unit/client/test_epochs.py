@@ -21,10 +21,10 @@ from kera.client.epochs.merging import Decision, Reached, decide
 from kera.client.epochs.reader import pause_s
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
-from kera.core.chunk import HEADER_BYTES
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import CorruptChunk, DataLost, InvalidArgument, Unavailable
-from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.punctuation import NO_TIME
+from kera.core.format.chunk import HEADER_BYTES
+from kera.core.format.punctuation import NO_TIME
 from tests.unit.client.epoch_support import CREATED_AT, ENTRY, STREAM, chunk, punctuation, raw, together
 from tests.unit.client.support import stream_info
 

@@ -16,6 +16,8 @@ from kera.client.admin.locating import ChunkQuery
 from kera.client.serializers import AvroDeserializer, AvroSerializer
 from kera.client.testing import FakeCluster
 from kera.coordinator.cluster.validation import checked_name
+from kera.core.base.address import split_address
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import (
     ArenaFull,
     DataLost,
@@ -28,8 +30,6 @@ from kera.core.errors import (
     UnknownStream,
     UnknownSubject,
 )
-from kera.core.ids import EARLIEST, Position
-from kera.core.rpc.address import split_address
 from tests.unit.client.support import WAIT_S, until
 
 DOCS = Path(__file__).parents[3] / "docs" / "testing-your-code.md"

@@ -13,7 +13,9 @@ from kera.client.cluster.fetch import Fetched, NewerSchema, Wanted, batches_of
 from kera.client.cluster.read_session import ReadSession
 from kera.client.consuming.cutting import Cut, bytes_behind, cut_behind
 from kera.client.settings import ConsumerSettings
-from kera.core.chunk import (
+from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.errors import CorruptChunk, DataLost, SchemaMismatch, UnknownStream
+from kera.core.format.chunk import (
     ARROW_VERSION,
     HEADER_BYTES,
     LEAN_VERSION,
@@ -22,10 +24,8 @@ from kera.core.chunk import (
     encode_payload,
     place_chunk,
 )
-from kera.core.errors import CorruptChunk, DataLost, SchemaMismatch, UnknownStream
-from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.payload import encode_lean
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.payload import encode_lean
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.support import FakeCluster, description
 

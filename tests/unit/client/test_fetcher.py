@@ -14,7 +14,7 @@ from kera.client.cluster.timing import Timing
 from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.settings import ConsumerSettings
-from kera.core.chunk import encode_chunk, encode_payload
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import (
     ClosedError,
     DataLost,
@@ -25,8 +25,8 @@ from kera.core.errors import (
     Unavailable,
     UnknownStream,
 )
-from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.chunk import encode_chunk, encode_payload
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.unit.client.fake_support import NEVER_S, STREAM_ID, Fleet, MakeFleet
 from tests.unit.client.support import WAIT_S, until
 

@@ -13,9 +13,9 @@ from kera.client.producing.outcome import BatchDelivery
 from kera.client.producing.partitioner import streamlet_of
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 from kera.core.errors import ClosedError, InvalidArgument, KeraError, SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.support import WAIT_S, FakeCluster, Fault, stream_info, until
 

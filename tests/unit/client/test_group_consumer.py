@@ -13,9 +13,9 @@ from kera.client.admin.consumer_groups import ConsumerLag, describe_consumer_gro
 from kera.client.admin.resetting import reset_consumer_group
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.core.base.ids import EntryId, Position
+from kera.core.base.settings import InvalidSettings
 from kera.core.errors import ClosedError, InvalidArgument, UnknownStream
-from kera.core.ids import EntryId, Position
-from kera.core.settings import InvalidSettings
 from kera.v1 import broker_pb2
 from tests.unit.client.conftest import MakeMember, MakeProducer
 from tests.unit.client.group_support import GROUPS, ROWS, GroupCluster, numbered, take, take_batches, truncate

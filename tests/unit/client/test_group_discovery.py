@@ -14,8 +14,8 @@ from kera.client.consuming.group_discovery import GROUPS_MAX, Finds, list_groups
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
 from kera.coordinator.consumer_groups.discovery import LOOKS_MAX
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import NotOwner, Unavailable, UnknownStream
-from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api
 from kera.core.rpc.limits import HEAD_BYTES_MAX
 from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2

@@ -4,8 +4,8 @@ import pytest
 
 from kera.client.cluster.intervals import check_part, cuts, merged_bounds, start_of_group
 from kera.client.types import Assignment, EntryBounds, Interval, StreamDescription
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import NotOwner
-from kera.core.ids import EARLIEST, Position
 from kera.v1 import broker_pb2, common_pb2
 from tests.unit.client.support import description, stream_info
 

@@ -9,7 +9,7 @@ import pytest
 
 from kera.client.json_form import laid_out, record_lines, records_of_lines, row_lines, rows_of_lines
 from kera.core.errors import SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 UTC = datetime.UTC
 

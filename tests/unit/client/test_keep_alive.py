@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kera.client.consuming.keep_alive import KeepAlive
-from kera.core.clock import SystemClock
+from kera.core.base.clock import SystemClock
 from kera.core.errors import NotLeader, Unavailable
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.grpc_server import GrpcServer

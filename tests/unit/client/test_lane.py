@@ -7,7 +7,6 @@ from kera.client.producing.encoding import Payload
 from kera.client.producing.lane import Lane, LaneIdentity, PendingChunk
 from kera.client.producing.lane_columns import LaneColumns
 from kera.client.producing.outcome import Outcome
-from kera.core.chunk import Codec, read_header
 from kera.core.errors import (
     ArenaFull,
     CorruptChunk,
@@ -18,6 +17,7 @@ from kera.core.errors import (
     Unavailable,
     Uncertain,
 )
+from kera.core.format.chunk import Codec, read_header
 
 DEADLINE_S = 10.0
 LATE_S = 11.0

@@ -2,7 +2,7 @@
 
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.liveness import Liveness
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 
 
 def made(clock: FakeClock) -> Liveness:

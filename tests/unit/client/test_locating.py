@@ -9,6 +9,7 @@ from kera.broker.serving.limits import ServingLimits
 from kera.client.admin import locating
 from kera.client.admin.locating import ChunkQuery, SegmentBounds, locate, positions_at, segments
 from kera.client.positions import ChunkPlace
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import (
     DataLost,
     InvalidArgument,
@@ -21,7 +22,6 @@ from kera.core.errors import (
     Unavailable,
     UnknownStream,
 )
-from kera.core.ids import EARLIEST, Position
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2
 from tests.unit.broker.moving_support import Cluster as Map

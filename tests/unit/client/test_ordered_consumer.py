@@ -7,7 +7,7 @@ from typing import Any
 
 from kera.client.epochs.epoch import Epoch
 from kera.client.epochs.ordered_consumer import OrderedConsumer
-from kera.core.ids import EntryId, Position
+from kera.core.base.ids import EntryId, Position
 from tests.unit.client.epoch_support import ENTRY, STREAM, chunk
 
 

@@ -14,8 +14,8 @@ from kera.client.chunk_batch import ChunkBatch
 from kera.client.epochs.epoch import Epoch, in_order
 from kera.client.epochs.sorting import OrderedBatch, OrderedRows
 from kera.client.types import Record, StreamDescription
+from kera.core.base.ids import EntryId
 from kera.core.errors import InvalidArgument
-from kera.core.ids import EntryId
 from tests.unit.client.epoch_support import chunk
 from tests.unit.client.support import stream_info
 

@@ -7,8 +7,8 @@ import pytest
 from kera.client.producing.accumulator import Accumulator
 from kera.client.producing.deliveries import Stored
 from kera.client.producing.outcome import Outcome
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import ClosedError, Unavailable
-from kera.core.ids import EntryId, Position
 from kera.v1 import broker_pb2, common_pb2
 
 

@@ -16,7 +16,7 @@ from kera.client.producing.partitioner import (
     streamlet_of,
 )
 from kera.core.errors import SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 KEYS = DEFAULT_SCHEMA.field("keys").type
 KEYLESS = 2

@@ -25,8 +25,8 @@ from kera.client.consuming.records import records_of
 from kera.client.settings import ConsumerSettings
 from kera.client.testing import StoredChunk
 from kera.client.types import Record, StreamDescription
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner, Unavailable
-from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.push import VERSION, Decoder, Run, encode_runs
 from kera.core.rpc import Channel
 from kera.v1 import push_pb2

@@ -11,8 +11,8 @@ import pytest
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.ranges import Arrived, Range, rest_of_group
 from kera.client.settings import ConsumerSettings
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import DataLost, InvalidCursor
-from kera.core.ids import EntryId, Position
 from tests.unit.client.fake_support import STREAM_ID, MakeFleet
 from tests.unit.client.push_broker import SOON, PushFleet, Reason, position_of
 from tests.unit.client.support import WAIT_S, until

@@ -10,8 +10,8 @@ from kera.broker.serving.limits import ServingLimits
 from kera.client.cluster.fetch import Wanted, batches_of
 from kera.client.cluster.read_session import ReadSession, Told
 from kera.client.settings import ConsumerSettings
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import KeraError, ProtocolError, Uncertain
-from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import Reply
 from kera.v1 import broker_pb2
 from tests.unit.client.conftest import MakeProducer

@@ -18,9 +18,9 @@ from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.ranges import Arrived, Came, Range
 from kera.client.consuming.reader_reports import VALID_S_MAX, ReaderMeter
 from kera.client.settings import ClientSettings, ConsumerSettings
-from kera.core.chunk import encode_chunk
-from kera.core.clock import FakeClock
-from kera.core.ids import EARLIEST, EntryId
+from kera.core.base.clock import FakeClock
+from kera.core.base.ids import EARLIEST, EntryId
+from kera.core.format.chunk import encode_chunk
 from kera.core.latency.hop import Hop
 from kera.core.latency.report import SAMPLES_MAX, checked
 from kera.core.latency.sample import TIME_US_MAX

@@ -13,9 +13,9 @@ from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.records import records_of
 from kera.client.headers import NO_HEADERS, Headers
 from kera.client.types import Record, StreamDescription
-from kera.core.chunk import encode_chunk, encode_payload, read_header
-from kera.core.ids import EntryId, Position
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.base.ids import EntryId, Position
+from kera.core.format.chunk import encode_chunk, encode_payload, read_header
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.unit.client.support import description
 
 MIN_TIMESTAMP_US = 77

@@ -20,6 +20,7 @@ from kera.client.producing.stream_lanes import ProducerIdentity
 from kera.client.producing.stream_writer import StreamWriter
 from kera.client.settings import ProducerSettings
 from kera.client.types import Delivery, StreamDescription
+from kera.core.base.ids import PRODUCER_EPOCHS
 from kera.core.errors import (
     ClosedError,
     KeraError,
@@ -29,7 +30,6 @@ from kera.core.errors import (
     Uncertain,
     UnknownStream,
 )
-from kera.core.ids import PRODUCER_EPOCHS
 from tests.unit.client.fake_support import NEVER_S, Fleet, MakeFleet
 from tests.unit.client.support import WAIT_S, until
 

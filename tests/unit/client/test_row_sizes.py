@@ -9,9 +9,9 @@ import pytest
 from kera.client.producing.conforming import conform
 from kera.client.producing.partition_payloads import spread
 from kera.client.producing.row_sizes import OVERHEAD_BYTES, RowSizes, lean_bytes_of, lean_room
-from kera.core.chunk import HEADER_BYTES, Codec
-from kera.core.payload import encode_lean
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.chunk import HEADER_BYTES, Codec
+from kera.core.format.payload import encode_lean
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.unit.client.support import description
 
 STREAM = description()

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kera.client import Client, ClientSettings, ConsumerSettings, ProducerSettings
+from kera.core.base.settings import MIB, InvalidSettings
 from kera.core.errors import InvalidArgument
-from kera.core.settings import MIB, InvalidSettings
 
 
 def test_the_environment_counts_and_a_flag_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kera.client.epochs.settled import BY_CLOCK, BY_NOBODY, BY_RECORDS, NO_MATTER, Settled, settled_entries
 from kera.client.types import EntryBounds, StreamDescription
-from kera.core.ids import EARLIEST, Position
+from kera.core.base.ids import EARLIEST, Position
 from tests.unit.client.support import stream_info
 
 CONFIG = StreamDescription.from_message(stream_info("s", 7)).config

@@ -13,8 +13,8 @@ from kera.client.consuming.arrivals import LOOK_MAX, Arrivals
 from kera.client.consuming.ranges import Arrived, Came, Range
 from kera.client.consuming.waiting import FADES, StreamHop, Usual, oldest
 from kera.client.settings import ClientSettings
+from kera.core.base.ids import EARLIEST, EntryId
 from kera.core.errors import ClosedError
-from kera.core.ids import EARLIEST, EntryId
 from kera.core.latency.hop import Hop
 
 WORK = StreamHop(7, Hop.WORK)

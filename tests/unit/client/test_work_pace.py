@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kera.client.consuming.work_pace import LARGEST, PART_MAX_S, PART_MIN_S, RECENT_BYTES, WorkPace
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 
 
 def pace_of(bytes_per_s: float, seconds: float = 2.0) -> WorkPace:

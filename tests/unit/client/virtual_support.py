@@ -8,7 +8,7 @@ from typing import Any
 
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
 from tests.unit.client.support import FakeCluster, Fault, stream_info
 from tests.virtual_loop import run_virtually
 

@@ -23,7 +23,7 @@ from kera.connect.files.sink import STATE, FilesSink
 from kera.connect.files.source import PART, FilesSource
 from kera.connect.pieces import Piece, Progress, Span
 from kera.core.errors import DiskFull, SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 ROWS = pa.record_batch(
     {

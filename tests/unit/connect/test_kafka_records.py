@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kera.connect.kafka.records import TIME_MS_MAX, messages_of, rows_of
 from kera.core.errors import SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 HEADERS = st.lists(st.tuples(st.sampled_from(["", "a", "ü"]), st.none() | st.binary(max_size=2)), max_size=4)
 

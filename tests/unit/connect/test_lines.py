@@ -3,7 +3,7 @@
 import datetime
 
 from kera.connect.files.lines import lines_to_batch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 UTC = datetime.UTC
 

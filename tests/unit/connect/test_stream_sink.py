@@ -15,9 +15,9 @@ from kera.connect.planning.rounds import Round
 from kera.connect.records import is_default
 from kera.connect.streams.journal import producer_id
 from kera.connect.streams.sink import RoundWriter
+from kera.core.base.ids import EntryId
 from kera.core.errors import InternalError, OutOfSequence, ProducerFenced
-from kera.core.ids import EntryId
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 
 class Chunks:

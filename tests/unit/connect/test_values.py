@@ -22,7 +22,7 @@ from kera.connect.values.json_values import JsonEncoder
 from kera.connect.values.source import EncodedSource
 from kera.connect.values.subject import choose
 from kera.core.errors import CannotEncode, InvalidArgument, SchemaMismatch, UnknownSubject
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import unframe
 

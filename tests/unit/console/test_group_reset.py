@@ -9,8 +9,8 @@ from kera.client import Admin, ConsumerGroupDescription, ConsumerLag, EntryProgr
 from kera.client.admin.reset_plan import CursorChange, ResetPlan, ResetTo, ShiftBy, ToOffset
 from kera.client.admin.watching import Watch
 from kera.client.testing import FakeCluster
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import InvalidArgument
-from kera.core.ids import EARLIEST, Position
 from tests.unit.console.conftest import MakeBrowser
 from tests.unit.console.test_pages import is_clear
 

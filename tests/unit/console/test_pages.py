@@ -14,8 +14,8 @@ from kera.client.testing import FakeCluster
 from kera.console import limits
 from kera.console.browsing import formats, reading
 from kera.console.pages import messages, streams
+from kera.core.base.ids import EARLIEST
 from kera.core.errors import NotAllowed, Unavailable
-from kera.core.ids import EARLIEST
 from tests.unit.console.browser import Answer
 from tests.unit.console.conftest import MakeBrowser
 

@@ -7,8 +7,8 @@ import pytest
 from kera.client import EntryBounds
 from kera.console import limits
 from kera.console.watching.sizes import Size, Sizes
+from kera.core.base.ids import EARLIEST
 from kera.core.errors import KeraError, NotAllowed, Unavailable, UnknownStream
-from kera.core.ids import EARLIEST
 
 LONG_S = 30.0
 

@@ -19,8 +19,8 @@ from kera.console.web.parameters import Parameters
 from kera.console.web.problems import Refused
 from kera.console.web.tokens import FormTokens
 from kera.console.web.words import moment, number, parse_moment, plural, second, size, span
+from kera.core.base.settings import InvalidSettings
 from kera.core.errors import InvalidArgument
-from kera.core.settings import InvalidSettings
 
 
 @pytest.mark.parametrize("text", ["-1", "0", "101", "9" * 400, "1.0", "x", " 1", "१", "0x1", "1e3"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kera.core.access.audit import Audit
-from kera.core.access.authenticator import Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
-from kera.core.access.guard import CALLER, Guard
 from kera.core.access.identity import Identity
 from kera.core.rpc.method import Peer
+from kera.server.access.audit import Audit
+from kera.server.access.authenticator import Authenticator
+from kera.server.access.guard import CALLER, Guard
 from kera.v1 import access_pb2 as messages
 from kera.v1 import common_pb2
 from tests.unit.coordinator.fake_cluster import Cluster, config

@@ -12,10 +12,10 @@ from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.census import CENSUS
 from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import Write
-from kera.core.access.guard import Guard
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 from kera.core.errors import Unavailable
-from kera.core.lineage import CHANGES_BITS
+from kera.server.access.guard import Guard
+from kera.server.lineage import CHANGES_BITS
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 SETTINGS = CoordinatorSettings.for_testing(Path("unused"))

@@ -12,10 +12,7 @@ from kera.coordinator.access.changes import changed_user, granted, revoked
 from kera.coordinator.access.service import TOKEN_LIFETIME_MS, TOKEN_RENEWABLE_MS, AccessService
 from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull
 from kera.core.access.accounts import Token
-from kera.core.access.audit import Audit
-from kera.core.access.authenticator import Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
-from kera.core.access.guard import CALLER, Guard
 from kera.core.access.identity import Identity
 from kera.core.access.passwords import ITERATIONS_MIN, verifier_for
 from kera.core.access.rights import Operation, wire
@@ -28,6 +25,9 @@ from kera.core.errors import (
     UserExists,
 )
 from kera.core.rpc.method import Peer
+from kera.server.access.audit import Audit
+from kera.server.access.authenticator import Authenticator
+from kera.server.access.guard import CALLER, Guard
 from kera.v1 import access_pb2 as messages
 from tests.unit.coordinator.fake_cluster import Cluster
 

@@ -10,8 +10,8 @@ from kera.coordinator.cluster.catalog import (
     broker_ids_of,
     relaunched,
 )
+from kera.core.base.turns import at_once
 from kera.core.errors import InternalError, InvalidArgument, StreamExists, Unavailable, UnknownStream
-from kera.core.turns import at_once
 from kera.v1 import common_pb2
 
 

@@ -10,7 +10,7 @@ from kera.coordinator.operations.catching_up import (
     is_later_launch,
     is_later_version,
 )
-from kera.core.lineage import CHANGES_BITS
+from kera.server.lineage import CHANGES_BITS
 
 GIVEN = KnownNumbers(coordinator_epoch=10, launch_epoch=100)
 OURS = 20

@@ -14,9 +14,9 @@ from kera.coordinator.consumer_groups.discovery import LOOK_INTERVAL_S
 from kera.coordinator.consumer_groups.members import AHEAD, leases_of
 from kera.coordinator.consumer_groups.progress import GroupId, StreamletProgress, key_of, lowest, position_of
 from kera.coordinator.consumer_groups.requests import StreamShape
+from kera.core.base.ids import EARLIEST, Position
+from kera.core.base.turns import at_once
 from kera.core.errors import InvalidArgument, Unavailable
-from kera.core.ids import EARLIEST, Position
-from kera.core.turns import at_once
 from kera.v1 import consumer_group_pb2 as messages
 from tests.property.consumer_group_world import (
     PROGRESS_MS,

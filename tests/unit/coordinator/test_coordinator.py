@@ -4,6 +4,7 @@ import pytest
 
 from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
 from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull, Write
+from kera.core.base.ids import PRODUCER_EPOCHS
 from kera.core.errors import (
     InternalError,
     InvalidArgument,
@@ -14,7 +15,6 @@ from kera.core.errors import (
     Uncertain,
     UnknownStream,
 )
-from kera.core.ids import PRODUCER_EPOCHS
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 

@@ -8,9 +8,9 @@ import pytest
 
 from kera.coordinator.service import coordinator_service
 from kera.coordinator.store.metadata import MetadataStoreFull
+from kera.core.base.turns import Turns
 from kera.core.rpc import Call, Service, api
 from kera.core.rpc.method import Method, Peer
-from kera.core.turns import Turns
 from kera.v1 import common_pb2, consumer_group_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 

@@ -7,7 +7,7 @@ from kera.coordinator.cluster.feature_level import FEATURE_LEVEL_KEY, reached
 from kera.coordinator.store.metadata import UnknownFormat, Write
 from kera.coordinator.store.zookeeper_layout import candidate_id, candidate_level
 from kera.core.errors import InvalidArgument
-from kera.core.feature_level import FEATURE_LEVEL
+from kera.server.feature_level import FEATURE_LEVEL
 from kera.v1 import coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster, backup_registration, registration
 

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 from kera.coordinator.consumer_groups.lags import TRIES_MAX, GroupLags, Key, done_behind_cursors, where_to_ask
 from kera.coordinator.consumer_groups.progress import Group, StreamletProgress
 from kera.coordinator.metrics import CoordinatorMetrics
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import DataLost, InvalidCursor, KeraError, Recovering, Unavailable
-from kera.core.ids import EARLIEST, Position
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2
 from tests.metrics import shown

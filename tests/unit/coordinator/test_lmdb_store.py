@@ -23,8 +23,8 @@ from kera.coordinator.store.metadata import (
     VersionConflict,
     Write,
 )
+from kera.core.base.health import Health, State
 from kera.core.errors import DiskFull, PathNotWritable, StartError
-from kera.core.monitoring.health import Health, State
 
 MIB = 1 << 20
 

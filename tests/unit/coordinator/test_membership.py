@@ -6,7 +6,7 @@ import pytest
 from kera.coordinator.cluster.admission import Admission, decide_admission
 from kera.coordinator.cluster.member_kinds import BACKUP, BROKER, MemberKind
 from kera.coordinator.cluster.membership import Membership
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 from kera.core.errors import InvalidArgument, StaleEpoch
 from tests.unit.coordinator.fake_cluster import backup_registration
 from tests.unit.coordinator.fake_cluster import registration as broker_registration

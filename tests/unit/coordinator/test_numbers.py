@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.numbers import INSTANCE_S, SINCE_US, instances_by, next_epoch, next_id
-from kera.core.clock import FakeClock
-from kera.core.ids import PRODUCER_EPOCHS
+from kera.core.base.clock import FakeClock
+from kera.core.base.ids import PRODUCER_EPOCHS
 from tests.unit.coordinator.fake_cluster import Cluster
 
 DAY_US = 86_400_000_000

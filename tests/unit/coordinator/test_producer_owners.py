@@ -3,8 +3,8 @@
 import pytest
 
 from kera.coordinator.operations import producer_owners
+from kera.core.base.ids import PRODUCER_IDS
 from kera.core.errors import InvalidArgument
-from kera.core.ids import PRODUCER_IDS
 from kera.v1 import coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 

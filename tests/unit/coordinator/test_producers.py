@@ -6,8 +6,8 @@ import pytest
 
 from kera.coordinator.operations import producers
 from kera.coordinator.operations.producers import Instance
+from kera.core.base.ids import PRODUCER_EPOCHS
 from kera.core.errors import InvalidArgument, Unavailable
-from kera.core.ids import PRODUCER_EPOCHS
 from tests.unit.coordinator.fake_cluster import Cluster
 
 SECOND = 1 + PRODUCER_EPOCHS

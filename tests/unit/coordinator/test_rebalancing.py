@@ -15,7 +15,7 @@ from kera.coordinator.operations.rebalancing import (
     rebalancing,
     spread,
 )
-from kera.core.turns import at_once
+from kera.core.base.turns import at_once
 
 MB = 10**6
 Where = dict[StreamletId, Placed]

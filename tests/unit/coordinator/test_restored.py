@@ -11,7 +11,7 @@ from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import Write
 from kera.coordinator.store.metadata_copy import RESTORED, put_back
 from kera.core.errors import StaleEpoch, Unavailable, UnknownLaunch
-from kera.core.lineage import comes_from
+from kera.server.lineage import comes_from
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import SETTINGS, Cluster, registration
 

@@ -17,11 +17,8 @@ from kera.coordinator.schemas import service as service_module
 from kera.coordinator.schemas.service import SchemaService
 from kera.coordinator.store.metadata_copy import RESTORED
 from kera.core.access.accounts import Accounts
-from kera.core.access.audit import Audit
 from kera.core.access.audit_events import AuditEvent
-from kera.core.access.authenticator import Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
-from kera.core.access.guard import CALLER, Guard
 from kera.core.access.identity import Identity
 from kera.core.access.rights import Operation
 from kera.core.errors import (
@@ -37,6 +34,9 @@ from kera.core.errors import (
 )
 from kera.core.rpc.method import Peer
 from kera.core.schemas import DEFINITION_BYTES_MAX, Compatibility, SchemaType
+from kera.server.access.audit import Audit
+from kera.server.access.authenticator import Authenticator
+from kera.server.access.guard import CALLER, Guard
 from kera.v1 import common_pb2
 from kera.v1 import schema_pb2 as messages
 from tests.unit.coordinator.fake_cluster import Cluster, config

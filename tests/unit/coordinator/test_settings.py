@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from kera.coordinator.settings import CoordinatorSettings
-from kera.core.settings import GIB, InvalidSettings
+from kera.core.base.settings import GIB, InvalidSettings
 
 
 def test_every_setting_is_described() -> None:

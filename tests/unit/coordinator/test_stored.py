@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.core.errors import InvalidArgument, QuotaExceeded
-from kera.core.monitoring.access import PRINCIPALS_MAX
+from kera.server.monitoring.access import PRINCIPALS_MAX
 from kera.v1 import access_pb2, coordinator_pb2
 from tests.metrics import shown
 from tests.unit.coordinator.creators_support import ALICE, ROOT, called_by, create, limit, secure

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kera.core.errors import InvalidArgument
-from kera.core.feature_level import EPOCHS
+from kera.server.feature_level import EPOCHS
 from kera.v1 import common_pb2
 from tests.unit.coordinator.fake_cluster import Cluster, config, registration
 

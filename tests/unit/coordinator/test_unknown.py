@@ -7,7 +7,7 @@ import pytest
 from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
 from kera.coordinator.cluster.keys import HANDOVERS, MOVES, streamlet_key
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
-from kera.core.lineage import comes_from, new_version
+from kera.server.lineage import comes_from, new_version
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster, registration
 

@@ -23,7 +23,7 @@ from kera.coordinator.cluster.validation import (
 )
 from kera.coordinator.settings import REPLICATION_MAX
 from kera.core.errors import InvalidArgument, SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.v1 import common_pb2
 from kera.v1.coordinator_pb2 import AlterStreamRequest, ConsumerGroupNames
 

@@ -14,9 +14,9 @@ from kera.broker import registration as broker
 from kera.broker.storage.index import SegmentIndex
 from kera.coordinator.store.data_dir import DataDir, DataDirInUse
 from kera.coordinator.store.lmdb_store import LmdbStore
+from kera.core.base.own_directory import LOCK_NAME
 from kera.core.data_dir import DataDirectory
 from kera.core.errors import StartError
-from kera.core.own_directory import LOCK_NAME
 from kera.local.directory import ClusterDirectory
 
 KINDS: dict[str, type[DataDirectory]] = {"broker": broker.BrokerDirectory, "backup": backup.BackupDirectory}

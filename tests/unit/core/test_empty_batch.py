@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from kera.core.arrow_types import empty_batch
+from kera.core.format.arrow_types import empty_batch
 
 UNION = pa.dense_union([pa.field("number", pa.int64()), pa.field("text", pa.string())])
 

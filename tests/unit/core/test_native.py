@@ -21,14 +21,15 @@ import pytest
 from crc32c import crc32c
 
 from kera.client.producing.encoding import records_to_batch
-from kera.core import chunk as chunk_module
-from kera.core import joining, lean, native, record_batch
-from kera.core.chunk import ChunkHeader, Placement, encode_chunk, place_chunk, verify_chunk
+from kera.core import native
 from kera.core.errors import CorruptChunk
-from kera.core.header_table import check_headers
-from kera.core.lean import layout as lean_layout
-from kera.core.lean.layout import ENCODING_SHIFT, Kind, Places, put_prefix
-from kera.core.many_chunks import begin_chunks
+from kera.core.format import chunk as chunk_module
+from kera.core.format import joining, lean, record_batch
+from kera.core.format.chunk import ChunkHeader, Placement, encode_chunk, place_chunk, verify_chunk
+from kera.core.format.header_table import check_headers
+from kera.core.format.lean import layout as lean_layout
+from kera.core.format.lean.layout import ENCODING_SHIFT, Kind, Places, put_prefix
+from kera.core.format.many_chunks import begin_chunks
 from kera.core.rpc import frames
 from kera.core.rpc.frames import with_header
 from tests.native_twins import (
@@ -93,7 +94,10 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_can_be_left_out_and_says_so() -> None:
-    code = "from kera.core import chunk, native; print(native.native, native.describe(), type(chunk.verify_header))"
+    code = (
+        "from kera.core import native; from kera.core.format import chunk;"
+        " print(native.native, native.describe(), type(chunk.verify_header))"
+    )
 
     ran = run(code, KERA_NATIVE="0")
 

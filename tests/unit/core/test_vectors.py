@@ -12,7 +12,8 @@ import pytest
 from crc32c import crc32c
 
 from kera.client.producing.partitioner import streamlet_of
-from kera.core.chunk import (
+from kera.core.errors import CorruptChunk
+from kera.core.format.chunk import (
     HEADER_BYTES,
     LEAN_VERSION,
     PLACEMENT_AT,
@@ -22,16 +23,15 @@ from kera.core.chunk import (
     encode_chunk,
     verify_chunk,
 )
-from kera.core.errors import CorruptChunk
-from kera.core.lean import known_of
-from kera.core.payload import check_payload, encode_lean, open_payload
-from kera.core.punctuation import encode_punctuation, is_punctuation
+from kera.core.format.lean import known_of
+from kera.core.format.payload import check_payload, encode_lean, open_payload
+from kera.core.format.punctuation import encode_punctuation, is_punctuation
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_from_bytes
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES as FRAME_HEADER_BYTES
 from kera.core.rpc.frames import Kind, decode_header
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.wire import error_from_message
-from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes
 from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

@@ -24,10 +24,10 @@ from kera.client import (
     StreamConfig,
     StreamDescription,
 )
-from kera.core.chunk import ChunkHeader
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import DataLost, KeraError, Unavailable, UnknownStream
-from kera.core.ids import EntryId, Position
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.chunk import ChunkHeader
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.tracing import OFF, Tracing
 
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
-from kera.core.ids import EARLIEST, Position
 from kera.spark_connector.planning import (
     Advance,
     Now,

@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from kera.core.chunk import ChunkHeader
 from kera.core.errors import SchemaMismatch
+from kera.core.format.chunk import ChunkHeader
 from kera.spark_connector.columns import (
     HEADERS_COLUMN,
     RECORD_COLUMNS,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from kera.core.base.ids import EntryId
 from kera.core.errors import Unavailable
-from kera.core.ids import EntryId
 from kera.spark_connector.planning.offsets import EntryOffset, Offsets, StreamOffsets
 from kera.spark_connector.reading import cursor
 from tests.unit.spark_connector.fakes import FakeClient, at

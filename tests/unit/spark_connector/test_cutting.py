@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kera.client import Interval, SegmentBounds
-from kera.core.ids import EntryId, Position
+from kera.core.base.ids import EntryId, Position
 from kera.spark_connector.planning import Cutting, EntryRange, Now, Piece, cut, ranges, to_ask
 from kera.spark_connector.planning import cutting as cutting_module
 from kera.spark_connector.planning.cutting import CUT_BYTES_MIN

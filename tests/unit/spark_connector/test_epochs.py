@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kera.client import EntryBounds
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import EpochPassed, InvalidArgument
-from kera.core.ids import EARLIEST, Position
-from kera.core.punctuation import NO_TIME
+from kera.core.format.punctuation import NO_TIME
 from kera.spark_connector.planning import Now, conclude, next_ends, ranges, revise
 from kera.spark_connector.planning.epochs import (
     Cadence,

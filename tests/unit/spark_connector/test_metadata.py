@@ -3,9 +3,9 @@
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from kera.core.base.ids import EntryId
+from kera.core.base.process import node_id
 from kera.core.errors import SchemaMismatch
-from kera.core.ids import EntryId
-from kera.core.process import node_id
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.reading.metadata import COLUMNS, KeraMetadataReader, access
 from kera.spark_connector.source import KeraDataSource

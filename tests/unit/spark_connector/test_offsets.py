@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kera.core.base.ids import Position
 from kera.core.errors import InvalidArgument
-from kera.core.ids import Position
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets, StreamOffsets
 
 numbers = st.integers(0, 2**63 - 1)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from kera.core.base.ids import Position
 from kera.core.errors import InvalidArgument, StreamletOutOfRange, UnknownStream
-from kera.core.ids import Position
 from kera.spark_connector.options.epochs import EPOCHS_TOLD_MAX
 from kera.spark_connector.options.names import READING
 from kera.spark_connector.options.reading import ReadOptions, parse_read_options

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset
 from kera.spark_connector.planning.pacing import (
     ALIKE,

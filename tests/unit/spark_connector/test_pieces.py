@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kera.client import BrokerDescription
-from kera.core.schema import schema_from_bytes
+from kera.core.format.schema import schema_from_bytes
 from kera.spark_connector.options.reading import parse_read_options
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.reading.batch import plan_batch

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kera.core.base.ids import Position
 from kera.core.errors import InvalidArgument
-from kera.core.ids import Position
 from kera.spark_connector.options.places import EPOCH_MS_MAX, parse_time, parse_times, parse_where, span_ms
 from kera.spark_connector.planning.offsets import EntryOffset, Offsets, StreamOffsets
 from kera.spark_connector.planning.places import Time, Where

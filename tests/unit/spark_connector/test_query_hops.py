@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from kera.core.ids import EntryId
+from kera.core.base.ids import EntryId
 from kera.spark_connector.columns import columns_of
 from kera.spark_connector.reading.latency.created import ENTRIES_MAX
 from kera.spark_connector.reading.streaming import KeraStreamReader

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kera.core.base.ids import EntryId
 from kera.core.errors import InvalidArgument, NotAccepted
-from kera.core.ids import EntryId
 from kera.spark_connector.planning import (
     Advance,
     Cutting,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import DataLost, InvalidArgument
-from kera.core.ids import EARLIEST, Position
 from kera.spark_connector.planning import Now, Question, heads, questions, resolve
 from kera.spark_connector.planning.offsets import EntryOffset, Offsets, StreamOffsets, StreamRecreated
 from kera.spark_connector.planning.places import Place, Time, Where

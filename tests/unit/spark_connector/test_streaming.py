@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import LongType, StructType
 
+from kera.core.base.ids import EntryId
 from kera.core.errors import DataLost, InvalidArgument, SchemaMismatch, Unavailable, UnknownStream
-from kera.core.ids import EntryId
 from kera.spark_connector.columns import columns_of
 from kera.spark_connector.planning.offsets import StreamRecreated
 from kera.spark_connector.reading.cursor import SIGN_OF_LIFE_S

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import DataLost
-from kera.core.ids import EntryId, Position
 from kera.core.tracing import OFF, Tracing
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.reading import traced as module

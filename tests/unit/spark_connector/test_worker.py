@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from kera.core.base.ids import EntryId
 from kera.core.errors import DataLost
-from kera.core.ids import EntryId
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper, columns_of
 from kera.spark_connector.options.reading import parse_read_options
 from kera.spark_connector.planning import Piece

@@ -20,7 +20,7 @@ from kera.core.errors import (
     Uncertain,
     UnknownStream,
 )
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.spark_connector.service.writes import Failed, WriteRouter, failures_of, rows_as_json
 from tests.unit.spark_connector.fakes import BROKER, FakeClient
 

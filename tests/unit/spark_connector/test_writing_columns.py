@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from kera.client import StreamDescription
 from kera.core.errors import SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.spark_connector.writing.columns import RECORD_TYPES, Columns, DestinedRows, check
 from tests.unit.client.support import description
 

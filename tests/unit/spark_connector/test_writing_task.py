@@ -13,8 +13,8 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from kera.client import AppendResult, StreamDescription
 from kera.client.producing.partitioner import streamlet_of
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import KeraError, ProducerFenced, SchemaMismatch, Unavailable, UnknownStream
-from kera.core.ids import EntryId, Position
 from kera.spark_connector.writing import task as writing_task
 from kera.spark_connector.writing.task import Name, TaskWriter
 from kera.spark_connector.writing.writers import task_name

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from kera.client import Assignment, EntryBounds, Interval, SegmentBounds
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.spark_connector.planning import Now, StreamNow
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets, StreamOffsets
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from kera.core.alarm import Alarm
+from kera.core.base.alarm import Alarm
 
 
 class HoldTimer:

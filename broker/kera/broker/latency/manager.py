@@ -24,7 +24,7 @@ from typing import NamedTuple
 from kera.broker.latency.budgets import STREAMS_MAX, Budget
 from kera.broker.latency.holding import Hold, Holds
 from kera.broker.latency.running_hop import RunningHop, Sums
-from kera.core.clock import Clock, SystemClock
+from kera.core.base.clock import Clock, SystemClock
 from kera.core.latency.hop import Hop
 from kera.core.latency.report import INTERVAL_S, Of
 from kera.core.latency.sample import Sample

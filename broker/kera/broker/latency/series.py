@@ -7,7 +7,7 @@ from collections.abc import Callable
 from prometheus_client.core import GaugeMetricFamily
 
 from kera.broker.latency.manager import LatencyManager
-from kera.core.monitoring.sources import Steps
+from kera.server.monitoring.sources import Steps
 
 SERIES_MAX = 2000
 """Two for each hop."""

@@ -26,10 +26,10 @@ from typing import NamedTuple, Self
 from kera.broker.event import Event
 from kera.broker.log.arena_file import HOLE, ArenaFile
 from kera.broker.log.arena_head import Geometry, Owner
-from kera.core.blocks import FILE_CALLS, FileCalls
+from kera.core.base.blocks import FILE_CALLS, FileCalls
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import ArenaFull, PathNotWritable, SharedMemoryTooSmall, Unavailable, invariant
 from kera.core.push import DEFAULT_DOMAIN
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.arena")
 

@@ -48,12 +48,12 @@ from kera.broker.log.arena_head import (
     Owner,
     new_head,
 )
-from kera.core.blocks import FILE_CALLS, FileCalls
+from kera.core.base.blocks import FILE_CALLS, FileCalls
+from kera.core.base.own_directory import lock_id
+from kera.core.base.own_file import open_own
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import PathNotWritable, SharedMemoryTooSmall, StartError
-from kera.core.own_directory import lock_id
-from kera.core.own_file import open_own
-from kera.core.populating import populate
-from kera.core.telemetry import get_logger
+from kera.server.populating import populate
 
 log = get_logger("kera.arena")
 

@@ -3,7 +3,7 @@
     {"given": 0, "format": 2, "data_dir": "/data", "lock": "2049:131", "ephemeral": false, "slot_bytes": …, …}
 
 `ArenaHead.read` takes any bytes: a start reads heads of files that it finds by name, and none of them may keep a broker
-from starting. Whether the file itself can be trusted is decided before (``kera.core.own_file``).
+from starting. Whether the file itself can be trusted is decided before (``kera.core.base.own_file``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from kera.core.base.own_directory import lock_id
 from kera.core.errors import invariant
-from kera.core.own_directory import lock_id
 from kera.core.push import DEFAULT_DOMAIN
 
 FORMAT = 2

@@ -14,7 +14,7 @@ from kera.broker.log.read_plan import ordinal_of
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.records import Key, SegmentRecord
-from kera.core.ids import EARLIEST, Position
+from kera.core.base.ids import EARLIEST, Position
 
 LAG_SEGMENTS_MAX = 1024
 """Segments before a reader whose bytes are counted exactly; those behind them are estimated."""

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from kera.broker.log.segment import Segment
 from kera.broker.records import DIGEST_BYTES, DIGESTS_MAX, Digests
-from kera.core.chunk import ChunkHeader
-from kera.core.header_table import Headers
-from kera.core.ids import PRODUCER_IDS
-from kera.core.punctuation import FLAG as PUNCTUATION
+from kera.core.base.ids import PRODUCER_IDS
+from kera.core.format.chunk import ChunkHeader
+from kera.core.format.header_table import Headers
+from kera.core.format.punctuation import FLAG as PUNCTUATION
 
 _DIGEST = struct.Struct("<II")
 _FIRST_CHOSEN_ID = np.uint64(PRODUCER_IDS.start)
@@ -81,7 +81,7 @@ def digests_in(segment: Segment) -> dict[int, Digests]:
     bytes_ = np.frombuffer(view, dtype=np.uint8)
     small = np.frombuffer(view[: len(view) // 4 * 4], dtype="<u4")
     large = np.frombuffer(view[: len(view) // 8 * 8], dtype="<u8")
-    words, longs = starts // 4, starts // 8  # chunks start at multiples of 64; where fields are: kera.core.chunk
+    words, longs = starts // 4, starts // 8  # chunks start at multiples of 64; where fields are: kera.core.format.chunk
     producers, digests = large[longs + 4], large[longs + 10]
     lengths = small[words + 2].astype(np.uint64) << np.uint64(32)
     digests = np.where(producers >= _FIRST_CHOSEN_ID, digests & np.uint64(0xFFFF_FFFF) | lengths, digests)

@@ -34,9 +34,9 @@ from kera.broker.records import (
     SegmentRecord,
     UnsureTail,
 )
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import Recovering
-from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.punctuation import NO_TIME
+from kera.core.format.punctuation import NO_TIME
 from kera.core.push import DEFAULT_DOMAIN
 
 

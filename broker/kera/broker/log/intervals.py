@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.v1 import common_pb2
 
 NO_END = 1 << 64

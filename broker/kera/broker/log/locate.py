@@ -25,8 +25,8 @@ from kera.broker.log.read_plan import entry_of, following_in, interval_at, is_to
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.records import Key, SegmentRecord
-from kera.core.chunk import MAX_TIMESTAMP_AT
-from kera.core.ids import EARLIEST, Position
+from kera.core.base.ids import EARLIEST, Position
+from kera.core.format.chunk import MAX_TIMESTAMP_AT
 
 
 class Query(NamedTuple):

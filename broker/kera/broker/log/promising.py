@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from kera.broker.log.epochs import NO_EPOCHS, EpochRules
 from kera.broker.log.progress import StreamletProgress
 from kera.broker.log.watermarks import watermark_of
-from kera.core.chunk import ChunkHeader, read_header
 from kera.core.errors import TimestampAhead
-from kera.core.punctuation import NO_TIME, encode_punctuation
+from kera.core.format.chunk import ChunkHeader, read_header
+from kera.core.format.punctuation import NO_TIME, encode_punctuation
 from kera.v1 import common_pb2
 
 if TYPE_CHECKING:

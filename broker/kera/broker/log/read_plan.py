@@ -16,8 +16,8 @@ from kera.broker.log.intervals import Interval, interval_of
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.records import Gap, Hole, Key, SegmentRecord
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import DataLost, InvalidCursor, NotOwner, UnknownGroup
-from kera.core.ids import EARLIEST, Position
 
 
 class Range(NamedTuple):

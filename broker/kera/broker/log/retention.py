@@ -15,7 +15,7 @@ from kera.broker.log.entry import Entry, length_of
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.records import NO_SEGMENT, Key, SegmentRecord
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.v1 import common_pb2
 
 SEGMENTS_MAX = 4096

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kera.broker.records import Hole, SegmentAddress
-from kera.core.chunk import (
+from kera.core.errors import CorruptChunk
+from kera.core.format.chunk import (
     ALIGNMENT_BYTES,
     HEADER_BYTES,
     MAGIC,
@@ -27,8 +28,7 @@ from kera.core.chunk import (
     verify_header,
     verify_payload,
 )
-from kera.core.errors import CorruptChunk
-from kera.core.newer_format import unknown_version
+from kera.core.format.newer_format import unknown_version
 
 _MAGIC = int.from_bytes(MAGIC, "little")
 

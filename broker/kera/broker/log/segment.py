@@ -29,9 +29,9 @@ from kera.broker.log.arena import Slot, SlotContent
 from kera.broker.log.progress import SegmentProgress
 from kera.broker.log.scan import SegmentScan
 from kera.broker.records import Hole, ProducerRecord, SegmentAddress, SegmentRecord
-from kera.core.chunk import ChunkHeader, place_chunk, read_header
 from kera.core.errors import invariant
-from kera.core.punctuation import FLAG as PUNCTUATION
+from kera.core.format.chunk import ChunkHeader, place_chunk, read_header
+from kera.core.format.punctuation import FLAG as PUNCTUATION
 
 if TYPE_CHECKING:
     from kera.broker.log.entry import Entry

@@ -24,9 +24,9 @@ from kera.broker.log.intervals import Holding
 from kera.broker.log.promising import Promising
 from kera.broker.log.segment import Segment
 from kera.broker.records import DIGESTS_MAX, ProducerRecord, SegmentAddress
-from kera.core.chunk import ChunkHeader, verify_header
+from kera.core.base.ids import EARLIEST, PRODUCER_IDS
 from kera.core.errors import CorruptChunk, OutOfSequence, ProducerFenced, RecordTooLarge
-from kera.core.ids import EARLIEST, PRODUCER_IDS
+from kera.core.format.chunk import ChunkHeader, verify_header
 
 NO_FENCES: Mapping[int, int] = MappingProxyType({})
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from kera.broker.log.entry import Entry, EntryListener
 from kera.broker.slices import Slices
-from kera.core.done import Done
+from kera.core.base.done import Done
 from kera.core.errors import KeraError
 
 FORGOTTEN_AT_ONCE = 1024

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kera.broker.log.segment import Segment
-from kera.core.chunk import MAX_TIMESTAMP_AT
-from kera.core.ids import Position
-from kera.core.punctuation import NO_TIME, is_punctuation_at
+from kera.core.base.ids import Position
+from kera.core.format.chunk import MAX_TIMESTAMP_AT
+from kera.core.format.punctuation import NO_TIME, is_punctuation_at
 
 if TYPE_CHECKING:
     from kera.broker.log.entry import Entry

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kera.core.telemetry import get_logger
+from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.epochs")
 

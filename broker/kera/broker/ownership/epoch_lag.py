@@ -13,7 +13,7 @@ from kera.broker.log.epochs import EpochRules
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.watermarks import watermark_of
 from kera.broker.ownership.stream import Stream
-from kera.core.punctuation import NO_TIME
+from kera.core.format.punctuation import NO_TIME
 
 
 class Furthest(NamedTuple):

@@ -21,7 +21,7 @@ from kera.broker.log.intervals import Holding
 from kera.broker.records import Change, Digests, EntryRecord, ProducerRecord
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import put_digests, put_entry, put_producer, sealed
-from kera.core.ids import EntryId, Position
+from kera.core.base.ids import EntryId, Position
 from kera.v1 import common_pb2
 
 _KEY = struct.Struct(">cQI")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from kera.core.clock import boottime_s
+from kera.core.base.clock import boottime_s
 
 
 class Lease:

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
 from kera.broker.log.entry import Entry
-from kera.core.done import Done, nothing
+from kera.core.base.done import Done, nothing
+from kera.core.base.ids import Position
 from kera.core.errors import KeraError, NotOwner
-from kera.core.ids import Position
 
 
 class MovedStarts:

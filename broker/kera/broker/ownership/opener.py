@@ -21,8 +21,8 @@ from kera.broker.storage.index_format import no_producer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart, behind
 from kera.broker.storage.unsure import delete_unsure
-from kera.core.done import nothing
-from kera.core.ids import Position
+from kera.core.base.done import nothing
+from kera.core.base.ids import Position
 from kera.v1 import common_pb2
 
 

@@ -26,9 +26,9 @@ from kera.broker.ownership.receiving import Receiving
 from kera.broker.ownership.sealing import Sealing
 from kera.broker.ownership.streams import Streams, is_of_another_launch
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.base.telemetry import get_logger
+from kera.core.base.turns import Turns
 from kera.core.errors import KeraError, Unavailable
-from kera.core.telemetry import get_logger
-from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
 
 log = get_logger("kera.orders")

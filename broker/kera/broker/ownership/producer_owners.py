@@ -11,9 +11,9 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from kera.core.base.ids import PRODUCER_IDS
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError
-from kera.core.ids import PRODUCER_IDS
-from kera.core.telemetry import get_logger
 from kera.v1 import coordinator_pb2
 
 log = get_logger("kera.access")

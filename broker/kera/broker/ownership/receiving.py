@@ -14,8 +14,8 @@ from kera.broker.log.waiting import until_done, woken
 from kera.broker.ownership.handover import changes_for, producers_of
 from kera.broker.ownership.streams import Streams
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.base.ids import EntryId
 from kera.core.errors import Unavailable
-from kera.core.ids import EntryId
 from kera.v1 import common_pb2
 
 WRITES_WAIT_S = 5.0

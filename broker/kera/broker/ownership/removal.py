@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart
-from kera.core.done import Done, nothing
+from kera.core.base.done import Done, nothing
 from kera.core.errors import KeraError
 
 

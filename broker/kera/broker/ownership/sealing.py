@@ -17,10 +17,10 @@ from kera.broker.ownership.streams import Streams
 from kera.broker.records import DIGEST_BYTES, Digests
 from kera.broker.slices import Slices
 from kera.broker.storage.persistence import PersistenceManager
-from kera.core.done import nothing
+from kera.core.base.done import nothing
+from kera.core.base.turns import Pace, Turns
 from kera.core.errors import InvalidArgument, Unavailable
-from kera.core.punctuation import NO_TIME
-from kera.core.turns import Pace, Turns
+from kera.core.format.punctuation import NO_TIME
 from kera.v1 import broker_pb2, common_pb2
 
 WAIT_MS_MAX = 60_000

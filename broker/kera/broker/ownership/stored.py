@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kera.broker.event import Event
-from kera.core.access.totals import exceeded
+from kera.server.access.totals import exceeded
 from kera.v1 import coordinator_pb2
 
 if TYPE_CHECKING:

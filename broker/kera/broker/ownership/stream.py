@@ -9,9 +9,9 @@ from kera.broker.log.retention import Rules
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.replication.virtual_logs import StreamLogs
 from kera.core.errors import NotOwner, StreamletOutOfRange
-from kera.core.lean import Known, learn
+from kera.core.format.lean import Known, learn
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_from_bytes
 from kera.core.push import DEFAULT_DOMAIN
-from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes
 from kera.v1 import common_pb2
 
 SCHEMAS_KEPT = 256

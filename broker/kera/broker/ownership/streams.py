@@ -20,11 +20,11 @@ from kera.broker.replication.manager import Replication
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart, Unserved
-from kera.core.done import Done, nothing
+from kera.core.base.done import Done, nothing
+from kera.core.base.ids import EntryId, Position
+from kera.core.base.turns import at_once
 from kera.core.errors import InvalidArgument, NotReplicated, Unavailable, UnknownStream
-from kera.core.ids import EntryId, Position
-from kera.core.lineage import comes_from
-from kera.core.turns import at_once
+from kera.server.lineage import comes_from
 from kera.v1 import common_pb2
 
 

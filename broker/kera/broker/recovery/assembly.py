@@ -25,10 +25,10 @@ from kera.broker.records import Key, SegmentAddress, SegmentRecord
 from kera.broker.recovery.layout import Places
 from kera.broker.recovery.merge import digest_of
 from kera.broker.storage.disk import Disk, block_ceiling
-from kera.core.blocks import FILE_CALLS, FileCalls
-from kera.core.checksum import crc32c
-from kera.core.chunk import verify_chunk
+from kera.core.base.blocks import FILE_CALLS, FileCalls
 from kera.core.errors import CorruptChunk
+from kera.core.format.checksum import crc32c
+from kera.core.format.chunk import verify_chunk
 
 
 @dataclass(slots=True, eq=False)

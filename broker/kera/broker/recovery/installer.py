@@ -17,7 +17,7 @@ from kera.broker.recovery.assembly import Assembly, Target, make_durable
 from kera.broker.recovery.progress import UNEXPECTED, of_disk
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.segment_files import SegmentStore
-from kera.core.telemetry import get_logger
+from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.recovery")
 

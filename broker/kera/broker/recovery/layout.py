@@ -10,8 +10,8 @@ import numpy as np
 
 from kera.broker.records import SegmentRecord
 from kera.broker.recovery.merge import digests_of
-from kera.core.chunk import ALIGNMENT_BYTES
-from kera.core.header_table import Column, Headers, chunk_bytes, column, end_records
+from kera.core.format.chunk import ALIGNMENT_BYTES
+from kera.core.format.header_table import Column, Headers, chunk_bytes, column, end_records
 
 HOLE_BYTES = ALIGNMENT_BYTES
 """Size of a hole where the missing size is unknown: less than any chunk."""

@@ -28,8 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kera.broker.records import SegmentAddress
-from kera.core.chunk import ChunkHeader
-from kera.core.header_table import (
+from kera.core.base.ids import EntryId
+from kera.core.format.chunk import ChunkHeader
+from kera.core.format.header_table import (
     Column,
     Headers,
     Rows,
@@ -39,7 +40,6 @@ from kera.core.header_table import (
     parted,
     table,
 )
-from kera.core.ids import EntryId
 
 ENTRY = ("stream_id", "streamlet_id", "entry")
 SEGMENT = (*ENTRY, "group_id", "segment_id")

@@ -34,16 +34,16 @@ from kera.broker.records import (
 )
 from kera.broker.recovery.layout import lay_out, positions_of
 from kera.broker.recovery.merge import Merge, MergedRun, Origin
-from kera.core.header_table import (
+from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.format.header_table import (
     Headers,
     chunk_bytes,
     column,
     differs_from_before,
     end_records,
 )
-from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.punctuation import FLAG as PUNCTUATION
-from kera.core.punctuation import NO_TIME
+from kera.core.format.punctuation import FLAG as PUNCTUATION
+from kera.core.format.punctuation import NO_TIME
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,10 @@ from kera.broker.recovery.survey import Materials
 from kera.broker.replication.manager import Replication
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.segment_files import SegmentStore
+from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.base.repeated import Repeated
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError
-from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.repeated import Repeated
-from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 
 log = get_logger("kera.recovery")

@@ -15,8 +15,8 @@ from kera.broker.backup_ways import BackupWays
 from kera.broker.recovery.progress import RecoveryTotals, of_disk
 from kera.broker.recovery.replica_reader import BackupLink, ReadLimits
 from kera.broker.recovery.scan import Ref, ReplicasToRead, add_streamlets
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, Unavailable
-from kera.core.telemetry import get_logger
 from kera.v1 import backup_pb2, common_pb2
 
 log = get_logger("kera.recovery")

@@ -24,9 +24,9 @@ from kera.broker.backup_ways import OVER_TCP, BackupWays
 from kera.broker.records import SegmentAddress
 from kera.broker.recovery.plan import StreamletMerge
 from kera.broker.recovery.replica_reader import BackupLink, ReadLimits, Source, choose
-from kera.core.chunk import HEADER_BYTES
 from kera.core.errors import CorruptChunk, KeraError
-from kera.core.header_table import verify_headers
+from kera.core.format.chunk import HEADER_BYTES
+from kera.core.format.header_table import verify_headers
 from kera.v1 import backup_pb2, common_pb2
 
 HEADERS_BYTES_MAX = 128 << 10

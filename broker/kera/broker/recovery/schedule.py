@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kera.broker.records import SegmentAddress
 from kera.broker.recovery.scan import ReplicasToRead, VirtualKey
-from kera.core.ids import EntryId, Position
+from kera.core.base.ids import EntryId, Position
 
 _LAST = (2, 0)
 """The rank of what nobody needs any more."""

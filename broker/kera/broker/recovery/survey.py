@@ -26,10 +26,10 @@ from kera.broker.recovery.plan import EntryStart, Known, StreamletMerge, Streaml
 from kera.broker.recovery.scan import Launches, Ref, Scanned, scan
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.restart import LOST_GROUPS_MAX
+from kera.core.base.ids import EARLIEST, Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument
-from kera.core.header_table import table
-from kera.core.ids import EARLIEST, Position
-from kera.core.telemetry import get_logger
+from kera.core.format.header_table import table
 from kera.v1 import common_pb2
 
 log = get_logger("kera.recovery")

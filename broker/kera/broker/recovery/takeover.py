@@ -43,10 +43,10 @@ from kera.broker.storage.index_format import (
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.unsure import delete_unsure, put_unsure
-from kera.core.done import nothing
+from kera.core.base.done import nothing
+from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument, Recovering, TooFewBackups
-from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 log = get_logger("kera.recovery")

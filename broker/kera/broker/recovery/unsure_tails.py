@@ -9,7 +9,7 @@ from kera.broker.records import SegmentAddress, UnsureTail
 from kera.broker.recovery.plan import StreamletPlan
 from kera.broker.recovery.scan import Ref
 from kera.broker.storage.unsure import Index, unsure_tail
-from kera.core.ids import EntryId
+from kera.core.base.ids import EntryId
 
 
 def found_unsure(index: Index, ref: Ref, plan: StreamletPlan) -> dict[int, UnsureTail]:

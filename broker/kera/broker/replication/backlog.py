@@ -23,7 +23,7 @@ from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.virtual_log import Effect, VirtualLog
 from kera.broker.replication.virtual_logs import StreamLogs, VirtualLogs, priority_of
 from kera.broker.replication.virtual_segment import Batch, Extent, Free, ReplicationTotals, VirtualSegment
-from kera.core.done import Done
+from kera.core.base.done import Done
 
 
 class Backlog:

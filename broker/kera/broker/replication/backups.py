@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from random import Random
 
 from kera.broker.replication.placement import Candidate, place
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import TooFewBackups
-from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 
 log = get_logger("kera.replication")

@@ -18,7 +18,7 @@ from kera.broker.records import Change, SegmentAddress
 from kera.broker.replication.virtual_index import delete_virtual_segment, put_virtual_segment
 from kera.broker.replication.virtual_log import Close, Effect
 from kera.broker.replication.virtual_segment import Extent, Free, ReplicationTotals, VirtualSegment
-from kera.core.done import Done, nothing
+from kera.core.base.done import Done, nothing
 from kera.core.errors import KeraError
 from kera.v1 import backup_pb2
 

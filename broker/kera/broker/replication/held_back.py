@@ -9,7 +9,7 @@ from kera.broker.latency.holding import Held, Holds
 from kera.broker.log.segment import Segment
 from kera.broker.replication.virtual_log import VirtualLog
 from kera.broker.replication.virtual_segment import Batch
-from kera.core.chunk import read_header
+from kera.core.format.chunk import read_header
 from kera.core.latency.limits import HELD_REQUESTS_MAX
 
 

@@ -28,7 +28,7 @@ from kera.broker.replication.virtual_index import delete_dropped, put_dropped
 from kera.broker.replication.virtual_log import Close, Effect
 from kera.broker.replication.virtual_logs import VirtualLogs
 from kera.broker.replication.virtual_segment import Free, ReplicationTotals, VirtualSegment
-from kera.core.done import nothing
+from kera.core.base.done import nothing
 from kera.core.errors import KeraError
 from kera.v1 import backup_pb2
 

@@ -17,10 +17,10 @@ from kera.broker.records import SegmentAddress
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_segment import Batch, Extent, VirtualSegment
 from kera.broker.storage.persistence import PersistenceManager
-from kera.core.done import Done
+from kera.core.base.done import Done
+from kera.core.base.repeated import Repeated
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError
-from kera.core.repeated import Repeated
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.repair")
 

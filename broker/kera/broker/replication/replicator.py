@@ -21,10 +21,10 @@ from kera.broker.latency.hold_timer import HoldTimer
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.replication.virtual_segment import Free
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import BackupFull, DiskFull, KeraError, NotReplicated, StaleEpoch, Unavailable, Uncertain
 from kera.core.rpc import Reply, api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.telemetry import get_logger
 from kera.v1 import backup_pb2, common_pb2
 
 log = get_logger("kera.replicator")

@@ -20,8 +20,8 @@ from kera.broker.replication.held_back import HeldBack
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.virtual_log import Close, Effect, Send, VirtualLog
 from kera.broker.replication.virtual_segment import Batch, Extent, ReplicationTotals, VirtualSegment
-from kera.core.chunk import created_us_at
 from kera.core.errors import KeraError, NotReplicated
+from kera.core.format.chunk import created_us_at
 
 REPAIR_LOG_ID = (1 << 32) - 1
 """The log of each stream through which data are covered again."""

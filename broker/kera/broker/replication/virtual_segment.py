@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from kera.broker.log.segment import Segment
 from kera.broker.records import SegmentAddress
-from kera.core.chunk import chained_checksums
-from kera.core.done import Done
+from kera.core.base.done import Done
 from kera.core.errors import KeraError
+from kera.core.format.chunk import chained_checksums
 
 GATHER_MS_MAX = 500
 """How long a batch that cannot be sent gathers."""

@@ -19,7 +19,7 @@ from kera.broker.replication.virtual_logs import StreamLogs
 from kera.broker.replication.virtual_segment import Batch
 from kera.broker.serving.pending_write import PendingWrite
 from kera.broker.storage.persistence import PersistenceManager
-from kera.core.done import nothing
+from kera.core.base.done import nothing
 from kera.core.errors import ArenaFull, InvalidArgument, NotReplicated, Unavailable
 from kera.v1 import common_pb2
 

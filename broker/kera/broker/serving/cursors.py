@@ -19,12 +19,12 @@ from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, ServingLimits
 from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.access.rights import Operation
-from kera.core.done import Done
+from kera.core.base.done import Done
+from kera.core.base.ids import EARLIEST, Position
+from kera.core.base.turns import Turns
 from kera.core.errors import DataLost, InvalidArgument, KeraError, Unavailable
-from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.wire import error_to_message
-from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
 
 CHANGES_MAX = 8192

@@ -18,13 +18,13 @@ from kera.broker.serving.cursors import fill_cursor, position_of
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.core.access.rights import Operation
+from kera.core.base.ids import EARLIEST, Position
+from kera.core.base.turns import Turns
 from kera.core.errors import InvalidArgument, KeraError
-from kera.core.ids import EARLIEST, Position
-from kera.core.punctuation import NO_TIME
+from kera.core.format.punctuation import NO_TIME
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_to_message
-from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
 
 GROUPS_MAX = 4096

@@ -27,12 +27,12 @@ from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.broker.slices import Slices
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.access.rights import Operation
+from kera.core.base.ids import Position
+from kera.core.base.turns import Turns, at_once
 from kera.core.errors import InvalidArgument, KeraError, NotOwner
-from kera.core.ids import Position
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_to_message
-from kera.core.turns import Turns, at_once
 from kera.v1 import broker_pb2
 
 READ_BYTES_MAX = 16 << 20

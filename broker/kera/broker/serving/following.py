@@ -22,8 +22,8 @@ from kera.broker.serving.fetch import place_of
 from kera.broker.serving.limits import PushLimits, ServingLimits
 from kera.broker.slices import Loop, Slices, Timer
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.base.ids import Position
 from kera.core.errors import KeraError
-from kera.core.ids import Position
 from kera.v1 import common_pb2
 
 

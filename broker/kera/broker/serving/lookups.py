@@ -22,10 +22,10 @@ from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.access.rights import Operation
+from kera.core.base.turns import Pace, Turns
 from kera.core.errors import InvalidArgument, KeraError, Unavailable
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.wire import error_to_message
-from kera.core.turns import Pace, Turns
 from kera.v1 import broker_pb2, common_pb2
 
 

@@ -11,13 +11,13 @@ import math
 from kera.broker.log.arena import Arena
 from kera.broker.log.arena_file import ArenaFile
 from kera.broker.storage.persistence import PersistenceManager
-from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
-from kera.core.access.requirements import Need
 from kera.core.access.rights import Operation
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import NotAllowed
 from kera.core.rpc.method import Peer
-from kera.core.telemetry import get_logger
+from kera.server.access.guard import Guard
+from kera.server.access.requirements import Need
 
 log = get_logger("kera.push")
 

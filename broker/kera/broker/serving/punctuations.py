@@ -20,11 +20,11 @@ from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.pending_write import PendingWrite
 from kera.broker.serving.write import Writer
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.base.turns import Turns
 from kera.core.errors import ArenaFull, InvalidArgument, KeraError
-from kera.core.punctuation import NO_TIME
+from kera.core.format.punctuation import NO_TIME
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.wire import error_to_message
-from kera.core.turns import Turns
 from kera.v1 import broker_pb2
 
 STREAMLETS_MAX = 65536

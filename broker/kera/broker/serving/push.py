@@ -43,12 +43,12 @@ from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, PushLimits
 from kera.broker.serving.reader_leases import ReaderLeases
 from kera.broker.slices import Loop, Slices
 from kera.broker.storage.persistence import PersistenceManager
-from kera.core.chunk import created_us_at
+from kera.core.base.ids import Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidCursor, KeraError, ProtocolError
-from kera.core.ids import Position
+from kera.core.format.chunk import created_us_at
 from kera.core.push import RUN, Kind, encode, numbers_of, taken_of, window_bytes_max
 from kera.core.rpc.wire import error_to_message, parse
-from kera.core.telemetry import get_logger
 from kera.v1 import push_pb2
 
 log = get_logger("kera.push")

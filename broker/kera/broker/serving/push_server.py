@@ -29,9 +29,9 @@ from kera.broker.log.arena_file import ArenaFile
 from kera.broker.log.arena_head import HEAD_BYTES, ROW_BYTES
 from kera.broker.serving.mappings import Mappings
 from kera.broker.serving.push import Push, PushConnection
-from kera.core.access.guard import Door, Guard
-from kera.core.access.requirements import Need
 from kera.core.access.rights import Operation
+from kera.core.base.crowd import Crowd
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, ProtocolError, Unavailable, invariant
 from kera.core.push import (
     ALIVE,
@@ -45,11 +45,11 @@ from kera.core.push import (
     encode,
 )
 from kera.core.rpc import api
-from kera.core.rpc.crowd import Crowd
 from kera.core.rpc.method import Call, Evidence, Handler, Peer
 from kera.core.rpc.unix_socket import ANY_USER, OWN_USER, bind_unix, peer_user
 from kera.core.rpc.wire import error_to_message, parse
-from kera.core.telemetry import get_logger
+from kera.server.access.guard import Door, Guard
+from kera.server.access.requirements import Need
 from kera.v1 import access_pb2, push_pb2
 
 log = get_logger("kera.push")

@@ -42,11 +42,11 @@ from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.broker.slices import Slices
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.access.rights import Operation
+from kera.core.base.turns import Turns, at_once
 from kera.core.errors import InvalidArgument, KeraError, NotOwner, SessionLost
 from kera.core.rpc import Reply
 from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_to_message
-from kera.core.turns import Turns, at_once
 from kera.v1 import broker_pb2
 
 ROUSED_AT_ONCE = 8

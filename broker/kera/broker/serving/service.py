@@ -34,14 +34,14 @@ from kera.broker.serving.traced import TracedWrites
 from kera.broker.serving.write import Writer
 from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
-from kera.core.access.guard import Door, Guard
 from kera.core.access.rights import Operation
+from kera.core.base.turns import Turns
 from kera.core.errors import Unavailable
 from kera.core.rpc import Call, Reply, Service, api
 from kera.core.rpc.method import Handler, Method, Peer
 from kera.core.rpc.taking import Taker
 from kera.core.tracing import OFF, Tracing
-from kera.core.turns import Turns
+from kera.server.access.guard import Door, Guard
 from kera.v1 import broker_pb2, common_pb2, latency_pb2
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kera.core.access.guard import Door, Guard
-from kera.core.access.requirements import Need, group
 from kera.core.access.rights import Operation
 from kera.core.rpc.method import Peer
+from kera.server.access.guard import Door, Guard
+from kera.server.access.requirements import Need, group
 
 CheckStream = Callable[[Peer, Operation, int], None]
 """Raises `NotAllowed`, or `UnknownStream` if the peer may not even know that the stream with this id is here."""

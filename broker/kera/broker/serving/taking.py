@@ -21,6 +21,7 @@ from kera.broker.replication.virtual_logs import VirtualLogs
 from kera.broker.replication.virtual_segment import Batch
 from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, NotReplicated
 from kera.core.native import native
 from kera.core.rpc import api
@@ -28,7 +29,6 @@ from kera.core.rpc.frames import Kind, encode_error, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.taking import NOTHING, Asker, Taken
 from kera.core.rpc.wire import error_to_message
-from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, common_pb2
 
 log = get_logger("kera.broker")

@@ -16,9 +16,9 @@ from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Key, SegmentRecord
 from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX
+from kera.core.base.turns import Turns
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import Call, Reply
-from kera.core.turns import Turns
 from kera.v1 import broker_pb2
 
 CONSUMER_GROUPS_MAX = 1024

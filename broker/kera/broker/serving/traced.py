@@ -16,8 +16,8 @@ from typing import Any
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.streams import Streams
 from kera.broker.serving.pending_write import WriteReply
-from kera.core.chunk import HEADER_BYTES, verify_header
 from kera.core.errors import KeraError
+from kera.core.format.chunk import HEADER_BYTES, verify_header
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.wire import error_from_message
 from kera.core.tracing import Kind, Span, TraceContext, Tracing

@@ -39,7 +39,6 @@ from kera.broker.serving.pending_write import PendingWrite, WriteReply
 from kera.broker.serving.taking import Taking, WriteTaker
 from kera.broker.serving.write_access import Door, WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
 from kera.core.errors import (
     ArenaFull,
     CorruptChunk,
@@ -51,8 +50,9 @@ from kera.core.errors import (
     Unavailable,
     invariant,
 )
+from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
+from kera.core.format.payload import check_payload
 from kera.core.native import native
-from kera.core.payload import check_payload
 from kera.core.rpc import Answer, Call, Peer, Reply
 from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 from kera.core.rpc.wire import error_to_message

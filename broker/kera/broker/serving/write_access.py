@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 from kera.broker.ownership.producer_owners import ProducerOwners
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.streams import Streams
-from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
-from kera.core.access.requirements import Need
 from kera.core.access.rights import Operation
 from kera.core.errors import NotAllowed, Unavailable
 from kera.core.rpc.method import Peer
+from kera.server.access.guard import Guard
+from kera.server.access.requirements import Need
 
 Door = tuple[Any, ...]
 """A struct of the native core: its first field is the streams."""

@@ -20,8 +20,8 @@ from kera.broker.storage.books import Books
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import put_entry, put_segment
 from kera.broker.storage.jobs import RETRY_MS, ArriveJob
-from kera.core.done import Done
-from kera.core.telemetry import get_logger
+from kera.core.base.done import Done
+from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.persistence")
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from kera.core.blocks import (
+from kera.core.base.blocks import (
     BLOCK_BYTES,
     FILE_CALLS,
     FileCalls,

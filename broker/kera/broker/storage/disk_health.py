@@ -6,8 +6,8 @@ import errno
 from pathlib import Path
 
 from kera.broker.storage.jobs import RETRY_MS
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import DiskFull
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.persistence")
 

@@ -12,7 +12,7 @@ from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.storage.books import Books
 from kera.broker.storage.jobs import StoreJob
-from kera.core.done import Done
+from kera.core.base.done import Done
 from kera.core.errors import NotPersisted
 
 

@@ -52,10 +52,10 @@ from kera.broker.storage.index_format import (
     segment_record,
     stream_of,
 )
+from kera.core.base.ids import EntryId, Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import StartError
-from kera.core.ids import EntryId, Position
-from kera.core.lmdb_lock import reserve_lock
-from kera.core.telemetry import get_logger
+from kera.server.lmdb_lock import reserve_lock
 
 log = get_logger("kera.index")
 

@@ -32,9 +32,9 @@ from kera.broker.records import (
     SegmentAddress,
     SegmentRecord,
 )
-from kera.core.checksum import crc32c
-from kera.core.ids import EntryId, Position
-from kera.core.punctuation import NO_TIME
+from kera.core.base.ids import EntryId, Position
+from kera.core.format.checksum import crc32c
+from kera.core.format.punctuation import NO_TIME
 
 GAPS_MAX = 64
 """Maximum of gaps of an entry: each is one loss of the host's memory."""

@@ -18,11 +18,11 @@ from kera.broker.storage.index_format import (
     put_segment,
 )
 from kera.broker.storage.segment_files import SegmentStore, record_of, report_damage
-from kera.core.chunk import ChunkHeader
-from kera.core.header_table import table
-from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.punctuation import is_punctuation
-from kera.core.telemetry import get_logger
+from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.base.telemetry import get_logger
+from kera.core.format.chunk import ChunkHeader
+from kera.core.format.header_table import table
+from kera.core.format.punctuation import is_punctuation
 
 log = get_logger("kera.restart")
 

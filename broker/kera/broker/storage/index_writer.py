@@ -20,10 +20,10 @@ from kera.broker.storage.books import Books
 from kera.broker.storage.index_format import put_cursor, put_removal, put_segment
 from kera.broker.storage.jobs import RETRY_MS, IndexJob
 from kera.broker.storage.removals import Removals
-from kera.core.done import Done
+from kera.core.base.done import Done
+from kera.core.base.ids import Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import DiskFailed, KeraError
-from kera.core.ids import Position
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.persistence")
 

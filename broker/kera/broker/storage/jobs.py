@@ -9,7 +9,7 @@ from typing import Any
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.records import Change, Graft, Hole, Key, SegmentAddress
-from kera.core.done import Done
+from kera.core.base.done import Done
 
 RETRY_MS = 1_000
 """After an error of the disk."""

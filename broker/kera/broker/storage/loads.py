@@ -18,9 +18,9 @@ from kera.broker.records import Key, SegmentRecord
 from kera.broker.storage.books import Books
 from kera.broker.storage.jobs import LoadJob
 from kera.broker.storage.slots import SegmentSlots
-from kera.core.done import Done
+from kera.core.base.done import Done
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import ArenaFull, DiskFailed, KeraError, Recovering, Unavailable
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.persistence")
 

@@ -24,9 +24,9 @@ from kera.broker.storage.index_format import (
     streamlet_of,
 )
 from kera.broker.storage.jobs import RETRY_MS, IndexJob, RemoveJob
-from kera.core.done import Done, nothing
-from kera.core.ids import Position
-from kera.core.telemetry import get_logger
+from kera.core.base.done import Done, nothing
+from kera.core.base.ids import Position
+from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.persistence")
 

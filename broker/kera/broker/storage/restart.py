@@ -35,11 +35,11 @@ from kera.broker.storage.index_repair import (
 )
 from kera.broker.storage.segment_files import SegmentStore, record_of, report_damage
 from kera.broker.storage.unsure import unsure_tail
-from kera.core.chunk import ALIGNMENT_BYTES
+from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import StartError
-from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.newer_format import refuse_unknown_version
-from kera.core.telemetry import get_logger
+from kera.core.format.chunk import ALIGNMENT_BYTES
+from kera.core.format.newer_format import refuse_unknown_version
 
 log = get_logger("kera.restart")
 

@@ -29,12 +29,12 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_removal, put_segment
 from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, RemoveJob, StoreJob
 from kera.broker.storage.spares import SPARE_BYTES_MIN, Spares
-from kera.core.blocks import FILE_CALLS, FileCalls, sync_directory
-from kera.core.checksum import crc32c
-from kera.core.chunk import HEADER_BYTES, padded
-from kera.core.combined_checksum import combined_checksum
-from kera.core.newer_format import refuse_unknown_version
-from kera.core.telemetry import get_logger
+from kera.core.base.blocks import FILE_CALLS, FileCalls, sync_directory
+from kera.core.base.telemetry import get_logger
+from kera.core.format.checksum import crc32c
+from kera.core.format.chunk import HEADER_BYTES, padded
+from kera.core.format.combined_checksum import combined_checksum
+from kera.core.format.newer_format import refuse_unknown_version
 
 log = get_logger("kera.store")
 

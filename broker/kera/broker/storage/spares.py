@@ -15,7 +15,7 @@ import contextlib
 from pathlib import Path
 
 from kera.broker.storage.disk import Disk
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 
 SPARE_BYTES_MIN = MIB
 """Smaller files are made and removed in no time."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kera.broker.records import Change, UnsureTail
 from kera.broker.storage.index_format import ENTRY_KEY, sealed
-from kera.core.ids import EntryId, Position
+from kera.core.base.ids import EntryId, Position
 
 _UNSURE = struct.Struct("<QIIQ")
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from kera.client.producing.encoding import size_of
 from kera.connect.files.lines import null_column
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 
 def make_value(record_bytes: int) -> bytes:

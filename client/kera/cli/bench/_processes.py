@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from kera.cli.bench._worker import Result, Task
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.errors import KeraError
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
 
 READY_TIMEOUT_S = 120.0
 RESULT_TIMEOUT_S = 600.0

@@ -20,7 +20,7 @@ from kera.cli._sizes import format_size
 from kera.cli._table import plural
 from kera.cli.bench._cpu import cpu_seconds
 from kera.cli.bench._settings import BenchSettings, ConsumeSettings, arena_bytes_of, backup_memory_bytes_of
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 
 if TYPE_CHECKING:
     from kera.client import StreamConfig, StreamDescription

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import ByteSize, Field, model_validator
 
-from kera.core.settings import GIB, KIB, MIB, KeraSettings
+from kera.core.base.settings import GIB, KIB, MIB, KeraSettings
 
 MB = 10**6
 _OF_TEMPORARY_CLUSTER = ("brokers", "arena_bytes", "backups", "backup_memory_bytes")

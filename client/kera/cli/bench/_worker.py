@@ -27,8 +27,8 @@ import uvloop
 from kera.cli.bench._latency import Latencies
 from kera.cli.bench._payload import make_batch, make_value, records_per_chunk
 from kera.client import Client, ClientSettings, Consumer, Producer
+from kera.core.base.process import die_with_parent
 from kera.core.errors import KeraError
-from kera.core.process import die_with_parent
 
 WARM_UP_BYTES = 32_000_000
 """Bytes that a producer sends before it is measured: then connections, code and the broker's memory are warm."""

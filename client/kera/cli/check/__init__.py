@@ -16,8 +16,8 @@ from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._output import OUTPUT_OPTION, Output, rendered
 from kera.cli._run import UsageError, run_async
 from kera.cli._streams import fail, show
+from kera.core.base.process import raise_descriptor_limit
 from kera.core.errors import KeraError
-from kera.core.process import raise_descriptor_limit
 
 EXIT_NOT_CHECKED = 2
 

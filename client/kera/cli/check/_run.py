@@ -28,8 +28,8 @@ from kera.cli.check._workload import (
 from kera.client.checking.findings import Finding
 from kera.client.checking.ledger import LAST_READER, Ledger
 from kera.client.checking.numbers import TOKEN_BYTES, Values
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import CorruptChunk, DataLost, InvalidArgument, KeraError, UnknownStream
-from kera.core.telemetry import get_logger
 
 if TYPE_CHECKING:
     from kera.client import Client, StreamDescription

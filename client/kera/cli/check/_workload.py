@@ -22,8 +22,8 @@ from kera.cli._table import plural
 from kera.client.checking.history import Place
 from kera.client.checking.ledger import Ledger
 from kera.client.checking.numbers import STRANGE, Numbers, Values
+from kera.core.base.process import descriptor_limit
 from kera.core.errors import BufferFull, CorruptChunk, DataLost, InvalidArgument, KeraError, NotAccepted, UnknownStream
-from kera.core.process import descriptor_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine

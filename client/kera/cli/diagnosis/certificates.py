@@ -6,11 +6,11 @@ import stat
 from pathlib import Path
 
 from kera.cli.diagnosis.findings import Finding, ok, problem, warning
+from kera.core.base.health import State
 from kera.core.errors import KeraError
-from kera.core.monitoring.certificates import lasting
-from kera.core.monitoring.health import State
 from kera.core.security import Tls, TlsFiles
 from kera.core.security.checking import refusal
+from kera.server.monitoring.certificates import lasting
 
 SUBJECT = "certificate"
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from kera.cli._sizes import format_size
 from kera.cli.diagnosis.findings import Finding, ok, problem, warning
+from kera.core.base.home import expanded
 from kera.core.errors import InvalidArgument
-from kera.core.home import expanded
 
 GIB = 1 << 30
 DESCRIPTORS_LEAST = 1024

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kera.cli.diagnosis.findings import Finding, ok, problem, warning
-from kera.core.access.cluster_secret import ClusterSecret
-from kera.core.access.settings import DaemonAccessSettings, guard_of, secure_daemon
+from kera.core.base.home import expanded
+from kera.core.base.settings import InvalidSettings
 from kera.core.credential_settings import secure
 from kera.core.errors import KeraError
-from kera.core.home import expanded
 from kera.core.runtime import MACHINE
 from kera.core.security.settings import is_on_this_host
-from kera.core.settings import InvalidSettings
+from kera.server.access.cluster_secret import ClusterSecret
+from kera.server.access.settings import DaemonAccessSettings, guard_of, secure_daemon
 
 if TYPE_CHECKING:
     from kera.client.settings import ClientSettings

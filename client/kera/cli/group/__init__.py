@@ -19,8 +19,8 @@ from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_docume
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import plural, table
+from kera.core.base.internal_names import is_internal
 from kera.core.errors import InvalidArgument, KeraError, UnknownStream
-from kera.core.internal_names import is_internal
 
 if TYPE_CHECKING:
     from kera.client import Client, ConsumerGroupDescription, EntryProgress, MemberDescription

@@ -15,8 +15,8 @@ from kera.cli._output import Output, show_document
 from kera.cli._run import UsageError
 from kera.cli._table import plural, table
 from kera.cli._times import parse_time_us
+from kera.core.base.spelling import closest
 from kera.core.errors import InvalidArgument, KeraError
-from kera.core.spelling import closest
 
 if TYPE_CHECKING:
     from kera.client import Client, ResetPlan

@@ -18,9 +18,9 @@ from kera.cli.top._sample import Lagging, Sample, Two, TwoLags
 from kera.client import ClusterDescription, ConsumerGroupSummary, LatencyDescription
 from kera.client.admin.daemons import DaemonFigures, read_figures
 from kera.client.admin.watching import StreamSummary, Watch
-from kera.core.clock import Clock, SystemClock
+from kera.core.base.clock import Clock, SystemClock
+from kera.core.base.internal_names import is_internal
 from kera.core.errors import KeraError, UnknownLatencyConstraint
-from kera.core.internal_names import is_internal
 from kera.core.rpc import Channel
 
 DAEMONS_AT_ONCE = 16

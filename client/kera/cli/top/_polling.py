@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from kera.cli.top._sample import Trouble
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ from kera.client import arguments
 from kera.client.admin.quotas import NO_QUOTA, Quota
 from kera.client.cluster.cluster import Cluster
 from kera.core.access.passwords import verifier_for
+from kera.core.base.spelling import hint
 from kera.core.errors import InvalidArgument, Uncertain, UnknownUser
 from kera.core.rpc import api
-from kera.core.spelling import hint
 from kera.v1 import access_pb2 as messages
 
 Operation = Literal["describe", "read", "write", "create", "alter", "delete", "use", "administer"]

@@ -30,12 +30,12 @@ from kera.client.positions import Positions, check_place
 from kera.client.serializers.columns.models import arrow_schema_of
 from kera.client.stream_config import durability_value, punctuation_value
 from kera.client.types import ClusterDescription, StreamDescription
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import InvalidArgument, Uncertain, UnknownStream
-from kera.core.ids import EntryId, Position
-from kera.core.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
+from kera.core.format.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
+from kera.core.format.schema import schema_to_bytes
 from kera.core.push import DEFAULT_DOMAIN
 from kera.core.rpc import api
-from kera.core.schema import schema_to_bytes
 from kera.v1 import common_pb2, coordinator_pb2
 
 GROUP_SEGMENTS_DEFAULT = 16

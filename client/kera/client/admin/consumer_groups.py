@@ -15,11 +15,11 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.intervals import start_of_group
 from kera.client.cluster.sense import making_sense
 from kera.client.types import StreamDescription, fill_cursor, position_of
+from kera.core.base.ids import EntryId, Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import DataLost, KeraError
-from kera.core.ids import EntryId, Position
 from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
-from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, consumer_group_pb2
 
 log = get_logger("kera.consumer_groups")

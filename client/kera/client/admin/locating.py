@@ -29,8 +29,8 @@ from kera.client.consuming.records import times_of
 from kera.client.positions import ChunkPlace, check_position
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription, fill_cursor, position_of
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, ProtocolError, Unavailable
-from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.consuming.committed import streamlets_max
 from kera.client.positions import check_place
 from kera.client.types import EntryBounds, StreamDescription, fill_cursor, position_of
+from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError
-from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
 from kera.v1 import consumer_group_pb2
 
 log = get_logger("kera.consumer_groups")

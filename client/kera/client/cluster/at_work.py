@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
 
 OPEN_MAX = 64
 """So many open chunks of a producer are looked at; where there are more, the first record of those counts."""

@@ -34,12 +34,12 @@ from kera.client.types import (
     fill_cursor,
     position_of,
 )
-from kera.core.closing import close_all, is_being_cancelled
+from kera.core.base.closing import close_all, is_being_cancelled
+from kera.core.base.forks import Origin
+from kera.core.base.ids import EntryId, Position
 from kera.core.coordinators import Coordinators
 from kera.core.credential_settings import secure
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, Unavailable, Uncertain, UnknownStream
-from kera.core.forks import Origin
-from kera.core.ids import EntryId, Position
 from kera.core.rpc import Channel, Method, api
 from kera.core.rpc.method import RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message

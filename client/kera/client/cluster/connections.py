@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from kera.client.settings import ClientSettings, Transport
 from kera.client.types import BrokerDescription, StreamDescription
-from kera.core.closing import close_all
+from kera.core.base.closing import close_all
+from kera.core.base.forks import Origin
 from kera.core.errors import AuthenticationFailed, ClosedError, KeraError, Unavailable, Uncertain
-from kera.core.forks import Origin
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.method import Introduction, call

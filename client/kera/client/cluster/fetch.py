@@ -15,14 +15,14 @@ from kera.client.arrow_input import null_column
 from kera.client.chunk_batch import ChunkBatch, PushedSlot
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
-from kera.core.arrow_types import empty_batch
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, read_header, verify_chunk, verify_header
+from kera.core.base.ids import EntryId, Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import CorruptChunk, KeraError, SchemaMismatch
-from kera.core.ids import EntryId, Position
-from kera.core.joining import join_chunks, joined_schema
-from kera.core.payload import open_payload
-from kera.core.punctuation import is_punctuation_at
-from kera.core.telemetry import get_logger
+from kera.core.format.arrow_types import empty_batch
+from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, read_header, verify_chunk, verify_header
+from kera.core.format.joining import join_chunks, joined_schema
+from kera.core.format.payload import open_payload
+from kera.core.format.punctuation import is_punctuation_at
 
 log = get_logger("kera.consumer")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kera.client.types import Assignment, EntryBounds
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import NotOwner
-from kera.core.ids import EARLIEST, Position
 from kera.v1 import broker_pb2
 
 FIRST_SEGMENT_ID = 1

@@ -18,11 +18,11 @@ from kera.client.cluster.push_connect import connect
 from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings, SharedMemory
 from kera.client.types import BrokerDescription
-from kera.core.closing import close_all
+from kera.core.base.closing import close_all
+from kera.core.base.forks import Origin
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import ClosedError, InvalidArgument, KeraError, NotAllowed, Unavailable
-from kera.core.forks import Origin
 from kera.core.rpc.method import Introduction
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.push")
 

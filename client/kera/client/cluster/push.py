@@ -36,9 +36,10 @@ from kera.client.cluster.batches import batched
 from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.cluster.push_returns import RETURN_DELAY_S, Returns
 from kera.client.types import fill_cursor, position_of
+from kera.core.base.forks import cut_off, leave_to_parent
+from kera.core.base.ids import Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, ProtocolError, Unavailable
-from kera.core.forks import cut_off, leave_to_parent
-from kera.core.ids import Position
 from kera.core.push import (
     SILENT_INTERVALS_MAX,
     Decoder,
@@ -50,7 +51,6 @@ from kera.core.push import (
     window_bytes_max,
 )
 from kera.core.rpc.wire import error_from_message, parse
-from kera.core.telemetry import get_logger
 from kera.v1 import push_pb2
 
 log = get_logger("kera.push")
@@ -364,7 +364,7 @@ class PushChannel(asyncio.Protocol):
             self._watch()
 
     def forked(self) -> None:
-        """See `kera.core.forks`: no slot of the parent's is given back from here."""
+        """See `kera.core.base.forks`: no slot of the parent's is given back from here."""
         if self._transport is not None and not self._closed.done():
             cut_off(self._transport.get_extra_info("socket"))
             self._closed.set_result(None)

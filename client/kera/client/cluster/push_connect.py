@@ -10,10 +10,10 @@ from pathlib import Path
 
 from kera.client.cluster.push import PushChannel
 from kera.client.cluster.push_returns import RETURN_DELAY_S
+from kera.core.base.address import reason_of
+from kera.core.base.own_file import open_own
 from kera.core.errors import InvalidArgument, ProtocolError, Unavailable
-from kera.core.own_file import open_own
 from kera.core.push import DEFAULT_DOMAIN, VERSION, Decoder, Kind, encode
-from kera.core.rpc.address import reason_of
 from kera.core.rpc.method import Introduction, introduce
 from kera.core.rpc.unix_socket import peer_user
 from kera.core.rpc.wire import error_from_message, parse

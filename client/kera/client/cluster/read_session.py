@@ -16,9 +16,9 @@ import pyarrow as pa
 from kera.client.cluster.batches import RANGES_MAX
 from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.types import fill_cursor, position_of
-from kera.core.chunk import read_header
+from kera.core.base.ids import Position
 from kera.core.errors import ProtocolError, SessionLost
-from kera.core.ids import Position
+from kera.core.format.chunk import read_header
 from kera.core.rpc import Channel, api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from kera.client.cluster.asking import ask_broker
 from kera.client.cluster.cluster import Cluster
 from kera.client.consuming.reader_reports import ReaderMeter
+from kera.core.base.ids import EntryId
 from kera.core.errors import KeraError
-from kera.core.ids import EntryId
 from kera.core.latency.hop import Hop
 from kera.core.rpc import api
 from kera.v1 import broker_pb2

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from kera.client.cluster.cluster import Cluster
 from kera.client.tasks import Tasks
 from kera.client.types import StreamDescription, position_of
+from kera.core.base.ids import EntryId, Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError
-from kera.core.ids import EntryId, Position
-from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 
 log = get_logger("kera.consumer")

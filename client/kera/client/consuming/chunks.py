@@ -16,7 +16,7 @@ from kera.client.cluster.fetch import Fetched, NewerSchema, Overwritten, Wanted,
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
-from kera.core.ids import EntryId, Position
+from kera.core.base.ids import EntryId, Position
 
 
 class Chunks:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from kera.client.cluster.batches import CURSORS_MAX, RESET_STREAMLETS_MAX, batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.types import StreamDescription, fill_cursor, position_of
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import InvalidArgument
-from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
 from kera.v1 import consumer_group_pb2
 

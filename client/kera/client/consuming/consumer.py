@@ -30,9 +30,9 @@ from kera.client.positions import Places, Positions, check_place
 from kera.client.settings import ConsumerSettings
 from kera.client.tasks import Turns
 from kera.client.types import Record, StreamDescription
-from kera.core.arrow_types import empty_batch
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import ClosedError, InvalidArgument, KeraError
-from kera.core.ids import EntryId, Position
+from kera.core.format.arrow_types import empty_batch
 
 LOOKED_UP_AT_ONCE_MAX = 64
 """Streams: of ten thousand, one after the other would take half a minute."""

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kera.client.cluster.fetch import Fetched
-from kera.core.chunk import iterate_chunks
+from kera.core.base.ids import Position
 from kera.core.errors import CorruptChunk
-from kera.core.ids import Position
+from kera.core.format.chunk import iterate_chunks
 
 
 class Cut(NamedTuple):

@@ -18,7 +18,7 @@ from kera.client.consuming.decoding import Decoding, MakeDecoding
 from kera.client.serializers.choosing import DeserializerLike
 from kera.client.types import Record, StreamDescription
 from kera.core.errors import InvalidArgument
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 if TYPE_CHECKING:
     import pandas

@@ -25,10 +25,10 @@ from kera.client.serializers.protocols import Context, Deserializer, FramedDeser
 from kera.client.serializers.refusing import words
 from kera.client.tasks import Turns
 from kera.client.types import Record, StreamDescription
-from kera.core.clock import Clock, SystemClock
+from kera.core.base.clock import Clock, SystemClock
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import CannotDecode, InvalidArgument, KeraError, NotAllowed, NotFramed, UnknownSchema
 from kera.core.schemas.framing import FRAME_BYTES, unframe
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.consumer")
 

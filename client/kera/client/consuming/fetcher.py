@@ -33,9 +33,9 @@ from kera.client.consuming.reader_reports import ReaderMeter, streams_by_broker,
 from kera.client.settings import ConsumerSettings
 from kera.client.tasks import Tasks
 from kera.client.types import StreamDescription
+from kera.core.base.ids import Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner
-from kera.core.ids import Position
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.consumer")
 

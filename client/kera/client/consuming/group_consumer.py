@@ -33,10 +33,10 @@ from kera.client.consuming.work_pace import WorkPace
 from kera.client.tasks import Tasks, Turns
 from kera.client.types import Record
 from kera.client.unclosed import Guard, Loss
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
+from kera.core.base.ids import Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, KeraError
-from kera.core.ids import Position
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.consumer")
 

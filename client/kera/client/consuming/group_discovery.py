@@ -17,10 +17,10 @@ from kera.client.cluster.retry import retrying
 from kera.client.cluster.sense import making_sense
 from kera.client.tasks import Tasks
 from kera.client.types import EntryBounds, Interval, StreamDescription, fill_cursor, position_of
+from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, NotOwner
-from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, consumer_group_pb2
 
 log = get_logger("kera.consumer")

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import AuthenticationFailed, ProtocolError
 from kera.core.rpc import api
 from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options
@@ -20,7 +21,6 @@ from kera.core.rpc.grpc_strangers import beside_call
 from kera.core.rpc.method import Introduction, Method, RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message, parse
 from kera.core.security import Tls
-from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, consumer_group_pb2
 
 log = get_logger("kera.consumer")

@@ -23,8 +23,8 @@ from kera.client.cluster.intervals import start_of_group
 from kera.client.consuming.cutting import Cut, bytes_behind, cut_behind
 from kera.client.consuming.ranges import Range
 from kera.client.types import fill_cursor, position_of
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import DataLost
-from kera.core.ids import EntryId, Position
 from kera.v1 import consumer_group_pb2
 
 Gap = tuple[int, int]

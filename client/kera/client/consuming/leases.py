@@ -15,8 +15,8 @@ from kera.client.consuming.ranges import Range, rest_of_group
 from kera.client.consuming.splitting import Splitting
 from kera.client.consuming.work_pace import WorkPace
 from kera.client.types import StreamDescription, position_of
+from kera.core.base.ids import Position
 from kera.core.errors import DataLost, LeaseLost
-from kera.core.ids import Position
 from kera.v1 import consumer_group_pb2
 
 STEPS_MAX = 4096

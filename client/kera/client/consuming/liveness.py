@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.keep_alive import KeepAlive
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
 from kera.core.runtime import MakeHeartbeats
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.types import Record
-from kera.core.ids import EARLIEST, Position
+from kera.core.base.ids import EARLIEST, Position
 
 
 class OpenChunk:

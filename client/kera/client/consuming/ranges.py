@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.cluster.retry import RetryTime
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import DataLost
-from kera.core.ids import EntryId, Position
 
 _LAST = (1 << 32) - 1
 

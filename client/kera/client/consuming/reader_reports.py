@@ -26,9 +26,9 @@ from kera.client.cluster.fetch import Fetched
 from kera.client.consuming.ranges import Arrived, Came, Home, Range
 from kera.client.consuming.waiting import StreamHop, Usual, oldest
 from kera.client.types import StreamDescription
-from kera.core.chunk import created_us_at
+from kera.core.base.ids import EntryId
 from kera.core.errors import KeraError
-from kera.core.ids import EntryId
+from kera.core.format.chunk import created_us_at
 from kera.core.latency.hop import Hop
 from kera.core.latency.offset import ClockOffset
 from kera.core.latency.report import SAMPLES_MAX, Of, add_sample

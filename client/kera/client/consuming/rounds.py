@@ -19,11 +19,11 @@ from kera.client.consuming.leases import Leases
 from kera.client.consuming.liveness import Liveness
 from kera.client.tasks import Tasks
 from kera.client.types import StreamDescription
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import ClosedError, InvalidArgument, KeraError, LeaseLost
 from kera.core.rpc import api
 from kera.core.rpc.method import Method, RequestT, ResponseT
-from kera.core.telemetry import get_logger
 from kera.v1 import consumer_group_pb2
 
 log = get_logger("kera.consumer")

@@ -14,7 +14,7 @@ from kera.client.cluster.fetch import Fetched
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.lease import Lease
 from kera.client.consuming.work_pace import WorkPace
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.v1 import consumer_group_pb2
 
 

@@ -11,8 +11,8 @@ from kera.client.consuming.committed import committed_cursors
 from kera.client.positions import ChunkPlace, Places, Positions, check_streamlets
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import InvalidArgument
-from kera.core.ids import EARLIEST, EntryId, Position
 
 Start = Literal["earliest", "latest", "committed"]
 End = Literal["latest"]

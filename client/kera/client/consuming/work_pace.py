@@ -7,7 +7,7 @@ helps where processing is what takes long.
 
 from __future__ import annotations
 
-from kera.core.settings import MIB
+from kera.core.base.settings import MIB
 
 PART_MIN_S = 0.1
 """A part takes at least this long, up to `LARGEST` times the size that the coordinator has asked for."""

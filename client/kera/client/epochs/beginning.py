@@ -11,8 +11,8 @@ from kera.client.consuming.committed import committed_cursors
 from kera.client.epochs.marks import epoch_of
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
+from kera.core.base.ids import Position
 from kera.core.errors import DataLost
-from kera.core.ids import Position
 
 EpochStart: TypeAlias = int | Literal["earliest", "latest", "committed"]
 Bounds: TypeAlias = Mapping[int, Mapping[int, Sequence[EntryBounds]]]

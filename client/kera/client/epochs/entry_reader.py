@@ -19,9 +19,9 @@ from kera.client.epochs.marks import Marker, epoch_of
 from kera.client.epochs.merging import Reached
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import CorruptChunk, DataLost, EpochPassed
-from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.punctuation import NO_TIME
+from kera.core.format.punctuation import NO_TIME
 
 LOOK_AGAIN_S = 1.0
 """Pause before brokers are asked again, when expected records may have been lost with one of them."""

@@ -17,8 +17,8 @@ from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.fetch import widened
 from kera.client.producing.encoding import times_of
 from kera.client.types import StreamDescription
+from kera.core.base.ids import EntryId
 from kera.core.errors import InvalidArgument, Unavailable
-from kera.core.ids import EntryId
 
 DIGEST_BYTES = 16
 _PLACE = struct.Struct("<QIIQII")

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kera.client.chunk_batch import ChunkBatch
-from kera.core.chunk import HEADER_BYTES, read_header
-from kera.core.header_table import HEADER, chunk_bytes, column
-from kera.core.punctuation import NO_TIME, is_punctuation
+from kera.core.format.chunk import HEADER_BYTES, read_header
+from kera.core.format.header_table import HEADER, chunk_bytes, column
+from kera.core.format.punctuation import NO_TIME, is_punctuation
 
 
 class Marked(NamedTuple):

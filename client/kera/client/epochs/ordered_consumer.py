@@ -21,8 +21,8 @@ from kera.client.epochs.reader import Epochs
 from kera.client.epochs.sorting import OrderedBatch, OrderedRows
 from kera.client.tasks import Turns
 from kera.client.types import Record
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import ClosedError, InvalidArgument
-from kera.core.ids import EntryId, Position
 
 BATCH_ROWS_MAX = 65_536
 RECORDS_AT_ONCE = 2_048

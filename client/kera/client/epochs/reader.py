@@ -21,8 +21,8 @@ from kera.client.epochs.merging import Decision, decide
 from kera.client.epochs.resuming import Resumed
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import ClosedError, InvalidArgument, RecordTooLarge
-from kera.core.ids import EARLIEST, EntryId, Position
 
 EpochEnd: TypeAlias = int | Literal["latest"]
 STARTS = ("earliest", "latest", "committed")

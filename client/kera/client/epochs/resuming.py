@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from kera.client.admin.locating import ChunkQuery, locate
 from kera.client.cluster.cluster import Cluster
 from kera.client.types import StreamDescription
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import EpochPassed
-from kera.core.ids import EARLIEST, Position
 
 
 class Resumed:

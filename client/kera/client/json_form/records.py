@@ -26,7 +26,7 @@ from kera.client.json_form.leaves import Misfit, bytes_of, from_base64, is_base6
 from kera.client.json_form.reading import lines_of, wrong_line
 from kera.client.json_form.texts import cut, decoded, elements_of, members_of, parsed_line, shown
 from kera.client.json_form.writing import ROWS_MAX, joined_lines, texts_of
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 FIELDS = {"key", "keys", "key_base64", "value", "value_base64", "headers", "timestamp"}
 PLACE_FIELDS = {"stream", "streamlet", "entry", "offset"}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn
 
-from kera.core.access.strict_json import unique_names
+from kera.core.base.strict_json import unique_names
 
 INTEGER_DIGITS_MAX = 100
 """More digits than any type has; the time to read an integer grows with the square of their number."""

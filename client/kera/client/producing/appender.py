@@ -37,7 +37,7 @@ from kera.client.producing.encoding import Payload, check_rows, payloads
 from kera.client.producing.epoch_cuts import rows_of_first_epoch
 from kera.client.producing.partitioner import CRC32C, PARTITIONERS, partition_by_key, primary_keys
 from kera.client.types import StreamDescription
-from kera.core.chunk import PAYLOAD_BYTES_MAX, EncodedChunk, encode_chunk
+from kera.core.base.ids import PRODUCER_IDS, EntryId, Position
 from kera.core.errors import (
     InternalError,
     InvalidArgument,
@@ -46,7 +46,7 @@ from kera.core.errors import (
     ProducerFenced,
     StreamletOutOfRange,
 )
-from kera.core.ids import PRODUCER_IDS, EntryId, Position
+from kera.core.format.chunk import PAYLOAD_BYTES_MAX, EncodedChunk, encode_chunk
 from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2

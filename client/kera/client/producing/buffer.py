@@ -14,8 +14,8 @@ from kera.client.producing.bundle import Bundle
 from kera.client.producing.deliveries import Stored, StoredBundle
 from kera.client.producing.lane import PendingChunk
 from kera.client.producing.send_path import Room
+from kera.core.base.forks import inherited, leave_to_parent
 from kera.core.errors import ClosedError, KeraError, Uncertain
-from kera.core.forks import inherited, leave_to_parent
 
 _CHUNK_COST_BYTES = 16 << 10
 """Cost of a chunk besides its bytes, in bytes: so many small chunks are not queued for long before any is sent."""
@@ -142,7 +142,7 @@ class Buffer(Room):
             raise error
 
     def forked(self) -> None:
-        """See `kera.core.forks`: the parent sends what was accepted, and nothing more is taken here."""
+        """See `kera.core.base.forks`: the parent sends what was accepted, and nothing more is taken here."""
         self._unfinished, self._bundles, self._first_error = set(), set(), None
         self.is_inherited = True
         self.fail(inherited())

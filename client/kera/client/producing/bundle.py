@@ -15,8 +15,8 @@ from kera.client.producing.lane_columns import Numbers
 from kera.client.producing.outcome import BundleOutcome, Outcome
 from kera.client.producing.partition_payloads import Payloads
 from kera.client.producing.stream_lanes import StreamLanes
-from kera.core.chunk import HEADER_BYTES, flags_of
-from kera.core.many_chunks import seal_chunks
+from kera.core.format.chunk import HEADER_BYTES, flags_of
+from kera.core.format.many_chunks import seal_chunks
 
 
 class Bundle:

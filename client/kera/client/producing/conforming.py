@@ -14,12 +14,12 @@ import pyarrow as pa
 from kera.client.arrow_input import NotTheSame, as_type, null_column
 from kera.client.producing.encoding import Payload, time_range
 from kera.client.types import StreamDescription
-from kera.core.chunk import LEAN_VERSION, Codec
 from kera.core.errors import SchemaMismatch
-from kera.core.lean import ONE_TIME, encode_completed, is_lean, no_values
-from kera.core.record_batch import DECOMPRESSED_BYTES_MAX
-from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.written_out import may_grow
+from kera.core.format.chunk import LEAN_VERSION, Codec
+from kera.core.format.lean import ONE_TIME, encode_completed, is_lean, no_values
+from kera.core.format.record_batch import DECOMPRESSED_BYTES_MAX
+from kera.core.format.schema import DEFAULT_SCHEMA
+from kera.core.format.written_out import may_grow
 
 _TIMESTAMP = DEFAULT_SCHEMA.field("timestamp").type
 _REQUIRED = [field.name for field in DEFAULT_SCHEMA if not field.nullable]

@@ -10,7 +10,7 @@ from typing import NamedTuple, overload
 from kera.client.producing.lane_columns import Numbers
 from kera.client.stream_config import durability_name
 from kera.client.types import Delivery
-from kera.core.ids import EntryId, Position
+from kera.core.base.ids import EntryId, Position
 from kera.v1 import broker_pb2
 
 

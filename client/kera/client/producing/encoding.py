@@ -16,7 +16,8 @@ from kera.client.headers import Header
 from kera.client.producing.record_message import write_message
 from kera.client.producing.row_sizes import OVERHEAD_BYTES, lean_bytes_of
 from kera.client.types import StreamDescription
-from kera.core.chunk import (
+from kera.core.errors import RecordTooLarge
+from kera.core.format.chunk import (
     ALIGNMENT_BYTES,
     ARROW_VERSION,
     HEADER_BYTES,
@@ -26,13 +27,12 @@ from kera.core.chunk import (
     encode_payload,
     padded,
 )
-from kera.core.errors import RecordTooLarge
-from kera.core.lean import encode, is_lean
+from kera.core.format.lean import encode, is_lean
+from kera.core.format.payload import encode_lean
+from kera.core.format.record_batch import DECOMPRESSED_BYTES_MAX, is_readable
+from kera.core.format.schema import DEFAULT_SCHEMA
+from kera.core.format.written_out import may_grow
 from kera.core.native import accelerated
-from kera.core.payload import encode_lean
-from kera.core.record_batch import DECOMPRESSED_BYTES_MAX, is_readable
-from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.written_out import may_grow
 
 _KEYS = DEFAULT_SCHEMA.field("keys").type
 _HEADERS = DEFAULT_SCHEMA.field("headers").type
@@ -109,7 +109,7 @@ def encode_records(
     keys: Sequence[Sequence[bytes] | None] | None,
     bytes_max: int,
 ) -> bytes | None:
-    """The payload of version 2 of records without headers; see `kera.core.lean.encode`."""
+    """The payload of version 2 of records without headers; see `kera.core.format.lean.encode`."""
     return encode(records_to_batch(values, timestamps_us, keys, None), None, bytes_max=bytes_max)
 
 

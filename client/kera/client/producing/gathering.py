@@ -21,7 +21,7 @@ from kera.client.producing.lane import Lane
 from kera.client.producing.outcome import BatchDelivery, Outcome
 from kera.client.types import Delivery
 from kera.core.errors import KeraError
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 _TIMESTAMP = DEFAULT_SCHEMA.field("timestamp")
 

@@ -32,8 +32,8 @@ from typing import NamedTuple
 from kera.client.producing.encoding import Payload
 from kera.client.producing.lane_columns import LaneColumns
 from kera.client.producing.outcome import Outcome
-from kera.core.chunk import HEADER_BYTES, Codec, encode_header, flags_of, padded
 from kera.core.errors import KeraError, NotAccepted, OutOfSequence, Uncertain, invariant
+from kera.core.format.chunk import HEADER_BYTES, Codec, encode_header, flags_of, padded
 from kera.core.rpc.limits import UNANSWERED_CHUNKS_MAX
 
 LAST_EPOCH = (1 << 32) - 1

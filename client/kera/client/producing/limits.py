@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kera.core.ids import PRODUCER_EPOCHS
+from kera.core.base.ids import PRODUCER_EPOCHS
 from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 
 from kera.client.producing.pace import Pace
 from kera.client.producing.writer_reports import WriterReports
-from kera.core.alarm import Alarm
+from kera.core.base.alarm import Alarm
 from kera.core.errors import KeraError
 from kera.core.rpc import Channel, Reply, api
 from kera.v1 import broker_pb2

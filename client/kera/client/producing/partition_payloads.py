@@ -14,11 +14,11 @@ from kera.client.producing.epoch_cuts import cut_at_epochs
 from kera.client.producing.partitioner import Partition
 from kera.client.producing.row_sizes import RowSizes, cut_evenly, lean_room
 from kera.client.types import StreamDescription
-from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, LEAN_VERSION, Codec, padded
-from kera.core.lean import is_lean
-from kera.core.many_chunks import NOT_LEAN, begin_chunks
-from kera.core.record_batch import DECOMPRESSED_BYTES_MAX
-from kera.core.written_out import may_grow
+from kera.core.format.chunk import ALIGNMENT_BYTES, HEADER_BYTES, LEAN_VERSION, Codec, padded
+from kera.core.format.lean import is_lean
+from kera.core.format.many_chunks import NOT_LEAN, begin_chunks
+from kera.core.format.record_batch import DECOMPRESSED_BYTES_MAX
+from kera.core.format.written_out import may_grow
 
 TOGETHER_BYTES_MAX = 4 << 20
 """Size of chunks whose payloads are made at once: about as much memory is taken for them."""
@@ -32,7 +32,7 @@ class Payloads(NamedTuple):
 
     streamlets: _Numbers
     chunks: memoryview
-    """The payloads in their places, with room for the headers; see ``kera.core.many_chunks``."""
+    """The payloads in their places, with room for the headers; see ``kera.core.format.many_chunks``."""
     payload_bytes: _Numbers
     record_counts: _Numbers
     min_timestamps_us: _Numbers

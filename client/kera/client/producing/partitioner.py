@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client.producing.lane_columns import Numbers
-from kera.core.checksum import crc32c, crc32c_each
 from kera.core.errors import SchemaMismatch
-from kera.core.key_hashes import crc32, crc32_each, murmur2, murmur2_each
+from kera.core.format.checksum import crc32c, crc32c_each
+from kera.core.format.key_hashes import crc32, crc32_each, murmur2, murmur2_each
 
 
 class Partitioner(NamedTuple):

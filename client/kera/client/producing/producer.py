@@ -51,12 +51,12 @@ from kera.client.producing.traced import ProducerTraces
 from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription
 from kera.client.unclosed import Guard, Loss, ends_in_order
-from kera.core.clock import Clock, SystemClock
+from kera.core.base.clock import Clock, SystemClock
+from kera.core.base.freed_memory import keep_freed_memory
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import BufferFull, ClosedError, KeraError, SchemaMismatch, Unavailable, UnknownStream
-from kera.core.freed_memory import keep_freed_memory
 from kera.core.native import native
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
 from kera.core.tracing import OFF, Tracing
 from kera.v1 import coordinator_pb2
 

@@ -40,9 +40,9 @@ from kera.client.producing.stream_lanes import StreamLanes
 from kera.client.producing.traced import ProducerTraces
 from kera.client.settings import ProducerSettings
 from kera.client.tasks import Tasks
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import ClosedError, KeraError, Unavailable, UnknownStream
 from kera.core.rpc import Channel
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.producer")
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kera.core.chunk import HEADER_BYTES
+from kera.core.format.chunk import HEADER_BYTES
 
 OVERHEAD_BYTES = 64
 """Size of a payload of a few columns, beside their values."""

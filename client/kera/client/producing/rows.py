@@ -16,9 +16,9 @@ from kera.client.serializers.columns.models import batch_of
 from kera.client.serializers.protocols import Context
 from kera.client.serializers.refusing import cannot_encode
 from kera.client.types import StreamDescription
-from kera.core.arrow_types import empty_batch
 from kera.core.errors import InvalidArgument, SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.arrow_types import empty_batch
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 JSON_ROWS = 65_536
 """So many rows of a frame are Python objects at once."""

@@ -27,13 +27,13 @@ from kera.client.producing.traced import ProducerTraces
 from kera.client.producing.writer_reports import WriterReports
 from kera.client.settings import ProducerSettings
 from kera.client.stream_config import durability_value
-from kera.core.alarm import Alarm
-from kera.core.chunk import padding_of
+from kera.core.base.alarm import Alarm
+from kera.core.base.forks import Origin
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain, invariant
-from kera.core.forks import Origin
+from kera.core.format.chunk import padding_of
 from kera.core.rpc import Channel, Reply, api
 from kera.core.rpc.wire import error_from_message
-from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2
 
 log = get_logger("kera.producer")

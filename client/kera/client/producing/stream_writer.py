@@ -31,10 +31,10 @@ from kera.client.producing.row_sizes import OVERHEAD_BYTES
 from kera.client.producing.stream_lanes import ProducerIdentity, StreamLanes
 from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription, streamlet_number
-from kera.core.chunk import HEADER_BYTES, padded
+from kera.core.base.forks import leave_to_parent
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, StreamletOutOfRange, UnknownStream
-from kera.core.forks import leave_to_parent
-from kera.core.lean import is_lean
+from kera.core.format.chunk import HEADER_BYTES, padded
+from kera.core.format.lean import is_lean
 
 GATHERED_ROW_BYTES = 16
 """Size of a row of a gathered batch besides its values; estimated from above."""
@@ -401,7 +401,7 @@ class StreamWriter:
         return in_chunks + sum(gathering.row_count for gathering in self._gatherings.values())
 
     def forked(self) -> None:
-        """See `kera.core.forks`: the parent sends what is in open chunks."""
+        """See `kera.core.base.forks`: the parent sends what is in open chunks."""
         self._filling.pop(self.stream.name, None)
         self.open_chunks.clear()
         self._gatherings.clear()

@@ -29,9 +29,9 @@ from kera.client.producing.lane import PendingChunk
 from kera.client.producing.outcome import BatchDelivery, Outcome
 from kera.client.types import StreamDescription
 from kera.core.errors import KeraError
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc import Reply
 from kera.core.rpc.wire import error_from_message
-from kera.core.schema import DEFAULT_SCHEMA
 from kera.core.tracing import LINKS_MAX, TRACEPARENT, TRACESTATE, Kind, Span, TraceContext, Tracing
 from kera.core.tracing.conventions import messaging
 from kera.v1 import broker_pb2

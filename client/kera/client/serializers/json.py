@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeAlias
 from kera.client.serializers.framed import WithFrame
 from kera.client.serializers.protocols import Context, Schemas, Serializer
 from kera.client.serializers.refusing import cannot_encode, library, undecodable
-from kera.core.access.strict_json import unique_names
+from kera.core.base.strict_json import unique_names
 from kera.core.errors import InvalidArgument
 from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import unframe

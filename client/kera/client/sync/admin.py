@@ -15,8 +15,8 @@ from kera.client.admin.reset_plan import ResetPlan, ResetTo
 from kera.client.positions import Positions
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.types import ClusterDescription, StreamDescription
-from kera.core.ids import Position
-from kera.core.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
+from kera.core.base.ids import Position
+from kera.core.format.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
 from kera.core.push import DEFAULT_DOMAIN
 
 

@@ -30,7 +30,7 @@ from kera.client.sync.producer import Producer
 from kera.client.sync.schemas import SchemaRegistry
 from kera.client.types import EntryBounds, StreamDescription
 from kera.client.unclosed import ends_in_order
-from kera.core.ids import EntryId, Position
+from kera.core.base.ids import EntryId, Position
 from kera.core.runtime import MACHINE, Runtime
 
 

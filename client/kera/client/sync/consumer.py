@@ -26,8 +26,8 @@ from kera.client.epochs.ordered_consumer import OrderedConsumer as AsyncOrderedC
 from kera.client.serializers.choosing import DeserializerLike
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.types import Record
+from kera.core.base.ids import Position
 from kera.core.errors import WokenUp
-from kera.core.ids import Position
 
 if TYPE_CHECKING:
     import pandas

@@ -15,8 +15,8 @@ from kera.client.epochs.sorting import OrderedBatch
 from kera.client.serializers.choosing import DeserializerLike
 from kera.client.sync.consumer import RecordsOf
 from kera.client.sync.loop_thread import LoopThread
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import WokenUp
-from kera.core.ids import EntryId, Position
 
 if TYPE_CHECKING:
     import pandas

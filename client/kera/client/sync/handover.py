@@ -19,8 +19,8 @@ from kera.client.producing.producer import Producer as AsyncProducer
 from kera.client.producing.punctuating import Punctuated
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.unclosed import Guard, Loss
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import BufferFull, ClosedError, KeraError
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.producer")
 

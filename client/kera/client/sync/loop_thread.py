@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from kera.core.base.forks import Origin
 from kera.core.errors import InvalidArgument
-from kera.core.forks import Origin
 
 T = TypeVar("T")
 

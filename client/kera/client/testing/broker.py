@@ -11,11 +11,11 @@ from kera.client.testing.reads import Reads
 from kera.client.testing.requests import Requests
 from kera.client.testing.streams import Attempt, Changes, FakeStream
 from kera.client.types import fill_cursor, position_of
-from kera.core.chunk import iterate_chunks
+from kera.core.base.address import split_address
+from kera.core.base.ids import EntryId
 from kera.core.errors import InvalidArgument, KeraError
-from kera.core.ids import EntryId
+from kera.core.format.chunk import iterate_chunks
 from kera.core.rpc import Call, Reply, api
-from kera.core.rpc.address import split_address
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.wire import error_to_message

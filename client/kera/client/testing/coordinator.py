@@ -10,12 +10,12 @@ from kera.client.testing.requests import Requests
 from kera.client.testing.schemas import FakeSchemas
 from kera.client.testing.streams import Changes, FakeStream
 from kera.client.types import position_of
-from kera.core.clock import SystemClock
+from kera.core.base.clock import SystemClock
+from kera.core.base.ids import PRODUCER_EPOCHS
 from kera.core.errors import InvalidArgument, KeraError, StreamExists, StreamletOutOfRange, Unavailable, UnknownStream
-from kera.core.ids import PRODUCER_EPOCHS
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.rpc import Call, Method, Reply, api
 from kera.core.rpc.grpc_server import GrpcServer
-from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.v1 import common_pb2, consumer_group_pb2, coordinator_pb2
 
 HOST = "127.0.0.1"

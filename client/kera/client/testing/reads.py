@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kera.client.testing.streams import FakeStream, FakeStreamlet
 from kera.client.types import position_of
-from kera.core.chunk import read_header
+from kera.core.base.ids import Position
 from kera.core.errors import KeraError, NotOwner, Recovering, SessionLost, UnknownStream
-from kera.core.ids import Position
+from kera.core.format.chunk import read_header
 from kera.core.rpc import Reply
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from kera.client.types import Interval, position_of
-from kera.core.chunk import ChunkHeader, Placement, place_chunk, read_header
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import DataLost, InvalidArgument, NotOwner, OutOfSequence, ProducerFenced, UnknownStream
-from kera.core.ids import EARLIEST, Position
-from kera.core.payload import open_payload
-from kera.core.punctuation import encode_punctuation, is_punctuation
-from kera.core.schema import schema_from_bytes
+from kera.core.format.chunk import ChunkHeader, Placement, place_chunk, read_header
+from kera.core.format.payload import open_payload
+from kera.core.format.punctuation import encode_punctuation, is_punctuation
+from kera.core.format.schema import schema_from_bytes
 from kera.v1 import broker_pb2, common_pb2
 
 

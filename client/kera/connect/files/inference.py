@@ -22,7 +22,7 @@ from kera.client.json_form.records import FIELDS, PLACE_FIELDS
 from kera.client.json_form.texts import Number, Symbol, cut, decoded, parsed_line
 from kera.connect.files.numbers import FLOAT_DIGITS_SURE
 from kera.core.errors import SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 LINES_LOOKED_AT = 100
 """Lines by which it is decided whether lines are records as ``kera consume --json`` prints them."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 _KEYS, _, _HEADERS = (DEFAULT_SCHEMA.field(name).type for name in ("keys", "value", "headers"))
 

@@ -25,9 +25,9 @@ from kera.connect.files.int96 import OldTimes
 from kera.connect.files.numbers import Scan, first_changed, first_rewritten, holds_short
 from kera.connect.files.text import CsvRecords, JsonRecords, Position, Records, TextFile, changed, mark_of
 from kera.connect.records import key_lists
-from kera.core.arrow_types import empty_batch
 from kera.core.errors import SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.arrow_types import empty_batch
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 BLOCK_BYTES = 1 << 20
 TEXT_BYTES_MAX = 8 << 20

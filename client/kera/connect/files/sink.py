@@ -34,7 +34,7 @@ from kera.connect.pieces import Piece, Place, Progress, Source
 from kera.connect.worker import Worker
 from kera.core.data_dir import checksum_of
 from kera.core.errors import DiskFull, InternalError, SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 STATE = ".kera-connect.json"
 LOCK = ".kera-connect.lock"

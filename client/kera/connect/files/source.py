@@ -25,7 +25,7 @@ from kera.connect.files.text import Position, has_writer
 from kera.connect.pieces import Piece, Place, Span
 from kera.connect.worker import Worker
 from kera.core.errors import SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 PART = "files"
 LOOK_S = 0.2

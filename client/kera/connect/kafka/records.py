@@ -12,7 +12,7 @@ from kera.client.arrow_input import null_column
 from kera.client.headers import Header
 from kera.connect.records import key_lists
 from kera.core.errors import SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 NO_TIME_MS = -1
 """Kafka's time of a record without one."""

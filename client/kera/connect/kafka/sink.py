@@ -24,7 +24,7 @@ from kera.connect.kafka.records import messages_of
 from kera.connect.pieces import Piece, Place, Progress, Source
 from kera.connect.worker import Worker
 from kera.core.errors import InternalError, InvalidArgument, RecordTooLarge, SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 STATE_TOPIC = "kera-connect-state"
 VERSION = 1

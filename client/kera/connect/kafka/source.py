@@ -17,7 +17,7 @@ from kera.connect.kafka.connection import ANSWER_S, identity_of, partitions_of, 
 from kera.connect.kafka.records import rows_of
 from kera.connect.pieces import Piece, Place, Span
 from kera.connect.worker import Worker
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 MESSAGES_MAX = 10_000
 """Taken from the client at once."""

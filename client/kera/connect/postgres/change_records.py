@@ -21,7 +21,7 @@ from kera.connect.postgres.columns import ODD_PREFIX, Columns, conformed
 from kera.connect.postgres.pgoutput import UNCHANGED, Row
 from kera.connect.postgres.replay import Change
 from kera.core.errors import InvalidArgument, SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 META = {"op": pa.string(), "ts_ms": pa.int64(), "lsn": pa.int64()}
 """Columns that say what a change is, beside those of the table."""

@@ -40,9 +40,9 @@ from kera.connect.postgres.replay import Change, Replay, Snapshot, Spot
 from kera.connect.postgres.settling import PAUSE_S, SETTLE_S, settled
 from kera.connect.postgres.slot import Look, Slot
 from kera.connect.worker import Worker
-from kera.core.arrow_types import empty_batch
 from kera.core.errors import InternalError, InvalidArgument, KeraError
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.arrow_types import empty_batch
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 PART = "changes"
 PEEK_MESSAGES = 10_000

@@ -26,7 +26,7 @@ from kera.connect.postgres.connection import Database
 from kera.connect.postgres.conversions import Conversion, Target, fitting, value_text
 from kera.connect.worker import Worker
 from kera.core.errors import InternalError, InvalidArgument, KeraError, SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 
 STATE_TABLE = "kera_connect"
 ROWS_TABLE = "kera_connect_rows"

@@ -25,8 +25,8 @@ from kera.connect.postgres.connection import TEXT_FORMS, Database
 from kera.connect.postgres.pages import Page, digest_of, pages
 from kera.connect.postgres.settling import PAUSE_S, SETTLE_S, settled
 from kera.connect.worker import Worker
-from kera.core.arrow_types import empty_batch
 from kera.core.errors import InternalError, InvalidArgument, SchemaMismatch
+from kera.core.format.arrow_types import empty_batch
 
 PART = "rows"
 PAGE_ROWS = 100_000

@@ -29,7 +29,6 @@ from kera.connect.planning.slicing import ends_of_slices, slices, slices_needed
 from kera.connect.records import is_default
 from kera.connect.streams.journal import Journal, open_journal, producer_id
 from kera.connect.streams.source import StreamSource
-from kera.core.chunk import PAYLOAD_BYTES_MAX
 from kera.core.errors import (
     InternalError,
     InvalidArgument,
@@ -39,6 +38,7 @@ from kera.core.errors import (
     UnknownStream,
     invariant,
 )
+from kera.core.format.chunk import PAYLOAD_BYTES_MAX
 
 SLICE_BYTES = 1 << 20
 """Rows for one chunk."""

@@ -13,8 +13,8 @@ import pyarrow as pa
 from kera.client import ChunkBatch, Client, ConsumerSettings, EntryBounds, Position, StreamDescription
 from kera.connect.errors import RecordsGone, SourceChanged
 from kera.connect.pieces import Piece, Place, Span
-from kera.core.arrow_types import empty_batch
 from kera.core.errors import DataLost, InternalError
+from kera.core.format.arrow_types import empty_batch
 
 
 class StreamSource:

@@ -27,7 +27,7 @@ from kera.connect.values.json_values import JsonEncoder, json_value
 from kera.connect.values.subject import Registry, Version, choose
 from kera.connect.worker import Worker
 from kera.core.errors import CannotDecode, CannotEncode, InternalError, InvalidArgument, SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import frame_of
 

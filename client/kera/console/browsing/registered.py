@@ -22,7 +22,7 @@ from kera.client import RegisteredSchema, SchemaRegistry
 from kera.client.serializers import AvroDeserializer, Context
 from kera.console.browsing.decoding import TAKEN_APART_BYTES_MAX, Shown, is_taken_apart, shown_document, shown_json
 from kera.core.errors import CannotDecode, InvalidArgument, KeraError, NotFramed, UnknownSchema
-from kera.core.schema import schema_from_bytes
+from kera.core.format.schema import schema_from_bytes
 from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import split_message_path, unframe
 

@@ -16,8 +16,8 @@ from kera.console.visits import DONE, Visit
 from kera.console.web.forms import Form
 from kera.console.web.parameters import NUMBER_MAX, Parameters
 from kera.console.web.problems import Problem
+from kera.core.base.ids import Position
 from kera.core.errors import InvalidArgument, InvalidCursor, StreamletOutOfRange, UnknownStream
-from kera.core.ids import Position
 
 PLACES: Final[Mapping[str, str]] = {
     "earliest": "the earliest record",

@@ -13,7 +13,7 @@ from kera.console.pages.paging import Order, ordered, paged, parse_order
 from kera.console.visits import Visit
 from kera.console.watching.view import lag_of
 from kera.console.web.charts import chart
-from kera.core.internal_names import is_internal
+from kera.core.base.internal_names import is_internal
 
 ORDERS: Mapping[str, Callable[[ConsumerGroupSummary], Any]] = {
     "name": lambda group: group.consumer_group,

@@ -13,8 +13,8 @@ from kera.console import limits
 from kera.console.pages.overview import allowed
 from kera.console.visits import Visit
 from kera.console.watching.view import View
+from kera.core.base.internal_names import is_internal
 from kera.core.errors import KeraError
-from kera.core.internal_names import is_internal
 
 STREAMS_DESCRIBED_MAX = 20
 """Streams whose streamlets are looked at for one page."""

@@ -15,8 +15,8 @@ from kera.console import limits
 from kera.console.visits import Visit
 from kera.console.watching.view import READ, WRITTEN, Health, View
 from kera.console.web.charts import chart
+from kera.core.base.internal_names import is_internal
 from kera.core.errors import NotAllowed
-from kera.core.internal_names import is_internal
 
 T = TypeVar("T")
 UNKNOWN = 3

@@ -14,8 +14,8 @@ from kera.console.pages.paging import paged
 from kera.console.rendering import address
 from kera.console.visits import DONE, Visit
 from kera.console.web.forms import Form
+from kera.core.base.internal_names import is_internal
 from kera.core.errors import IncompatibleSchema, InvalidArgument, InvalidSchema, UnknownSubject
-from kera.core.internal_names import is_internal
 from kera.core.schemas.kinds import Compatibility, SchemaType
 from kera.core.schemas.limits import stream_of
 

@@ -20,11 +20,11 @@ from kera.console.visits import DONE, Visit
 from kera.console.web.forms import Form
 from kera.console.web.parameters import Parameters
 from kera.console.web.problems import problem_of
-from kera.core.arrow_types import COMMON, arrow_type
+from kera.core.base.sizes import exact_size
+from kera.core.base.spans import exact_span
 from kera.core.errors import AuthenticationFailed, InvalidArgument, KeraError, StreamExists
-from kera.core.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
-from kera.core.sizes import exact_size
-from kera.core.spans import exact_span
+from kera.core.format.arrow_types import COMMON, arrow_type
+from kera.core.format.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
 
 DURABILITIES = ("", "leader", "replicated", "persisted")
 CODECS = ("none", "lz4", "zstd")

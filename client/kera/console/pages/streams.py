@@ -19,8 +19,8 @@ from kera.console.watching.sizes import Size, size_of
 from kera.console.watching.view import View
 from kera.console.web.problems import within
 from kera.console.web.words import milliseconds, second
+from kera.core.base.internal_names import is_internal
 from kera.core.errors import KeraError, NotAllowed, UnknownStream
-from kera.core.internal_names import is_internal
 
 WAITED_FOR_SHOWN = 5
 LATE_MS = 2_000

@@ -28,8 +28,8 @@ from kera.console.watching.cached import Cached
 from kera.console.watching.samples import Histories
 from kera.console.watching.sizes import Sizes
 from kera.console.web.problems import Refused
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument, KeraError, NotAllowed
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.console")
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from kera.console import limits
-from kera.core.telemetry import get_logger
+from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.console")
 

@@ -11,9 +11,9 @@ from urllib.parse import parse_qsl
 
 from kera.console import limits
 from kera.console.web.words import parse_moment
+from kera.core.base.sizes import size_bytes
+from kera.core.base.spans import exact_span, span_ms
 from kera.core.errors import InvalidArgument
-from kera.core.sizes import size_bytes
-from kera.core.spans import exact_span, span_ms
 
 NUMBER_MAX: Final = (1 << 63) - 1
 _DIGITS_MAX = 19

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kera.coordinator.access.records import AccessRecords
 from kera.coordinator.cluster.catalog import Catalog
 from kera.core.access.identity import EVERYBODY, USER
+from kera.core.base.spelling import closest
 from kera.core.errors import UnknownStream
-from kera.core.spelling import closest
 from kera.v1 import access_pb2 as messages
 
 COMPARED_MAX = 1000

@@ -32,13 +32,13 @@ from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
 from kera.coordinator.store.ledger import number
 from kera.core.access.accounts import Token
-from kera.core.access.audit import Audit
-from kera.core.access.guard import CALLER, Guard
 from kera.core.access.identity import USER, Identity, check_name, check_principal
 from kera.core.access.rights import CLUSTER, Operation, Rights, check_resource, covers, operation_word
 from kera.core.errors import InvalidArgument, NotAllowed, UnknownUser
 from kera.core.rpc import api
 from kera.core.rpc.method import Peer
+from kera.server.access.audit import Audit
+from kera.server.access.guard import CALLER, Guard
 from kera.v1 import access_pb2 as messages
 
 TOKEN_LIFETIME_MS = 24 * 3600 * 1000

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kera.coordinator.cluster.peers import Peers, cannot_be_reached
+from kera.core.base.address import split_address
 from kera.core.errors import Unavailable
 from kera.core.rpc import api
-from kera.core.rpc.address import split_address
 from kera.core.runtime import MACHINE, OpenChannel
 from kera.v1 import broker_pb2, common_pb2
 

@@ -9,7 +9,7 @@ Invariants:
    `first_group_id` above the ids of all groups of earlier launches. An assignment with an epoch before that waits for
    a recovery, see ``recovery``.
 5. `assignments_version` of a stream grows with every change of its assignments, and is never given twice: see
-   ``kera.core.lineage``.
+   ``kera.server.lineage``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kera.coordinator.cluster.intervals import FIRST_GROUP_ID
 from kera.coordinator.cluster.intervals import broker_ids_of as broker_ids_of_assignment
 from kera.coordinator.cluster.stream_brokers import StreamBrokers
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream, invariant
-from kera.core.lineage import new_version
+from kera.server.lineage import new_version
 from kera.v1 import common_pb2
 
 __all__ = ["FIRST_GROUP_ID", "GROUPS_PER_LAUNCH", "Catalog", "broker_ids_of", "first_group_id_of", "with_assignments"]

@@ -31,7 +31,7 @@ from typing import Any, Generic
 
 from kera.coordinator.cluster.member_kinds import FENCED, InfoT, MemberKind, RecordT, read_forgotten
 from kera.coordinator.ids import Launch
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
 from kera.core.errors import StaleEpoch
 from kera.v1 import common_pb2, coordinator_pb2
 

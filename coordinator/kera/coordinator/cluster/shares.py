@@ -6,9 +6,9 @@ known, and nobody has one.
 
 from __future__ import annotations
 
-from kera.core.access.guard import CALLER, Guard
 from kera.core.access.rights import CLUSTER, Operation
 from kera.core.errors import QuotaExceeded
+from kera.server.access.guard import CALLER, Guard
 
 SETTING = "principal_share_percent"
 

@@ -26,11 +26,11 @@ from kera.coordinator.store.ledger import Ledger
 from kera.coordinator.store.metadata import MetadataStoreFailed, VersionConflict
 from kera.coordinator.store.metadata_copy import CLUSTER_ID
 from kera.coordinator.store.numbers import instances_by, next_epoch, next_id
-from kera.core.access.guard import check_caller
-from kera.core.clock import Clock
+from kera.core.base.clock import Clock
+from kera.core.base.telemetry import get_logger
+from kera.core.base.turns import Pace, Turns
 from kera.core.errors import KeraError, Unavailable, UnknownStream, invariant
-from kera.core.telemetry import get_logger
-from kera.core.turns import Pace, Turns
+from kera.server.access.guard import check_caller
 from kera.v1 import common_pb2
 
 log = get_logger("kera.coordinator")

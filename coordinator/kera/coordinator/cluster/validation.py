@@ -15,9 +15,9 @@ import pyarrow as pa
 from kera.coordinator.settings import REPLICATION_MAX
 from kera.coordinator.store.metadata import VALUE_BYTES_MAX
 from kera.core.errors import InvalidArgument, SchemaMismatch, invariant
-from kera.core.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
+from kera.core.format.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
+from kera.core.format.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.core.push import DEFAULT_DOMAIN
-from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.v1 import common_pb2, coordinator_pb2
 
 NAME_CHARS_MAX = 249

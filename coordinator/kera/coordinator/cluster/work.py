@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable, Container, Coroutine, Hashable
 from typing import Any
 
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.coordinator")
 

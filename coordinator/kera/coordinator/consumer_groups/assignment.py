@@ -23,7 +23,7 @@ from collections.abc import Set as AbstractSet
 from kera.coordinator.consumer_groups.leases import Leases
 from kera.coordinator.consumer_groups.members import AHEAD, Member, evened_out
 from kera.coordinator.consumer_groups.progress import Group, GroupId, StreamletProgress
-from kera.core.turns import at_once
+from kera.core.base.turns import at_once
 
 
 class Assignment:

@@ -19,10 +19,10 @@ from kera.coordinator.cluster.intervals import broker_of_group, index_of_group, 
 from kera.coordinator.cluster.state import State
 from kera.coordinator.consumer_groups.progress import StreamletProgress, cursor_of, position_of
 from kera.coordinator.consumer_groups.registry import ConsumerGroupRegistry
+from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import DataLost, KeraError
-from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc.wire import error_from_message
-from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 
 log = get_logger("kera.consumer_groups")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kera.coordinator.consumer_groups.progress import UNKNOWN_TIMEOUTS, Group, GroupId, Timeouts, cursor_of, ranges_of
-from kera.core.ids import EntryId
+from kera.core.base.ids import EntryId
 from kera.v1 import consumer_group_pb2 as messages
 
 RECENT_HALF_LIFE_S = 60.0

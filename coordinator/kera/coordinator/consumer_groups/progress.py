@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kera.coordinator.consumer_groups.stored_parts import describe_whole, parts_in
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import InvalidArgument
-from kera.core.ids import EARLIEST, EntryId, Position
 from kera.v1 import common_pb2
 from kera.v1 import consumer_group_pb2 as messages
 

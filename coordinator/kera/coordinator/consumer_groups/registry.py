@@ -15,8 +15,8 @@ from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
 from kera.coordinator.consumer_groups.polls import Polls
 from kera.coordinator.consumer_groups.progress import lowest
 from kera.coordinator.consumer_groups.uses import Uses
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument
-from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 from kera.v1 import consumer_group_pb2 as messages
 

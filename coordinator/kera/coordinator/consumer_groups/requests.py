@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kera.coordinator.consumer_groups.progress import known, position_of
+from kera.core.base.ids import Position
 from kera.core.errors import InvalidArgument
-from kera.core.ids import Position
 from kera.v1 import consumer_group_pb2 as messages
 
 MEMBER_ID_CHARS_MAX = 64

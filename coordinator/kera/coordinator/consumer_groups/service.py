@@ -30,9 +30,9 @@ from kera.coordinator.consumer_groups.polls import Polls
 from kera.coordinator.consumer_groups.registry import CONSUMER_GROUPS_MAX, ConsumerGroupRegistry
 from kera.coordinator.consumer_groups.requests import RESET_STREAMLETS_MAX, StreamShape, check_items
 from kera.coordinator.consumer_groups.uses import CLOCK, USES, Uses
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument, LeaseLost
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
 from kera.v1 import consumer_group_pb2 as messages
 
 log = get_logger("kera.consumer_groups")

@@ -8,7 +8,7 @@ The time is the caller's, on a clock that does not go back.
 from __future__ import annotations
 
 from kera.coordinator.latency.budgets import Verdict
-from kera.core.telemetry import get_logger
+from kera.core.base.telemetry import get_logger
 from kera.v1 import latency_pb2 as messages
 
 log = get_logger("kera.latency")

@@ -24,12 +24,12 @@ from kera.coordinator.latency.paths import (
 from kera.coordinator.latency.planning import Planning, View
 from kera.coordinator.latency.records import CONSTRAINTS, constraint_key
 from kera.coordinator.latency.splitting import Hop
-from kera.core.access.guard import CALLER, Guard
-from kera.core.access.requirements import Need, group, stream
 from kera.core.access.rights import Operation
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument, UnknownLatencyConstraint, UnknownStream
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
+from kera.server.access.guard import CALLER, Guard
+from kera.server.access.requirements import Need, group, stream
 from kera.v1 import latency_pb2 as messages
 
 log = get_logger("kera.latency")

@@ -20,7 +20,7 @@ import enum
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from kera.core.lineage import CHANGES_BITS
+from kera.server.lineage import CHANGES_BITS
 
 NAMED_MAX = 5
 """Maximum of named members that it waits for."""

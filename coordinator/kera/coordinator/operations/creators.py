@@ -5,9 +5,9 @@ from __future__ import annotations
 from kera.coordinator.cluster.catalog import Catalog
 from kera.coordinator.cluster.shares import Shares, beyond_share
 from kera.coordinator.operations.stored import StoredBytes
-from kera.core.access.guard import CALLER, Guard
 from kera.core.access.identity import Identity
-from kera.core.access.totals import exceeded
+from kera.server.access.guard import CALLER, Guard
+from kera.server.access.totals import exceeded
 from kera.v1 import common_pb2
 
 

@@ -29,9 +29,9 @@ from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.migration import Migration
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.decide import DRAINED
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")

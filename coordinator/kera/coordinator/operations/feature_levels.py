@@ -1,4 +1,4 @@
-"""The cluster's feature level (``kera.core.feature_level``): it rises when all coordinators and members have it.
+"""The cluster's feature level (``kera.server.feature_level``): it rises when all coordinators and members have it.
 
 It is stored, and never falls: what it permits may be on disks by then. So a member, or a coordinator, that has a lower
 one is refused from then on. Members that are away count as well, since they come back; one that is gone for good is
@@ -14,9 +14,9 @@ from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata import UnknownFormat
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument
-from kera.core.feature_level import FEATURE_LEVEL
-from kera.core.telemetry import get_logger
+from kera.server.feature_level import FEATURE_LEVEL
 
 log = get_logger("kera.coordinator")
 

@@ -24,10 +24,10 @@ from kera.coordinator.operations.unknown import UnknownStreams
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.records import records_of
 from kera.coordinator.store.ledger import Changes, number
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument
-from kera.core.lineage import comes_from
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
+from kera.server.lineage import comes_from
 from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")

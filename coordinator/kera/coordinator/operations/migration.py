@@ -31,6 +31,7 @@ from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.moves import UnresolvedMoves, move_key
 from kera.coordinator.recovery.records import RecoveryRecords
 from kera.coordinator.store.metadata import VALUE_BYTES_MAX
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import (
     InvalidArgument,
     KeraError,
@@ -40,7 +41,6 @@ from kera.core.errors import (
     invariant,
 )
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")

@@ -20,8 +20,8 @@ from kera.coordinator.cluster.state import State, all_of
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.store.ledger import Ledger
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, Unavailable, UnknownStream
-from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")

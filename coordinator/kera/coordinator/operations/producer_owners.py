@@ -27,10 +27,10 @@ from typing import NamedTuple
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
 from kera.coordinator.store.ledger import Changes, number
-from kera.core.access.guard import CALLER
+from kera.core.base.ids import PRODUCER_IDS
 from kera.core.errors import InvalidArgument
-from kera.core.ids import PRODUCER_IDS
 from kera.core.rpc import api
+from kera.server.access.guard import CALLER
 from kera.v1 import coordinator_pb2
 
 LAST_PRODUCER_ID = "last/producer_id"

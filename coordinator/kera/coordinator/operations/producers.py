@@ -25,8 +25,8 @@ from kera.coordinator.cluster.validation import checked_producer_name
 from kera.coordinator.ids import Launch
 from kera.coordinator.operations.producer_owners import LAST_PRODUCER_ID, ProducerOwners, caller_principal
 from kera.coordinator.store.ledger import number
+from kera.core.base.ids import PRODUCER_EPOCHS
 from kera.core.errors import InvalidArgument, Unavailable
-from kera.core.ids import PRODUCER_EPOCHS
 from kera.core.rpc import api
 from kera.v1 import coordinator_pb2
 

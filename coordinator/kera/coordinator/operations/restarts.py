@@ -31,9 +31,9 @@ from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.loads import MeasuredLoads
 from kera.coordinator.operations.migration import LIMITS, Migration
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
 from kera.v1 import coordinator_pb2
 
 log = get_logger("kera.coordinator")

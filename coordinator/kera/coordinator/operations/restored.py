@@ -26,9 +26,9 @@ from kera.coordinator.operations.unknown import UnknownStreams
 from kera.coordinator.store.leadership import LEADER
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata_copy import RESTORED
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import Unavailable, UnknownLaunch
-from kera.core.lineage import comes_from
-from kera.core.telemetry import get_logger
+from kera.server.lineage import comes_from
 from kera.v1 import coordinator_pb2
 
 log = get_logger("kera.coordinator")

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from kera.coordinator.cluster.membership import BrokerMembers
 from kera.coordinator.ids import Launch
 from kera.core.access.accounts import Accounts
-from kera.core.access.guard import Guard
 from kera.core.access.identity import USER, Identity
+from kera.server.access.guard import Guard
 from kera.v1 import coordinator_pb2 as messages
 
 UINT64_MAX = (1 << 64) - 1

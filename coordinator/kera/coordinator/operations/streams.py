@@ -38,13 +38,13 @@ from kera.coordinator.operations.feature_levels import FeatureLevels
 from kera.coordinator.operations.producer_owners import ProducerOwners
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata import MetadataStoreFailed
-from kera.core.access.guard import check_caller
 from kera.core.access.identity import Identity
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument, KeraError, TooFewBackups, Unavailable, UnknownStream
-from kera.core.feature_level import EPOCHS
-from kera.core.lineage import new_version
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
+from kera.server.access.guard import check_caller
+from kera.server.feature_level import EPOCHS
+from kera.server.lineage import new_version
 from kera.v1 import common_pb2
 from kera.v1 import coordinator_pb2 as messages
 

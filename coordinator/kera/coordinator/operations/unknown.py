@@ -8,7 +8,7 @@ What a broker was told of a stream it has written down, and reports to a new lea
 * **A stream that was moved, recovered or altered since the copy** goes on as brokers know it, by itself
   (`UnknownStreams.advance`), if that comes from what is in the metadata. If both have gone on (the metadata of a
   coordinator that acted before it had heard of it), none of both is destroyed: brokers refuse what does not come from
-  what they know (``kera.core.lineage``), and an operator sees the problem, and may have it adopted, too: then the
+  what they know (``kera.server.lineage``), and an operator sees the problem, and may have it adopted, too: then the
   stream is what its brokers know, and what was written to it elsewhere since the metadata were restored is given up.
 """
 
@@ -29,10 +29,10 @@ from kera.coordinator.operations.unknown_reports import UnknownReports
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.records import records_of
 from kera.coordinator.store.ledger import number
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
-from kera.core.lineage import comes_from, join, new_version
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
+from kera.server.lineage import comes_from, join, new_version
 from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")

@@ -8,9 +8,9 @@ from kera.coordinator.cluster.catalog import broker_ids_of
 from kera.coordinator.cluster.state import State
 from kera.coordinator.ids import Launch
 from kera.coordinator.operations.drops import is_to_be_dropped
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import Unavailable
-from kera.core.lineage import comes_from
-from kera.core.telemetry import get_logger
+from kera.server.lineage import comes_from
 from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")

@@ -48,9 +48,9 @@ from kera.coordinator.recovery.progress import Unneeded
 from kera.coordinator.recovery.records import KEPT, RecoveryRecords, Run, WorkKey, deletions_of, records_of
 from kera.coordinator.recovery.take_over import CursorsOf, TakeOvers
 from kera.coordinator.store.ledger import number
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import StaleEpoch, Unavailable
 from kera.core.rpc import api
-from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1.coordinator_pb2 import RECOVERY_PHASE_CANCELLED
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from kera.core.errors import InvalidArgument, UnknownSchema, UnknownSubject
 from kera.core.schemas import VERSIONS_MAX, Compatibility
-from kera.core.schemas.compatibility import Definition, Version
 from kera.core.schemas.kinds import SchemaType
+from kera.server.schemas.compatibility import Definition, Version
 from kera.v1 import schema_pb2 as messages
 
 SUBJECTS_MAX = 100_000

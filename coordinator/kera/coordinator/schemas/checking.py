@@ -2,7 +2,7 @@
 
 A thread does it, one comparison after the other, and those who ask for many take turns with others: also what is short
 may take long. Only a few columns of Arrow are looked at at once. How many may wait is bounded, and how long each may
-take is the rules' (``kera.core.schemas.differences``).
+take is the rules' (``kera.server.schemas.differences``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from kera.coordinator.cluster.changing import Changing
 from kera.core.errors import IncompatibleSchema, Unavailable
 from kera.core.schemas import Compatibility, SchemaType
-from kera.core.schemas.compatibility import Definition, Version, incompatibilities
+from kera.server.schemas.compatibility import Definition, Version, incompatibilities
 
 SMALL_CHARS_MAX = 4 << 10
 """Maximum of all definitions that are compared: a millisecond."""

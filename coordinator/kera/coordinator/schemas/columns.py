@@ -13,10 +13,10 @@ from kera.coordinator.schemas.checking import Checking, incompatible
 from kera.coordinator.schemas.records import changes_of
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata_copy import RESTORED
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument, InvalidSchema, Unavailable
 from kera.core.schemas import SchemaType
-from kera.core.schemas.compatibility import Definition
-from kera.core.telemetry import get_logger
+from kera.server.schemas.compatibility import Definition
 from kera.v1 import schema_pb2 as messages
 
 log = get_logger("kera.coordinator")

@@ -18,9 +18,8 @@ from kera.coordinator.schemas.columns import TypedStreams
 from kera.coordinator.schemas.records import DEFAULT_COMPATIBILITY, SCHEMAS, SUBJECTS, changes_of
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata_copy import RESTORED
-from kera.core.access.guard import CALLER, Guard
-from kera.core.access.requirements import Need, stream
 from kera.core.access.rights import Operation
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument, InvalidSchema, Unavailable
 from kera.core.rpc import api
 from kera.core.schemas import (
@@ -33,8 +32,9 @@ from kera.core.schemas import (
     checked_subject,
     stream_of,
 )
-from kera.core.schemas.compatibility import Definition
-from kera.core.telemetry import get_logger
+from kera.server.access.guard import CALLER, Guard
+from kera.server.access.requirements import Need, stream
+from kera.server.schemas.compatibility import Definition
 from kera.v1 import schema_pb2 as messages
 
 log = get_logger("kera.coordinator")

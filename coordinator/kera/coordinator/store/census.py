@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 from kera.coordinator.store.leadership import LEADER, census_since
 from kera.coordinator.store.metadata import MetadataDamaged
-from kera.core.checksum import crc32c
+from kera.core.format.checksum import crc32c
 
 CENSUS = "census/"
 SINCE = CENSUS + ".since"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kera.core.base.home import expanded
+from kera.core.base.own_directory import take
+from kera.core.base.settings import setting
 from kera.core.errors import StartError
-from kera.core.home import expanded
-from kera.core.own_directory import take
-from kera.core.settings import setting
 
 
 class DataDirInUse(StartError):

@@ -41,12 +41,12 @@ from kera.coordinator.store.metadata import (
     Write,
 )
 from kera.coordinator.store.numbers import next_epoch
-from kera.core.clock import SystemClock, boottime_s
+from kera.core.base.clock import SystemClock, boottime_s
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InternalError, KeraError, NotLeader, ProtocolError, Uncertain
-from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Method, Reply, Service
-from kera.core.telemetry import get_logger
+from kera.server.feature_level import FEATURE_LEVEL
 
 log = get_logger("kera.leadership")
 
@@ -105,7 +105,7 @@ class Election(Protocol):
 
     @property
     def feature_level(self) -> int:
-        """The lowest of the coordinators that run, see ``kera.core.feature_level``."""
+        """The lowest of the coordinators that run, see ``kera.server.feature_level``."""
         ...
 
     @property

@@ -45,10 +45,10 @@ from kera.coordinator.store.metadata import (
     check_writes,
     conflict,
 )
-from kera.core.blocks import sync_directory
+from kera.core.base.blocks import sync_directory
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import DiskFull, KeraError, StartError
-from kera.core.lmdb_lock import reserve_lock
-from kera.core.telemetry import get_logger
+from kera.server.lmdb_lock import reserve_lock
 
 log = get_logger("kera.metadata")
 

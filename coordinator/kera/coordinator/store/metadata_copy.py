@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from kera.coordinator.store.census import CENSUS
 from kera.coordinator.store.leadership import LEADER, epoch_of
 from kera.coordinator.store.metadata import MetadataDamaged, MetadataStore, Write
+from kera.core.base.turns import at_once
 from kera.core.errors import InvalidArgument
-from kera.core.turns import at_once
 
 FORMAT = "kera metadata"
 VERSION = 1

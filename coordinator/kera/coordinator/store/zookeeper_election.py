@@ -26,7 +26,7 @@ from kera.coordinator.store.zookeeper_session import (
     ZooKeeperSession,
     check,
 )
-from kera.core.telemetry import get_logger
+from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.zookeeper")
 

@@ -19,7 +19,7 @@ import urllib.parse
 from collections.abc import Iterable
 
 from kera.coordinator.store.metadata import Write
-from kera.core.feature_level import FEATURE_LEVEL
+from kera.server.feature_level import FEATURE_LEVEL
 
 _PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
 _EMPTY = "+"

@@ -44,11 +44,11 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KeeperState
 
 from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull
+from kera.core.base.address import reason_of, split_address
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InternalError, InvalidArgument, StartError
-from kera.core.rpc.address import reason_of, split_address
 from kera.core.runtime import random_id
 from kera.core.security import Tls
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.zookeeper")
 

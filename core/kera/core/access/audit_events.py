@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple, Protocol
 
-from kera.core.monitoring.health import Finding
+from kera.core.base.health import Finding
 
 Kind = Literal["authentication_failed", "denied", "changed"]
 

@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from kera.core.access.identity import DAEMON_USER
 from kera.core.access.passwords import Login
+from kera.core.base.home import expanded
 from kera.core.errors import AuthenticationFailed, InvalidArgument
-from kera.core.home import expanded
 from kera.v1 import access_pb2 as messages
 
 SECRET_BYTES_MAX = 64 << 10

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from scramp import ScramClient, ScramException, ScramMechanism
 
+from kera.core.base.crowd import Crowd
 from kera.core.errors import AuthenticationFailed, InvalidArgument, KeraError
-from kera.core.rpc.crowd import Crowd
 from kera.v1 import access_pb2 as messages
 
 MECHANISM = "SCRAM-SHA-256"

@@ -12,8 +12,8 @@ from enum import IntEnum
 from typing import NamedTuple, cast
 
 from kera.core.access.identity import EVERYBODY, ROLE, Identity, check_principal
+from kera.core.base.spelling import closest, hint
 from kera.core.errors import InvalidArgument
-from kera.core.spelling import closest, hint
 from kera.v1 import access_pb2 as messages
 
 

@@ -13,7 +13,7 @@ A handler does not know by which transport a call came; a caller does not know b
 decide is left to the daemons.
 """
 
-import kera.core.silent_grpc  # noqa: F401 - before anything here imports gRPC
+import kera.core.base.silent_grpc  # noqa: F401 - before anything here imports gRPC
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.method import Call, Channel, Handler, Method, Peer, Reply, Service
 

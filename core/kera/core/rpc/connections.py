@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from kera.core.settings import InvalidSettings
+from kera.core.base.settings import InvalidSettings
 
 DESCRIPTORS_RESERVED = 512
 """For what is not a connection of a client: files, connections to other daemons, and those just being accepted."""

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from kera.core.base.address import CLOSED_AT_ONCE, reason_of, refuses_certificate, split_address
+from kera.core.base.forks import cut_off, inherited, leave_to_parent
 from kera.core.errors import KeraError, ProtocolError, Unavailable, Uncertain
-from kera.core.forks import cut_off, inherited, leave_to_parent
 from kera.core.rpc import api
-from kera.core.rpc.address import CLOSED_AT_ONCE, reason_of, refuses_certificate, split_address
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
@@ -197,7 +197,7 @@ class FrameChannel(FrameProtocol):
         leave_to_parent(self)
 
     def forked(self) -> None:
-        """See `kera.core.forks`: nothing is sent or received here."""
+        """See `kera.core.base.forks`: nothing is sent or received here."""
         if self._transport is not None and not self._closed.done():
             self._refusal = inherited()
             cut_off(self._transport.get_extra_info("socket"))

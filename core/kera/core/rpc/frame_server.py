@@ -28,8 +28,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kera.core.base.address import join_address, reason_of
+from kera.core.base.telemetry import get_logger
+from kera.core.base.turns import SLICE_S, Share
 from kera.core.errors import KeraError, PathNotWritable, PortTaken, ProtocolError
-from kera.core.rpc.address import join_address, reason_of
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.arriving import ARRIVING_BYTES_MAX, Arriving
 from kera.core.rpc.connections import BACKLOG, CONNECTIONS_MAX_DEFAULT
@@ -54,8 +56,6 @@ from kera.core.rpc.unix_socket import OWN_USER, bind_unix
 from kera.core.rpc.wire import error_to_message, parse
 from kera.core.security import Tls
 from kera.core.security.accepting import TlsListener, listening
-from kera.core.telemetry import get_logger
-from kera.core.turns import SLICE_S, Share
 
 log = get_logger("kera.frames")
 

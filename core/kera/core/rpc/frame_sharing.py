@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kera.core.base.telemetry import get_logger
+from kera.core.base.turns import Turns
 from kera.core.errors import Unavailable
 from kera.core.rpc.arriving import Arriving
 from kera.core.rpc.connections import idlest
@@ -13,8 +15,6 @@ from kera.core.rpc.method import Handler, Method
 from kera.core.rpc.strangers import Strangers
 from kera.core.rpc.taking import Taker
 from kera.core.security.refusals import Refusals
-from kera.core.telemetry import get_logger
-from kera.core.turns import Turns
 
 if TYPE_CHECKING:
     from kera.core.rpc.frame_server import ServerConnection, Timing

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from google.protobuf.message import Message
 
-from kera.core.checksum import crc32c
 from kera.core.errors import ProtocolError, invariant
+from kera.core.format.checksum import crc32c
 from kera.core.native import accelerated
 from kera.core.rpc.limits import BULK_BYTES_MAX, HEAD_BYTES_MAX, check_request, check_size
 from kera.core.rpc.method import Method

@@ -12,9 +12,9 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # an extension without stubs
 
-from kera.core.closing import is_being_cancelled
+from kera.core.base.closing import is_being_cancelled
+from kera.core.base.freed_memory import keep_freed_memory
 from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
-from kera.core.freed_memory import keep_freed_memory
 from kera.core.rpc import api, grpc_forks
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from kera.core.rpc.address import CLOSED_AT_ONCE, not_taken
+from kera.core.base.address import CLOSED_AT_ONCE, not_taken
 from kera.core.security import Tls
 
 WRONG_HOST = "call host does not match SSL server name"

@@ -15,8 +15,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+from kera.core.base.telemetry import get_logger
 from kera.core.rpc.sockets import copies_of_sockets, open_descriptors
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.grpc")
 

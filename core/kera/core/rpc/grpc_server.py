@@ -21,6 +21,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from kera.core.access.identity import not_authenticated
+from kera.core.base.address import join_address
+from kera.core.base.freed_memory import keep_freed_memory
+from kera.core.base.telemetry import get_logger
+from kera.core.base.turns import SLICE_S, Turns
 from kera.core.errors import (
     InternalError,
     KeraError,
@@ -29,9 +33,7 @@ from kera.core.errors import (
     RecordTooLarge,
     Unavailable,
 )
-from kera.core.freed_memory import keep_freed_memory
 from kera.core.rpc import grpc_unknown
-from kera.core.rpc.address import join_address
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.grpc_options import (
     AUTHORIZATION,
@@ -59,8 +61,6 @@ from kera.core.rpc.limits import (
 from kera.core.rpc.method import Call, Doorkeeper, Evidence, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.wire import parse, parse_with_bulk, serialize_with_bulk
 from kera.core.security import Tls
-from kera.core.telemetry import get_logger
-from kera.core.turns import SLICE_S, Turns
 from kera.v1 import common_pb2
 
 log = get_logger("kera.grpc")

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from kera.core.base.address import split_address
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import Unavailable
-from kera.core.rpc.address import split_address
 from kera.core.rpc.sockets import shut_down
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.grpc")
 

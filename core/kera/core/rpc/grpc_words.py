@@ -24,9 +24,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from kera.core.rpc.address import not_taken, tls_reason
+from kera.core.base.address import not_taken, tls_reason
+from kera.core.base.silent_grpc import VERBOSITY
 from kera.core.security.refusals import Refusals
-from kera.core.silent_grpc import VERBOSITY
 
 MARK = "| "
 """Before a line that is none of the log, though it may look like one."""

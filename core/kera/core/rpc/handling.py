@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InternalError, KeraError
 from kera.core.rpc.method import Call, Handler, Method, Reply
 from kera.core.rpc.wire import error_to_message
-from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 
 log = get_logger("kera.rpc")

@@ -11,8 +11,8 @@ import os
 import socket
 from typing import NamedTuple, Protocol
 
+from kera.core.base.crowd import Crowd, host_of
 from kera.core.errors import ProtocolError
-from kera.core.rpc.crowd import Crowd, host_of
 from kera.core.rpc.limits import HEAD_BYTES_MAX
 from kera.core.rpc.method import Doorkeeper, Evidence, Peer
 from kera.core.rpc.unix_socket import peer_user

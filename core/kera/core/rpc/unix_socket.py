@@ -14,9 +14,9 @@ import struct
 import tempfile
 from pathlib import Path
 
+from kera.core.base.address import UNIX_PATH_BYTES_MAX, reason_of
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import PathNotWritable, PortTaken
-from kera.core.rpc.address import UNIX_PATH_BYTES_MAX, reason_of
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.rpc")
 

@@ -2,7 +2,7 @@
 
 Shared by the coordinator, which keeps the registry of schemas, by the client, and by serializers. Everything below here
 is pure: no file, no network, and none of the libraries for a kind of schema. Streams with columns of their own have a
-schema of Arrow's besides, and need none of this: see `kera.core.schema`.
+schema of Arrow's besides, and need none of this: see `kera.core.format.schema`.
 """
 
 from kera.core.schemas.framing import SCHEMA_ID_MAX

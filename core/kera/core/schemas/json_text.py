@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-from kera.core.access.strict_json import shown, unique_names
+from kera.core.base.strict_json import shown, unique_names
 from kera.core.errors import InvalidSchema
 
 DEPTH_MAX = 64

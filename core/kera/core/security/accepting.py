@@ -12,12 +12,12 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from kera.core.rpc.address import join_address, reason_of
-from kera.core.rpc.crowd import Crowd, host_of
+from kera.core.base.address import join_address, reason_of
+from kera.core.base.crowd import Crowd, host_of
+from kera.core.base.telemetry import get_logger
 from kera.core.security.alerts import alert_of, send_alert
 from kera.core.security.refusals import Refusals
 from kera.core.security.tls import Tls
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.tls")
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from kera.core.base.home import expanded
 from kera.core.errors import InvalidArgument, StartError
-from kera.core.home import expanded
 from kera.core.security.alerts import AlertingContext
 
 ClientAuth = Literal["none", "optional", "required"]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import Field
 
+from kera.core.base.address import host_of, is_everywhere
+from kera.core.base.settings import InvalidSettings, KeraSettings
 from kera.core.errors import InvalidArgument
-from kera.core.rpc.address import host_of, is_everywhere
 from kera.core.security.files import SYSTEM, ClientAuth, TlsFiles
 from kera.core.security.tls import Tls
-from kera.core.settings import InvalidSettings, KeraSettings
 
 
 class TlsSettings(KeraSettings):

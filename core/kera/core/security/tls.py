@@ -17,9 +17,9 @@ from time import monotonic
 
 import grpc
 
+from kera.core.base.telemetry import get_logger
 from kera.core.security.checking import own_refusal, unfit
 from kera.core.security.files import InvalidTls, Loaded, TlsFiles, load
-from kera.core.telemetry import get_logger
 
 log = get_logger("kera.tls")
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from kera.core.telemetry import get_logger
+from kera.core.base.telemetry import get_logger
 
 QUEUE_MAX = 4096
 """Spans that wait; some 2 KB each."""

@@ -25,8 +25,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 from opentelemetry.trace.span import TraceState
 
+from kera.core.base.build import this_build
 from kera.core.errors import KeraError
-from kera.core.monitoring.build import this_build
 from kera.core.tracing.context import TraceContext
 from kera.core.tracing.export import Exporting
 from kera.core.tracing.face import LINKS_MAX, NO_SPAN, Attributes, Kind, Span, Tracing

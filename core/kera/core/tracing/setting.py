@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from kera.core.base.settings import HIDDEN_VALUE, InvalidSettings, KeraSettings
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument
-from kera.core.settings import HIDDEN_VALUE, InvalidSettings, KeraSettings
-from kera.core.telemetry import get_logger
 from kera.core.tracing.face import OFF, Tracing
 
 RATIO_DEFAULT = 0.01

@@ -19,9 +19,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from kera.core import spans
+from kera.core.base import spans
+from kera.core.base.ids import Position
 from kera.core.errors import InvalidArgument
-from kera.core.ids import Position
 from kera.spark_connector.planning.offsets import EntryOffset
 from kera.spark_connector.planning.places import Place, Time, Where
 
@@ -70,7 +70,7 @@ def parse_time(option: str, text: str) -> Time:
 
 
 def span_ms(text: str) -> int | None:
-    """Milliseconds in a text (see `kera.core.spans`); None if it is no span, or one of less than a millisecond."""
+    """Milliseconds in a text (see `kera.core.base.spans`); None if it is no span, or one of less than a millisecond."""
     found_ms = spans.span_ms(text)
     return None if found_ms is None or 0 < found_ms < 1 else round(found_ms)
 

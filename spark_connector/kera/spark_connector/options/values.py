@@ -9,8 +9,8 @@ import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from kera.core.base.spans import UNITS
 from kera.core.errors import InvalidArgument
-from kera.core.spans import UNITS
 from kera.spark_connector.options.names import BOOTSTRAP, MEANT, SECRETS
 from kera.spark_connector.options.places import span_ms
 

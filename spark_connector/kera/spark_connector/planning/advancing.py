@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kera.core.base.ids import EARLIEST
 from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
-from kera.core.ids import EARLIEST
 from kera.spark_connector.planning.admission import Waiting
 from kera.spark_connector.planning.cutting import ranges
 from kera.spark_connector.planning.now import Now, bounds_of, find_bounds, first_of, heads, may_be_lost

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import NotAccepted
-from kera.core.ids import EntryId, Position
 from kera.spark_connector.planning.now import Now, find_bounds
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets
 

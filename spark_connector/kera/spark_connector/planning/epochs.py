@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from kera.core.errors import EpochPassed, InvalidArgument
-from kera.core.punctuation import NO_TIME
+from kera.core.format.punctuation import NO_TIME
 from kera.spark_connector.planning.advancing import Advance, Planned, limited
 from kera.spark_connector.planning.now import Now, StreamNow, bounds_of, first_of
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset, EpochMark, Offsets

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets, StreamOffsets
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kera.core.base.ids import Position
 from kera.core.errors import InvalidArgument, NotAccepted
-from kera.core.ids import Position
 
 VERSION = 2
 

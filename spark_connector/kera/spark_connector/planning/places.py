@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.spark_connector.planning.offsets import EntryOffset
 
 

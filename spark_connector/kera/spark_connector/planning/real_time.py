@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import InvalidArgument
-from kera.core.ids import EntryId, Position
 from kera.spark_connector.planning.advancing import Advance, Planned
 from kera.spark_connector.planning.cutting import Piece
 from kera.spark_connector.planning.now import Now

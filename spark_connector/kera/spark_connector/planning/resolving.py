@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import DataLost, InvalidArgument
-from kera.core.ids import EARLIEST, Position
 from kera.spark_connector.planning.now import Now, StreamNow, bounds_of, first_of, last_of, may_be_lost
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets, StreamRecreated
 from kera.spark_connector.planning.places import Place, Time, Where

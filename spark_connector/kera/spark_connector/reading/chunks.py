@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from kera.core.base.ids import Position
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, StreamletOutOfRange, UnknownStream
-from kera.core.ids import Position
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.planning.offsets import StreamRecreated
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kera.core.base.ids import EntryId
 from kera.core.errors import KeraError
-from kera.core.ids import EntryId
 from kera.spark_connector.planning.offsets import Offsets, StreamOffsets
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kera.core.punctuation import NO_TIME
+from kera.core.format.punctuation import NO_TIME
 from kera.spark_connector.options.reading import ReadOptions
 from kera.spark_connector.planning import Advance, Now, Piece, Planned, conclude, heads, ranges
 from kera.spark_connector.planning.epochs import (

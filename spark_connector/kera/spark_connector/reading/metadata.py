@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from kera.core.process import node_id
+from kera.core.base.process import node_id
 from kera.spark_connector.columns import check_columns
 from kera.spark_connector.options.names import METADATA
 from kera.spark_connector.options.reading import Metadata, ReadOptions, SharedMemory

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.types import StructType
 
+from kera.core.base.ids import Position
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, SchemaMismatch, UnknownStream
-from kera.core.ids import Position
 from kera.spark_connector.columns import check_columns, columns_of, with_epoch, without_epoch
 from kera.spark_connector.options.names import ON_MISMATCH
 from kera.spark_connector.options.reading import OnMismatch, ReadOptions

@@ -29,8 +29,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from kera.core.base.ids import Position
 from kera.core.errors import CorruptChunk, DataLost, Unavailable
-from kera.core.ids import Position
 from kera.spark_connector.columns import ChunkShaper, Shaper
 from kera.spark_connector.connection import Connection
 from kera.spark_connector.options.reading import ReadOptions, SharedMemory

@@ -254,7 +254,7 @@ def _plan_real_time(stream: _Stream, params: Params) -> dict[str, Any]:
 
 
 def _merge(stream: _Stream, params: Params) -> dict[str, Any]:
-    from kera.core.ids import Position
+    from kera.core.base.ids import Position
     from kera.spark_connector.planning.offsets import EntryName, EntryOffset
 
     start = json.loads(params["start"])

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from kera.core.base.home import expanded
+from kera.core.base.settings import setting
 from kera.core.errors import UnknownStream
-from kera.core.home import expanded
-from kera.core.schema import schema_to_bytes
-from kera.core.settings import setting
+from kera.core.format.schema import schema_to_bytes
 from kera.spark_connector.connection import Connection, Secret
 from kera.spark_connector.options.reading import ReadOptions, SharedMemory
 from kera.spark_connector.planning import Piece, Tail

@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kera.core.base.ids import Position
 from kera.core.errors import KeraError, Unavailable, Uncertain, error_from_wire
-from kera.core.ids import Position
 from kera.spark_connector.reading.chunks import GONE, available_from, recreated
 from kera.spark_connector.service.pieces import broker_as_json
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import (
     InvalidArgument,
     KeraError,
@@ -31,7 +32,6 @@ from kera.core.errors import (
     Uncertain,
     error_from_wire,
 )
-from kera.core.ids import EntryId, Position
 from kera.spark_connector.options.names import ENGINE
 from kera.spark_connector.options.writing import parse_write_options
 from kera.spark_connector.portal import settings_of, shared

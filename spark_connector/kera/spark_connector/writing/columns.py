@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
 from kera.core.errors import SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.spark_connector.columns import columns_of
 
 if TYPE_CHECKING:

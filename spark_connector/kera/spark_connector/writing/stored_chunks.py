@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from kera.core.base.ids import EntryId, Position
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import DataLost, Unavailable
-from kera.core.ids import EntryId, Position
-from kera.core.telemetry import get_logger
 
 if TYPE_CHECKING:
     from kera.client import ChunkBatch, Client

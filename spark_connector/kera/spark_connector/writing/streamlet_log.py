@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from kera.core.base.ids import Position
 from kera.core.errors import InternalError
-from kera.core.ids import Position
 from kera.spark_connector.writing.stored_chunks import StoredChunks
 
 if TYPE_CHECKING:

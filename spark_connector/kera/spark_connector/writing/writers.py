@@ -31,8 +31,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import UnknownStream, invariant
-from kera.core.telemetry import get_logger
 from kera.spark_connector.connection import Connection
 from kera.spark_connector.delegation.asking import for_tasks
 from kera.spark_connector.options.writing import WriteOptions, parse_write_options

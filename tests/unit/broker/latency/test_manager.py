@@ -11,7 +11,7 @@ from kera.broker.latency.manager import GROUPS_MAX, HOPS_MAX, VALID_MS, Figures,
 from kera.broker.latency.manager import STREAMLETS_MAX as STREAMLETS_FIGURES_MAX
 from kera.broker.latency.running_hop import PARTS, STREAMLETS_MAX, RunningHop, StreamletMeans, Sums
 from kera.broker.latency.series import HopCollector
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 from kera.core.latency.hop import Hop
 from kera.core.latency.report import Of
 from kera.core.latency.sample import Sample

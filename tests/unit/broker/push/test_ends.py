@@ -7,7 +7,7 @@ import pytest
 from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.serving import push as push_module
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.v1 import push_pb2
 from tests.unit.broker.moving_support import assign
 from tests.unit.broker.push_support import PushNode, Reader, lane

@@ -3,7 +3,7 @@
 import errno
 
 from kera.broker.serving.limits import PushLimits, ServingLimits
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.v1 import push_pb2
 from tests.unit.broker.push_support import PushNode, Reader, lane
 from tests.unit.broker.support import CHUNK_BYTES, STREAM_ID, Engine, stream_info

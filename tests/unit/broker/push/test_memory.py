@@ -8,8 +8,8 @@ import pytest
 from kera.broker.log.entry import state_of
 from kera.broker.log.segment import SegmentState
 from kera.broker.serving.limits import PushLimits
+from kera.core.base.ids import Position
 from kera.core.errors import DiskFull
-from kera.core.ids import Position
 from tests.unit.broker.push_support import SLOTS, PushNode, Reader, lane
 from tests.unit.broker.support import CHUNK_BYTES, STREAM_ID, Engine, stream_info
 

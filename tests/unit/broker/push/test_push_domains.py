@@ -22,14 +22,14 @@ from kera.client.cluster.push import PushChannel, Reason, SubscriptionEnd
 from kera.client.cluster.push_connect import connect
 from kera.core.access.accounts import Token
 from kera.core.access.credentials import Credentials
-from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
 from kera.core.access.rights import Operation
-from kera.core.blocks import FileCalls
+from kera.core.base.blocks import FileCalls
+from kera.core.base.ids import EARLIEST, EntryId
 from kera.core.errors import AuthenticationFailed, InvalidArgument, NotAllowed, Unavailable, UnknownStream
-from kera.core.ids import EARLIEST, EntryId
 from kera.core.push import STRANGER_BYTES_MAX, Kind, encode, encode_numbers
 from kera.core.rpc.unix_socket import ANY_USER, OWN_USER
+from kera.server.access.guard import Guard
 from kera.v1 import access_pb2, push_pb2
 from tests.unit.broker.support import CHUNK_BYTES, Broker, Engine, chunk, stream_info
 from tests.unit.core.access.support import PASSWORD, Now, guard, rule, table, user

@@ -18,8 +18,8 @@ import pytest
 from kera.broker.serving import push_server
 from kera.broker.serving.push import Push
 from kera.broker.serving.push_server import PushServer
-from kera.core.chunk import iterate_chunks
 from kera.core.errors import PathNotWritable
+from kera.core.format.chunk import iterate_chunks
 from kera.core.push import ALIVE_INTERVAL_MS, VERSION, Decoder, Kind, Run, encode, encode_numbers, encode_taken, runs_of
 from kera.core.rpc import api
 from kera.core.rpc.unix_socket import peer_user

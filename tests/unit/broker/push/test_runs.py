@@ -3,7 +3,7 @@
 import pytest
 
 from kera.broker.serving.limits import PushLimits
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.core.push import Kind
 from tests.unit.broker.push_support import PushNode, Reader, lane
 from tests.unit.broker.support import CHUNK_BYTES

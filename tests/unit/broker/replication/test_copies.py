@@ -7,7 +7,7 @@ import pytest
 from kera.broker.ownership.stream import Stream
 from kera.broker.replication.virtual_index import virtual_segments
 from kera.broker.replication.virtual_log import Send
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from tests.unit.broker.replication_support import FIRST_ID, Replicated, durable, nothing_pinned, restarted
 from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, STREAM_ID, Engine, stream_info
 

@@ -2,8 +2,8 @@
 
 from kera.broker.records import Hole
 from kera.broker.replication.virtual_index import virtual_segments
+from kera.core.base.ids import Position
 from kera.core.errors import NotReplicated
-from kera.core.ids import Position
 from tests.unit.broker.persistence_support import MakeEngine
 from tests.unit.broker.replication_support import Replicated, nothing_pinned, restarted
 from tests.unit.broker.support import CHUNK_BYTES, STREAM_ID

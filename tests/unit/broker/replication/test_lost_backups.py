@@ -11,8 +11,8 @@ from kera.broker.replication.virtual_index import virtual_segments
 from kera.broker.replication.virtual_log import Send
 from kera.broker.replication.virtual_logs import priority_of
 from kera.broker.replication.virtual_segment import VirtualSegment
-from kera.core.chunk import verify_header
-from kera.core.ids import Position
+from kera.core.base.ids import Position
+from kera.core.format.chunk import verify_header
 from kera.v1 import coordinator_pb2
 from tests.unit.broker.replication_support import DELAY_MS, FIRST_ID, Replicated, nothing_pinned
 from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Engine, chunk, stream_info

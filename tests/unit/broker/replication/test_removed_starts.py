@@ -3,9 +3,9 @@
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.log.entry import Entry
 from kera.broker.ownership.moved_starts import MovedStarts
-from kera.core.done import Done
+from kera.core.base.done import Done
+from kera.core.base.ids import Position
 from kera.core.errors import NotOwner
-from kera.core.ids import Position
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.replication_support import Replicated
 

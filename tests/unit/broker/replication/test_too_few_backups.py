@@ -6,8 +6,8 @@ from kera.broker.ownership.stream import Stream
 from kera.broker.replication.backups import FAILED_MS, FULL_MS
 from kera.broker.replication.virtual_log import Close
 from kera.broker.replication.virtual_logs import IDLE_MS_MIN
-from kera.core.chunk import ChunkHeader, verify_header
 from kera.core.errors import NotReplicated, TooFewBackups
+from kera.core.format.chunk import ChunkHeader, verify_header
 from kera.v1 import common_pb2
 from tests.unit.broker.replication_support import Replicated, durable, nothing_pinned, restarted
 from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Engine, chunk

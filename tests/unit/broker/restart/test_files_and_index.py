@@ -9,7 +9,7 @@ from kera.broker.log.bounds import lag_records
 from kera.broker.records import EntryRecord
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_segment, put_entry, put_removal
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from tests.unit.broker.restart_support import SEGMENT, Launches, commit, read_all
 from tests.unit.broker.support import ADDRESS, SLOT_BYTES
 

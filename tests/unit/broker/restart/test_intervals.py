@@ -4,7 +4,7 @@ from kera.broker.log.intervals import NO_END, Interval
 from kera.broker.ownership.handover import HandedOver
 from kera.broker.ownership.opener import removed_between, still_missing, until
 from kera.broker.records import Gap
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from tests.unit.broker.restart_support import SEGMENT, Launches
 
 

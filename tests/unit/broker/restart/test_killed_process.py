@@ -5,8 +5,8 @@ import pytest
 from kera.broker.log.bounds import lag_records
 from kera.broker.storage.index_format import put_entry
 from kera.broker.storage.index_repair import StartFindings
-from kera.core.chunk import verify_header
-from kera.core.ids import Position
+from kera.core.base.ids import Position
+from kera.core.format.chunk import verify_header
 from kera.v1 import common_pb2
 from tests.unit.broker.restart_support import SEGMENT, Launches, commit, lost
 from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Log, Outcome, chunk, stream_info

@@ -7,9 +7,9 @@ import pytest
 from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.storage.restart import LOST_GROUPS_MAX
-from kera.core.chunk import verify_header
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import DataLost, InvalidCursor
-from kera.core.ids import EARLIEST, Position
+from kera.core.format.chunk import verify_header
 from kera.v1 import common_pb2
 from tests.unit.broker.restart_support import SEGMENT, Launches, commit, lost, read_all
 from tests.unit.broker.support import (

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 
 from kera.broker.log.arena import Arena
 from kera.broker.log.arena_head import HEAD_BYTES
+from kera.core.base.ids import EARLIEST
 from kera.core.errors import StartError
-from kera.core.ids import EARLIEST
 from tests.unit.broker.restart_support import Launches, lost
 from tests.unit.broker.support import CHUNK_BYTES
 

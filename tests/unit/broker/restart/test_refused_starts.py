@@ -5,9 +5,9 @@ import struct
 
 import pytest
 
-from kera.core.checksum import crc32c
-from kera.core.chunk import HEADER_CRC_AT, VERSIONS
 from kera.core.errors import StartError
+from kera.core.format.checksum import crc32c
+from kera.core.format.chunk import HEADER_CRC_AT, VERSIONS
 from tests.unit.broker.restart_support import Launches, commit
 from tests.unit.broker.support import CHUNK_BYTES
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from kera.broker.log.digests import digest_of, digests_in, digests_of, joined
 from kera.broker.records import DIGEST_BYTES, DIGESTS_MAX, Digests
 from kera.broker.storage.index_format import PRODUCER_KEY, put_digests
-from kera.core.chunk import verify_header
+from kera.core.base.ids import PRODUCER_IDS
 from kera.core.errors import ProducerFenced
-from kera.core.header_table import table
-from kera.core.ids import PRODUCER_IDS
+from kera.core.format.chunk import verify_header
+from kera.core.format.header_table import table
 from tests.unit.broker.restart_support import SEGMENT, Launches
 from tests.unit.broker.support import SLOT_BYTES, STREAM_ID, Log, chunk
 

@@ -9,8 +9,8 @@ import pytest
 
 from kera.broker.recovery.rebuild import RebuildLimits
 from kera.broker.recovery.scan import VirtualKey
-from kera.core.chunk import ChunkHeader
-from kera.core.ids import Position
+from kera.core.base.ids import Position
+from kera.core.format.chunk import ChunkHeader
 from kera.core.rpc import api
 from kera.v1 import broker_pb2
 from tests.unit.broker.support import STREAM_ID, cursor

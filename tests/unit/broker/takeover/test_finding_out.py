@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kera.broker.ownership.stream_records import stream_record
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.v1 import common_pb2
 from tests.unit.broker.support import STREAM_ID
 from tests.unit.broker.takeover_support import Cluster, everything, owned_by, progress, written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kera.core.ids import EARLIEST, Position
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.v1 import broker_pb2, common_pb2
 from tests.unit.broker.support import STREAM_ID, chunk, read_range

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kera.backup import reading
-from kera.core.chunk import ChunkHeader, verify_payload
+from kera.core.base.ids import Position
 from kera.core.errors import CorruptChunk, DataLost
-from kera.core.ids import Position
+from kera.core.format.chunk import ChunkHeader, verify_payload
 from kera.v1 import common_pb2
 from tests.unit.broker.takeover_support import Cluster, header_of, owned_by, written
 

@@ -8,8 +8,8 @@ import pytest
 
 from kera.broker.records import EntryRecord
 from kera.broker.storage.index_format import put_entry
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import DataLost
-from kera.core.ids import EntryId, Position
 from kera.v1 import common_pb2
 from tests.unit.broker.support import STREAM_ID, chunk
 from tests.unit.broker.takeover_support import Cluster, everything, header_of, moved_from_second_to_first, written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kera.coordinator.cluster.intervals import taken_over
-from kera.core.ids import Position
+from kera.core.base.ids import Position
 from kera.core.rpc import api
 from kera.v1 import broker_pb2, common_pb2
 from tests.unit.broker.support import STREAM_ID

@@ -10,7 +10,7 @@ from kera.client.producing.buffer import Buffer
 from kera.client.producing.limits import ProducerLimits
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
 from kera.core.errors import BufferFull, ClosedError, RecordTooLarge
 from kera.v1 import broker_pb2
 from tests.unit.client.conftest import MakeCluster, MakeProducer

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client.producing.producer import Producer
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.producer_support import batch, give
 from tests.unit.client.support import FakeCluster, stream_info

@@ -16,8 +16,8 @@ from kera.client.producing.producer import Producer
 from kera.client.producing.writer_reports import WriterReports
 from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription
-from kera.core.chunk import Codec
-from kera.core.clock import FakeClock
+from kera.core.base.clock import FakeClock
+from kera.core.format.chunk import Codec
 from kera.core.latency.hop import Hop
 from kera.core.latency.report import INTERVAL_S, SAMPLES_MAX, checked
 from kera.core.latency.sample import TIME_US_MAX

@@ -12,8 +12,8 @@ from kera.client.producing.lane import PendingChunk
 from kera.client.producing.pace import ADVISED_S_MAX, FEW, MARGIN, SLACK, SLACK_OF_FEW, TIMER_S, WINDOW_S, Pace
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
+from kera.core.base.settings import InvalidSettings
 from kera.core.latency.limits import HELD_REQUESTS_MAX, HELD_US_MAX
-from kera.core.settings import InvalidSettings
 from kera.v1 import latency_pb2
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.producer_support import give

@@ -17,7 +17,7 @@ from kera.core.errors import (
     StreamletOutOfRange,
     UnknownStream,
 )
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.v1 import broker_pb2, common_pb2
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.producer_support import batch, give

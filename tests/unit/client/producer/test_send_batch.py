@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from kera.core.errors import InvalidArgument, KeraError, RecordTooLarge, SchemaMismatch
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.producer_support import batch, give
 from tests.unit.client.support import SEGMENT_BYTES, FakeCluster, Fault, until

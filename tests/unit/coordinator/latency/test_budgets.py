@@ -8,7 +8,7 @@ from kera.coordinator.latency.budgets import Budget, Wanted, budgets_of, in_word
 from kera.coordinator.latency.figures import Figures
 from kera.coordinator.latency.paths import checked
 from kera.coordinator.latency.splitting import GATHER, SEND, WORK, Hop, Measured, Split, split
-from kera.core.turns import at_once
+from kera.core.base.turns import at_once
 from kera.v1 import latency_pb2 as messages
 
 CHECKOUT = ("clicks", "group:enrich", "visits", "group:dashboard")

@@ -10,11 +10,8 @@ import pytest
 from kera.coordinator.latency.records import constraint_key
 from kera.coordinator.store.metadata import MetadataStoreFull
 from kera.core.access.accounts import Accounts
-from kera.core.access.audit import Audit
 from kera.core.access.audit_events import AuditEvent
-from kera.core.access.authenticator import Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
-from kera.core.access.guard import CALLER, Guard
 from kera.core.access.identity import Identity
 from kera.core.access.rights import Operation
 from kera.core.errors import (
@@ -25,6 +22,9 @@ from kera.core.errors import (
     UnknownStream,
 )
 from kera.core.rpc.method import Peer
+from kera.server.access.audit import Audit
+from kera.server.access.authenticator import Authenticator
+from kera.server.access.guard import CALLER, Guard
 from kera.v1 import consumer_group_pb2
 from kera.v1 import latency_pb2 as messages
 from tests.unit.coordinator.latency.support import LIMIT_US, OUT, PATH, World

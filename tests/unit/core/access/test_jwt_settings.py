@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from kera.core.access.guard import Guard
-from kera.core.access.settings import DaemonAccessSettings, guard_of
+from kera.core.base.health import State
+from kera.core.base.settings import InvalidSettings
 from kera.core.errors import AuthenticationFailed, Unavailable
-from kera.core.monitoring.health import State
 from kera.core.rpc.method import Evidence, Peer
 from kera.core.runtime import Runtime
-from kera.core.settings import InvalidSettings
+from kera.server.access.guard import Guard
+from kera.server.access.settings import DaemonAccessSettings, guard_of
 from tests.token_issuer import AUDIENCE, ISSUER, claims_of, jwk, key_set, signed
 
 

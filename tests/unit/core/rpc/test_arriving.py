@@ -2,12 +2,12 @@
 
 import asyncio
 
+from kera.core.base.settings import MIB
 from kera.core.rpc.arriving import Arriving
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer, Timing
 from kera.core.rpc.frames import HEADER_BYTES, Kind, decode_header, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.core.settings import MIB
 from tests.unit.core.rpc.transports import (
     ECHO,
     HOST,

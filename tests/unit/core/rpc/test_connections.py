@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
+from kera.core.base.settings import InvalidSettings
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT, DESCRIPTORS_RESERVED, connections_max, idlest, parts_of
-from kera.core.settings import InvalidSettings
 
 
 class Connection(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.errors import InvalidArgument, KeraError, ProtocolError, Unavailable, Uncertain
+from kera.core.format.chunk import ALIGNMENT_BYTES
 from kera.core.rpc import Method
 from kera.core.rpc.frame_client import SILENT_S_MAX, FrameChannel
 from kera.core.rpc.frames import NO_REQUEST, Kind, encode_error, encode_frame

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kera.core.rpc.address import UNIX_PATH_BYTES_MAX
+from kera.core.base.address import UNIX_PATH_BYTES_MAX
 from kera.core.rpc.unix_socket import ANY_USER, OWN_USER, SHORT_DIRECTORY_NAME, bind_unix, unix_socket_path
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 
 from kera.core.schemas import Compatibility, SchemaType
-from kera.core.schemas.compatibility import Definition, Version, incompatibilities
+from kera.server.schemas.compatibility import Definition, Version, incompatibilities
 
 BACKWARD_END = ": it cannot read version 1"
 FORWARD_END = ": readers of version 1 cannot read it"

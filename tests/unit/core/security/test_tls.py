@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from structlog.testing import capture_logs
 
+from kera.core.base.settings import InvalidSettings
 from kera.core.security import ClientAuth, InvalidTls, Tls, TlsFiles
 from kera.core.security import files as security_files
 from kera.core.security.files import FILE_BYTES_MAX
 from kera.core.security.issuing import Authority, Issued
 from kera.core.security.settings import DaemonTlsSettings, TlsSettings, tls_of, tls_of_daemon
 from kera.core.security.tls import LOOK_EVERY_S
-from kera.core.settings import InvalidSettings
 from tests.certificates import Issuing, Pair
 
 HOST = "127.0.0.1"

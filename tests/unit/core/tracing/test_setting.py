@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from kera.client import ClientSettings
+from kera.core.base.settings import InvalidSettings
 from kera.core.errors import InvalidArgument
-from kera.core.settings import InvalidSettings
 from kera.core.tracing import OFF, Kind, TracesSettings, tracing_of
 from kera.core.tracing import setting as module
 from kera.core.tracing.setting import ENDPOINT_DEFAULT, RATIO_DEFAULT, Target, parse

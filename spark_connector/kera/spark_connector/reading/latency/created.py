@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from kera.core.base.ids import Position
 from kera.core.errors import KeraError
-from kera.core.ids import Position
 
 if TYPE_CHECKING:
     from kera.client import Client

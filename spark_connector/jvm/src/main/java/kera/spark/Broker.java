@@ -9,7 +9,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 /** A broker, and where it can be reached; an empty address is one that it does not offer. */
 record Broker(int brokerId, String nodeId, String framesAddress, String framesUnixPath, String pushUnixPath) {
 
-    /** As {@code kera.core.process.node_id} has it. */
+    /** As {@code kera.core.base.process.node_id} has it. */
     private static final String THIS_NODE = kernel("hostname", "") + "/" + kernel("random/boot_id", "unknown-boot");
 
     /** From its JSON; null of null. */

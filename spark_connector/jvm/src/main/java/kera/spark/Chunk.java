@@ -10,7 +10,7 @@ import org.apache.arrow.memory.util.MemoryUtil;
 final class Chunk {
 
     static final int HEADER_BYTES = 128;
-    /** The SDK's, see {@code kera.core.joining}. */
+    /** The SDK's, see {@code kera.core.format.joining}. */
     private static final int SMALL_PAYLOAD_BYTES_MAX = 16 << 10;
 
     private static final int PAYLOAD_BYTES_MAX = 1 << 30;

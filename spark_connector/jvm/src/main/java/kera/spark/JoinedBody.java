@@ -9,7 +9,7 @@ import org.apache.spark.unsafe.Platform;
 
 /**
  * The lean payloads of small chunks that follow each other, as one: their values are copied together, field by field.
- * So what a batch costs Spark, and a buffer Arrow, is paid once for them all, as in {@code kera.core.joining}.
+ * So what a batch costs Spark, and a buffer Arrow, is paid once for them all, as in {@code kera.core.format.joining}.
  */
 final class JoinedBody extends Body {
     private static final int RECORDS_MAX = 1 << 16;

@@ -8,8 +8,8 @@ import org.apache.arrow.vector.types.pojo.Schema;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * The payload of a chunk of version 2: a lean one, see {@code kera.core.lean}. What is plain in it stays in its place;
- * the rest is written out for those fields that are read.
+ * The payload of a chunk of version 2: a lean one, see {@code kera.core.format.lean}. What is plain in it stays in its
+ * place; the rest is written out for those fields that are read.
  */
 final class LeanBody extends Body {
     private static final int RECORDS_WITHOUT_BYTES = 1 << 16;

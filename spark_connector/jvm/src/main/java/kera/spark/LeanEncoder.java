@@ -4,8 +4,8 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 
 /**
- * Rows as lean payloads, see {@code docs/format.md}: byte for byte those that {@code kera.core.lean.encode} makes of
- * the same rows. Belongs to one thread.
+ * Rows as lean payloads, see {@code docs/format.md}: byte for byte those that {@code kera.core.format.lean.encode}
+ * makes of the same rows. Belongs to one thread.
  */
 final class LeanEncoder {
 

@@ -6,7 +6,7 @@ import org.apache.arrow.vector.types.pojo.ArrowType;
 import org.apache.arrow.vector.types.pojo.Field;
 
 /**
- * Which kind of node a field of a schema is in a lean payload; see {@code kera.core.lean.kinds}.
+ * Which kind of node a field of a schema is in a lean payload; see {@code kera.core.format.lean.kinds}.
  *
  * @param kind null: of this type a lean payload can only have nulls
  * @param width bytes of a value, of an offset, or values of each list of a fixed size

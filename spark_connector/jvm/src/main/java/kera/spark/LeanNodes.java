@@ -6,7 +6,8 @@ import java.util.List;
 
 /**
  * Goes through the nodes of a lean payload once, and gives each its place in the body; see
- * {@code kera.core.lean.layout}. Where the payload has one node for nulls, there is one for each field of the schema.
+ * {@code kera.core.format.lean.layout}. Where the payload has one node for nulls, there is one for each field of the
+ * schema.
  */
 final class LeanNodes {
     private static final int KIND_MASK = 0x1F;

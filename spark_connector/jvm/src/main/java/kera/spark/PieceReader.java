@@ -409,5 +409,5 @@ final class PieceReader implements Closeable {
         done = atEnd();
     }
 
-    /** See {@code kera.core.process.node_id}. */
+    /** See {@code kera.core.base.process.node_id}. */
 }

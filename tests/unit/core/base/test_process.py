@@ -1,0 +1,149 @@
+"""What a daemon's process asks of the operating system."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, OTHERS_WRITE, node_id, own_files
+
+# The child tells its own process id and then waits to be killed; the parent waits for it to be ready and goes.
+CHILD = """
+import os, signal
+from kera.core.base.process import die_with_parent
+die_with_parent()
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE)
+print(child.stdout.readline().decode(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def start_parent(die_with_parent: str | None) -> tuple["subprocess.Popen[str]", psutil.Process]:
+    environment = {name: value for name, value in os.environ.items() if name != DIE_WITH_PARENT_VARIABLE}
+    if die_with_parent is not None:
+        environment[DIE_WITH_PARENT_VARIABLE] = die_with_parent
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    return parent, psutil.Process(int(parent.stdout.readline()))
+
+
+def end(parent: "subprocess.Popen[str]") -> None:
+    parent.kill()
+    parent.communicate()
+
+
+def gone(child: psutil.Process) -> bool:
+    return not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_child_that_was_asked_to_dies_with_its_parent() -> None:
+    parent, child = start_parent("1")
+    assert not gone(child)
+
+    end(parent)
+
+    deadline = time.monotonic() + 10
+    while not gone(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gone(child)
+
+
+@pytest.mark.parametrize("value", [None, "0", ""])
+def test_a_child_that_was_not_asked_to_outlives_its_parent(value: str | None) -> None:
+    parent, child = start_parent(value)
+    try:
+        end(parent)
+
+        with pytest.raises(psutil.TimeoutExpired):
+            child.wait(timeout=0.2)
+        assert not gone(child)
+    finally:
+        child.send_signal(signal.SIGKILL)
+
+
+def test_a_parent_that_died_before_the_kernel_was_asked_is_noticed() -> None:
+    program = (
+        "import os, signal; from kera.core.base.process import die_with_parent; die_with_parent(os.getppid());"
+        "print('asked', flush=True); die_with_parent(1 + os.getppid()); signal.pause()"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {DIE_WITH_PARENT_VARIABLE: "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert child.stdout == "asked\n"
+    assert child.returncode == -signal.SIGTERM
+
+
+def test_the_node_id_is_the_same_in_all_processes_of_a_host() -> None:
+    other = subprocess.run(
+        [sys.executable, "-c", "from kera.core.base.process import node_id; print(node_id())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert other.stdout.strip() == node_id()
+
+
+def test_the_node_id_differs_between_hosts_and_boots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = node_id()
+
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+        assert node_id() != here
+    later = tmp_path / "boot_id"
+    later.write_text("another boot\n")
+    assert node_id(later) != here
+    assert node_id(later).endswith("/another boot")
+
+
+def test_a_kernel_without_a_boot_id_still_gives_a_node_id(tmp_path: Path) -> None:
+    assert node_id(tmp_path / "missing").endswith("/unknown-boot")
+
+
+def test_a_daemon_takes_as_many_descriptors_as_it_may() -> None:
+    program = (
+        "import resource; from kera.core.base.process import descriptor_limit, raise_descriptor_limit;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200));"
+        "before = descriptor_limit(); raise_descriptor_limit(); print(before, descriptor_limit())"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    assert run.stdout.split() == ["100", "200"]
+
+
+@pytest.mark.parametrize(
+    ("umask", "closed_to_others", "found"),
+    [
+        (0o022, 0, 0o022),
+        (0o077, OTHERS_WRITE, 0o077),
+        (0o000, OTHERS_WRITE, 0o022),
+        (0o777, 0, 0o077),
+        (0o000, 0, 0o000),
+    ],
+)
+def test_the_owner_can_use_what_a_process_creates_and_others_cannot_write_to_what_a_daemon_does(
+    umask: int, closed_to_others: int, found: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        own_files(closed_to_others)
+    finally:
+        assert os.umask(before) == found
