@@ -170,7 +170,9 @@ class _Begin(NamedTuple):
         if self.offset is None and self.last is None:
             return self.where
         bounds = await client.bounds(stream.name)
-        self._check_offset(stream.name, [entry.next_record for each in chosen for entry in bounds[each]], until_end)
+        entries = [entry for each in chosen for entry in bounds[each]]
+        self._check_offset(stream.name, [entry.next_record for entry in entries], until_end)
+        self._warn_of_removed(stream.name, [entry.first_record for entry in entries])
         return await client.positions_of(
             stream.name, {streamlet: [self._first(entry) for entry in bounds[streamlet]] for streamlet in chosen}
         )
@@ -183,6 +185,17 @@ class _Begin(NamedTuple):
         if until_end:
             raise InvalidArgument(text, stream=name, offset=self.offset)
         print(f"kera: warning: {text}; waiting for offset {self.offset}", file=sys.stderr, flush=True)
+
+    def _warn_of_removed(self, name: str, starts: Sequence[int]) -> None:
+        """`starts`: the offset of the oldest record of each entry."""
+        removed = sum(self.offset < start for start in starts) if self.offset is not None else 0
+        if removed:
+            print(
+                f"kera: warning: stream {name!r} no longer has offset {self.offset} in {removed} of {len(starts)}"
+                " entries, which are read from their oldest record",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _first(self, entry: EntryBounds) -> int:
         """The offset to start at: the nearest that the entry has."""

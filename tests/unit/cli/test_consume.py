@@ -7,6 +7,7 @@ import pytest
 from kera.cli._run import UsageError, run_app
 from kera.cli._times import parse_time_us
 from kera.cli.app import app
+from kera.cli.consume import _Begin
 
 NOW_US = 1_800_000_000_000_000
 
@@ -89,3 +90,18 @@ def test_an_order_is_for_who_reads_all(
 ) -> None:
     assert run_app(app, ["consume", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("offset", "warning"),
+    [
+        (None, ""),
+        (7, ""),
+        (3, "stream 'orders' no longer has offset 3 in 1 of 2 entries, which are read from their oldest record"),
+    ],
+)
+def test_an_offset_that_was_removed_is_warned_of(
+    offset: int | None, warning: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _Begin("earliest", None, offset, None, None)._warn_of_removed("orders", [0, 7])
+    assert capsys.readouterr().err == (f"kera: warning: {warning}\n" if warning else "")
