@@ -46,7 +46,7 @@ from kera.core.rpc.grpc_options import (
 )
 from kera.core.rpc.grpc_others import OthersBehind
 from kera.core.rpc.grpc_room import Room
-from kera.core.rpc.grpc_strangers import request_of
+from kera.core.rpc.grpc_strangers import closing, request_of
 from kera.core.rpc.grpc_untaken import UNTAKEN_LIMITS, Untaken, UntakenLimits
 from kera.core.rpc.handling import checked_reply, deferred_reply, error_reply, given_up, run_handler
 from kera.core.rpc.holds import Holds
@@ -202,7 +202,7 @@ def _rpc_handler(
             answer: bytes = reply.message.SerializeToString()  # once: to ask for its size takes as long
             check_size(method, len(answer), sum([memoryview(piece).nbytes for piece in reply.bulk]), bulk_bytes_max)
             hold = untaken.admit(peer.address, len(answer))
-            context.add_done_callback(lambda _: hold.release())
+            _when_over(hold.release)
             return answer
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
             return await _abort(context, error_reply(error, method), unnamed)
@@ -245,7 +245,7 @@ class _Behind:
         """Likewise for a stream of a service that gRPC brings along."""
         await _begin(context)
         peer = Peer("grpc", context.peer(), lasts=False)
-        context.add_done_callback(lambda _: peer.closed())
+        _when_over(peer.closed)
         await self.meet(peer, context, None)
 
 
@@ -261,6 +261,16 @@ async def _begin(context: Any) -> bool:
     except cygrpc.ExecuteBatchError:
         return False
     return True
+
+
+def _when_over(then: Callable[[], object]) -> None:
+    """Call `then` when the call that is being served has ended: the same as ``context.add_done_callback`` does.
+
+    But that makes a cycle of the call and all it holds, and only a look of the garbage collector would free them.
+    """
+    task = asyncio.current_task()
+    if task is not None:
+        task.add_done_callback(lambda _: then())
 
 
 def _ending(context: Any) -> Callable[[], None]:
@@ -307,7 +317,11 @@ async def _deferred(result: Awaitable[Reply[Any]]) -> Reply[Any]:
 async def _abort(context: Any, error: common_pb2.Error, unnamed: grpc.StatusCode = grpc.StatusCode.UNKNOWN) -> NoReturn:
     """`unnamed`: the status of an error that `_STATUS` does not name."""
     metadata = ((ERROR_METADATA, error.SerializeToString()),)
-    await context.abort(_STATUS.get(error.code, unnamed), error.message[:_STATUS_TEXT_CHARS_MAX], metadata)
+    try:
+        await context.abort(_STATUS.get(error.code, unnamed), error.message[:_STATUS_TEXT_CHARS_MAX], metadata)
+    except grpc.aio.AbortError as aborted:  # gRPC's call keeps it, and its traceback keeps gRPC's call
+        _when_over(partial(aborted.with_traceback, None))
+        raise
     raise InternalError("gRPC went on after an abort")  # it raises; the type checker cannot know
 
 
@@ -357,22 +371,23 @@ class _Stream:
         """Answer `requests` until the client ends the stream or is gone."""
         sending = asyncio.ensure_future(self._send())
         try:
-            async for data in requests:
-                begun_s = perf_counter()
-                try:
-                    message, bulk = parse_with_bulk(self._method.request, data, self._head_bytes_max)
-                except (
-                    ProtocolError,
-                    RecordTooLarge,
-                ) as error:  # whose request it was cannot be told, so the stream ends
-                    await _abort(self._context, error_reply(error, self._method))
-                if self._refusal is not None:
-                    self._answer_error(message.request_id, self._refusal)
-                    break
-                self._handle(message, bulk)
-                if perf_counter() - begun_s > SLICE_S:
-                    await self._turns.turn(self.peer.address)  # others have theirs before the next request
-                await self._until(lambda: not self._full)
+            async with closing(requests) as received:
+                async for data in received:
+                    begun_s = perf_counter()
+                    try:
+                        message, bulk = parse_with_bulk(self._method.request, data, self._head_bytes_max)
+                    except (
+                        ProtocolError,
+                        RecordTooLarge,
+                    ) as error:  # whose request it was cannot be told, so the stream ends
+                        await _abort(self._context, error_reply(error, self._method))
+                    if self._refusal is not None:
+                        self._answer_error(message.request_id, self._refusal)
+                        break
+                    self._handle(message, bulk)
+                    if perf_counter() - begun_s > SLICE_S:
+                        await self._turns.turn(self.peer.address)  # others have theirs before the next request
+                    await self._until(lambda: not self._full)
             await self._until(lambda: not self._waiting and not self._unsent)
         finally:
             self._done = True

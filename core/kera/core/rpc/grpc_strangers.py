@@ -7,8 +7,9 @@ is received at all. What it asks to become known is metadata of its call, of whi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, cast
 
 from kera.core.access.identity import not_authenticated
 from kera.core.errors import AuthenticationFailed
@@ -27,6 +28,14 @@ def beside_call(request: bytes) -> tuple[tuple[str, bytes]]:
     return ((AUTHENTICATE_METADATA, request),)
 
 
+def closing(requests: AsyncIterator[bytes]) -> contextlib.aclosing[AsyncGenerator[bytes, None]]:
+    """The requests that gRPC receives of a call, closed when the block ends: a generator of gRPC's.
+
+    One that is left before its end keeps itself and its call until the garbage collector has looked twice.
+    """
+    return contextlib.aclosing(cast("AsyncGenerator[bytes, None]", aiter(requests)))
+
+
 async def request_of(peer: Peer, method: Method[Any, Any], context: Any, requests: AsyncIterator[bytes]) -> bytes:
     """The request of a unary call. Raises `AuthenticationFailed` if nothing is received of it."""
     if method is api.AUTHENTICATE:
@@ -34,7 +43,8 @@ async def request_of(peer: Peer, method: Method[Any, Any], context: Any, request
             if key == AUTHENTICATE_METADATA:
                 return bytes(value)
     if peer.identity is not None:
-        return await anext(requests, b"")
+        async with closing(requests) as received:
+            return await anext(received, b"")
     if method is not api.AUTHENTICATE:
         raise not_authenticated()
     raise AuthenticationFailed(

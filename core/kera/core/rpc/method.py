@@ -62,6 +62,10 @@ class Method(Generic[RequestT, ResponseT]):
         return f"/{self.service}/{self.name}"
 
 
+def _nothing() -> None:
+    """Stands for what a peer does with its connection, where it has none."""
+
+
 @dataclass(slots=True)
 class Peer:
     """The other end of a connection, as a handler sees it.
@@ -81,24 +85,31 @@ class Peer:
     """The peer's identity; None: unknown, or, without a `Doorkeeper`, not asked for."""
     remembered: Any = None
     """The `Doorkeeper`'s memory of the peer's identity."""
-    end: Callable[[], None] = lambda: None
+    end: Callable[[], None] = _nothing
     """Ends the connection, and what is under way over it."""
     asked: bool = False
     """It has asked for more than to be known: it stays who it is."""
     dismissed: str = ""
     """Why its connection is being ended, for who is there: it is nobody's any more; empty: it is not."""
-    hold: Callable[[], None] = lambda: None
+    hold: Callable[[], None] = _nothing
     """Takes nothing more from the connection, until `release` was called as often."""
-    release: Callable[[], None] = lambda: None
+    release: Callable[[], None] = _nothing
     lasts: bool = True
     """It is there for more than one call."""
 
     def closed(self) -> None:
-        """Run the callbacks, each of them even if another fails."""
+        """Run the callbacks, each of them even if another fails, and let go of the connection.
+
+        What is still under way for it may keep the peer, and the connection has it: that would be a cycle.
+        """
         callbacks, self.on_close = self.on_close, []
         with contextlib.ExitStack() as stack:
+            stack.callback(self._let_go)
             for callback in reversed(callbacks):
                 stack.callback(callback)
+
+    def _let_go(self) -> None:
+        self.end = self.hold = self.release = _nothing
 
     def dismiss(self, why: str) -> None:
         """End the connection. Until that is so, and for what goes on without it, it is nobody's."""
