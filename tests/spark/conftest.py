@@ -15,11 +15,9 @@ from pyspark.sql import SparkSession
 
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.spark_connector import configure
-from tests.spark.support import Kera, with_kera
+from tests.spark.support import QUICK_JVM, Kera, with_kera
 
 HERE = Path(__file__).parent
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a JVM that does little of anything twice: what it compiles better would not be worth the time."""
 _numbers = itertools.count(1)
 
 

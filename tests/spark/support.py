@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -11,10 +12,13 @@ import pytest
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kera.client import Client, Delivery
+from kera.client import Client, Delivery, Record
 from kera.spark_connector import register
 
 T = TypeVar("T")
+
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that does little of anything twice: what it compiles better would not be worth the time."""
 
 both_engines = pytest.mark.parametrize("engine", ["python", "columnar"], indirect=True)
 """The same queries have the same outcomes, whichever engine reads: for tests with the fixture `kera`, or `engine`."""
@@ -134,6 +138,21 @@ class Kera:
         query = start(self.stream(stream, **options), checkpoint, found, available_now=True)
         query.awaitTermination()
         return [record for batch in found.values() for record in batch], query
+
+
+def written(kera: Kera, stream: str) -> list[Record]:
+    """All records of a stream, in the order of each entry."""
+
+    async def read(client: Client) -> list[Record]:
+        async with client.consumer(stream, start="earliest", end="latest") as consumer:
+            return [record async for record in consumer]
+
+    return sorted(kera.run(read), key=lambda record: (record.streamlet, record.entry, record.offset))
+
+
+def numbers(kera: Kera, stream: str) -> Counter[int]:
+    """The values of a stream as numbers."""
+    return Counter(int(record.value or b"") for record in written(kera, stream))
 
 
 def start(

@@ -31,7 +31,7 @@ from kera.spark_connector.service.writes import open_write, rows_as_json
 from kera.v1 import common_pb2
 from tests.spark.fake_broker import TIMEOUT_S, Answering, FakeBroker, FakeService
 from tests.spark.jvm_harness import Threads, outcome, threads
-from tests.spark.support import Kera, wait_until
+from tests.spark.support import Kera, numbers, wait_until
 
 STREAM_ID = 7
 PRODUCER_ID = (1 << 64) - 5
@@ -865,14 +865,6 @@ def attempt(jvm: Threads, kera: Kera, stream: str, name: str, *, chunk_bytes: in
     return writer
 
 
-def stored(kera: Kera, stream: str) -> Counter[int]:
-    async def read(client: Client) -> Counter[int]:
-        async with client.consumer(stream, start="earliest", end="latest") as consumer:
-            return Counter([int(record.value or b"") async for record in consumer])
-
-    return kera.run(read)
-
-
 def test_a_task_goes_on_where_a_streamlet_has_moved(jvm: Threads, kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=1)
     writer = attempt(jvm, kera, stream, "moving", chunk_bytes=10_000)
@@ -882,7 +874,7 @@ def test_a_task_goes_on_where_a_streamlet_has_moved(jvm: Threads, kera: Kera, st
         move(kera, stream)
 
     assert writer.do("commit")["appended"] == 1_000
-    assert stored(kera, stream) == Counter(range(1_000))
+    assert numbers(kera, stream) == Counter(range(1_000))
 
 
 def move(kera: Kera, stream: str) -> None:
@@ -903,8 +895,8 @@ def test_attempts_side_by_side_and_one_after_the_other_store_each_row_once(
 ) -> None:
     dice = random.Random(seed)
     kera.create(stream, streamlets=3)
-    numbers = [*range(3_000), *range(100)]
-    rows = [[text(b"k%d" % number), text(b"%d" % number)] for number in numbers]
+    sent = [*range(3_000), *range(100)]
+    rows = [[text(b"k%d" % number), text(b"%d" % number)] for number in sent]
     attempts = []
     for name in range(6):
         writer = attempt(jvm, kera, stream, str(name), chunk_bytes=dice.choice([500, 3_000, 40_000]))
@@ -920,4 +912,4 @@ def test_attempts_side_by_side_and_one_after_the_other_store_each_row_once(
     told = last.do("commit")
 
     assert (told["appended"], told["found"], told["surplus"]) == (0, len(rows), 0)
-    assert stored(kera, stream) == Counter(numbers)
+    assert numbers(kera, stream) == Counter(sent)

@@ -18,11 +18,11 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from kera.client import Client, Record
+from kera.client import Client
 from kera.client.producing.partitioner import streamlet_of
 from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.chaos import spark_job
-from tests.spark.support import Kera, both_engines, wait_until
+from tests.spark.support import Kera, both_engines, numbers, wait_until, written
 
 UTC = datetime.UTC
 FAILED = (PySparkException, Py4JJavaError)
@@ -31,21 +31,6 @@ STREAMLETS = 4
 HEADERS = (("h", b"x"), ("none", None), ("h", b""), ("", b"\xff"))
 
 columnar = pytest.mark.parametrize("engine", ["columnar"], indirect=True)
-
-
-def written(kera: Kera, stream: str) -> list[Record]:
-    """All records of a stream, in the order of each entry."""
-
-    async def read(client: Client) -> list[Record]:
-        async with client.consumer(stream, start="earliest", end="latest") as consumer:
-            return [record async for record in consumer]
-
-    return sorted(kera.run(read), key=lambda record: (record.streamlet, record.entry, record.offset))
-
-
-def numbers(kera: Kera, stream: str) -> Counter[int]:
-    """The values of a stream as numbers."""
-    return Counter(int(record.value or b"") for record in written(kera, stream))
 
 
 def save(kera: Kera, frame: DataFrame, stream: str | None, *, mode: str = "append", **options: str) -> None:
