@@ -27,7 +27,7 @@ import pytest
 import typer
 
 import kera.cli.daemons
-import kera.core.base.settings
+import kera.core.errors
 from kera.backup.settings import BackupSettings
 from kera.broker.settings import BrokerSettings
 from kera.cli import generate
@@ -420,7 +420,8 @@ def settings_classes() -> list[type[KeraSettings]]:
 def test_every_setting_is_used(settings: type[KeraSettings]) -> None:
     """Each is an option, which the settings are loaded with: `test_settings_flags` has that. Here it is read."""
     own = Path(sys.modules[settings.__module__].__file__ or "").parent
-    core, cli = Path(kera.core.base.settings.__file__).parent, Path(kera.cli.daemons.__file__).parent
+    # The folder has kera.server, too.
+    core, cli = Path(kera.core.errors.__file__).parents[1], Path(kera.cli.daemons.__file__).parent
     text = "\n".join(source_of(folder) for folder in (own, core, cli))
     assert [name for name in settings.fields() if not re.search(rf"\w\.{name}\b(?! = )", text)] == []
 

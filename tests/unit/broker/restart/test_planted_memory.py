@@ -161,7 +161,7 @@ def test_what_others_have_planted_is_left_alone_with_one_warning(launches: Launc
     assert [(path.lstat().st_ino, path.lstat().st_mtime_ns) for path in planted] == [
         (status.st_ino, status.st_mtime_ns) for status in before
     ]
-    warnings = [line for line in lines if line["event"].startswith("ignored what has the name of an arena")]
+    warnings = [line for line in lines if line["event"].startswith("ignored a path with the name of an arena")]
     assert [line["count"] for line in warnings] == [len(planted)]
 
 

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from kera.core.base.silent_grpc import VERBOSITY
-
 PROGRAM = """
 import asyncio, os, {first}
 FORKS = 20
@@ -37,7 +35,7 @@ asyncio.run(main())
 
 def said(first: str, **environment: str) -> str:
     """What the program writes that imports `first` before the rest of KerA."""
-    own = {name: value for name, value in os.environ.items() if name != VERBOSITY}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(first=first)],
         env=own | environment,
