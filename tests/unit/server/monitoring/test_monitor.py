@@ -152,9 +152,9 @@ async def test_the_loop_goes_on_while_much_is_collected(monitor: Monitor) -> Non
     worst_s = 0.0
     collecting = asyncio.create_task(monitor.collect(everything=True))
     while not collecting.done():
-        begun_s = time.perf_counter()
+        begun_s = time.thread_time()
         await asyncio.sleep(0)
-        worst_s = max(worst_s, time.perf_counter() - begun_s)
+        worst_s = max(worst_s, time.thread_time() - begun_s)
 
     assert sum(len(family.samples) for family in collecting.result() if family.name == "streams_by_name") == 20_000
     assert monitor._turns.slices > 20, "it is done in slices"
