@@ -75,7 +75,7 @@ def records(count: int) -> pa.RecordBatch:
 
 
 def chunk_calls(size: int) -> dict[str, Callable[[], object]]:
-    """The functions for a chunk of so many bytes."""
+    """The functions for a chunk of a size in bytes."""
     chunk = memoryview(chunk_of(pa.py_buffer(bytes(size - HEADER))))
     header = verify_header(chunk)
     name = f"{size // KIB} KiB chunk"
@@ -87,7 +87,7 @@ def chunk_calls(size: int) -> dict[str, Callable[[], object]]:
 
 
 def lean_calls(count: int) -> dict[str, Callable[[], object]]:
-    """The functions for a lean payload of so many records."""
+    """The functions for a lean payload with a number of records."""
     payload = encode_lean(records(count), Codec.NONE)
     if payload is None:
         raise ValueError("the default schema is lean")

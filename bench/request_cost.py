@@ -32,7 +32,7 @@ ROUNDS = 200
 SIZES = ((8, 1), (8, 16), (150, 1), (150, 3))
 """Records of a request, and requests of a read."""
 BYTES_MAX = 24 * MIB
-"""Size of all requests of a kind: the backup's memory has room for so many."""
+"""Size of all requests of a kind, for which the backup's memory has room."""
 
 
 class Load(NamedTuple):

@@ -27,7 +27,7 @@ SEGMENT_BYTES = 256 << 10
 MEMORY_BYTES = 1100 * SEGMENT_BYTES
 REQUESTS = 200
 BYTES_MAX = 200 << 20
-"""Size of all requests of a kind: the memory has room for so many."""
+"""Size of all requests of a kind, for which the memory has room."""
 
 
 class Kind(NamedTuple):

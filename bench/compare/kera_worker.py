@@ -25,7 +25,7 @@ DIFFERENT = 10_000
 """Records with keys that are made before, and sent again and again."""
 SENDS_PER_DRAIN = 100
 TIMED_EACH = 4
-"""One of so many batches is timed: timing all would cost some of what is measured."""
+"""Every batch of this number is timed: timing each of them would cost a part of what is measured."""
 
 
 async def produce(worker: Worker) -> None:

@@ -1,8 +1,7 @@
 """Work for which no request waits, in slices: taking readers away, waking many of them, pushing to them.
 
-A request that takes long is driven by ``kera.core.base.turns``. What is here is begun by calls that may not take long,
-as an append or the end of a connection, and is done in the rounds of the loop that follow: about `SLICE_S` in each,
-whatever there is to do, and what has to be done in turn.
+``kera.core.base.turns`` drives requests that take long. This module takes work from calls that may not take long, such
+as an append or the end of a connection. The next rounds of the event loop do it in order, for about `SLICE_S` in each.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def closed_stream(error: OSError) -> str | None:
 def open_standard_streams(*, required: bool = True) -> None:
     """Have all three: files that are opened later would take the places of those that are closed.
 
-    What reads a closed standard input or writes to a closed standard output gets an error if they are `required`, so
-    that nothing gets lost silently. Standard error takes what nobody reads: errors have exit codes, too.
+    `required`: reading a closed standard input, or writing to a closed standard output, is an error, so that nothing is
+    lost silently. A closed standard error is not: errors have exit codes, too.
     """
     streams = [("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_RDWR)]
     for number, (name, mode, wrong_way) in enumerate(streams):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kera.coordinator.cluster.keys import last_id, member_key, stream_key
-from kera.coordinator.store.census import Census
+from kera.coordinator.store.census import missing_in
 from kera.coordinator.store.leadership import LEADER
 from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import MetadataDamaged, Write
@@ -155,7 +155,7 @@ def test_a_census_that_an_earlier_version_has_not_kept_is_taken_anew() -> None:
         return {LEADER: json.dumps({"epoch": 9, "census_since": epoch}).encode()}
 
     def completed(records: dict[str, bytes]) -> dict[str, bytes]:
-        changes = Census(records).missing(records)
+        changes = missing_in(records)
         return {key: value for key, value in {**records, **changes}.items() if value is not None}
 
     kept = completed({"streams/1": b"a", "streams/2": b"b", **led_since(5)})

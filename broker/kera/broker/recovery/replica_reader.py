@@ -60,7 +60,7 @@ def choose(lists: Mapping[int, Iterable[backup_pb2.ReplicaInfo]]) -> list[Source
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """Limits of reading from a backup: so many answers of `read_bytes_max` (or of one larger chunk) are in memory."""
+    """Limits of reading from a backup: how many answers of `read_bytes_max` (or of one larger chunk) are in memory."""
 
     per_backup_max: int = 2
     """Replicas that are read at the same time."""

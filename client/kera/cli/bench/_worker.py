@@ -36,7 +36,7 @@ WARM_UP_RECORDS_MAX = 50_000
 SENDS_PER_DRAIN = 100
 SENDS_PER_SAMPLE = 1000
 CHUNKS_PER_SAMPLE = 4
-"""One of so many chunks is timed when all go as fast as they can: timing costs some of what it measures."""
+"""Every chunk of this number is timed when all go as fast as they can: timing costs a part of what it measures."""
 SAMPLES_PER_S_MAX = 20_000
 RECORDS_PER_TICK_MAX = 1000
 """More would overrun the producer's buffer between two looks at it."""

@@ -50,7 +50,7 @@ class History:
     acknowledged: dict[Value, Place | None] = field(default_factory=dict)
     """With the place that the producer was told; None: it was told none."""
     refused: set[Value] = field(default_factory=set)
-    """Values that a producer was told are not stored."""
+    """Values of which the producer got an error: they are not stored."""
     read: dict[str, list[tuple[Place, Value]]] = field(default_factory=lambda: defaultdict(list))
     """By reader, in the order in which they came; each reader has begun with the oldest record of each entry."""
     processed: dict[str, set[Value]] = field(default_factory=lambda: defaultdict(set))

@@ -16,7 +16,7 @@ PART_MAX_S = 1.0
 LARGEST = 8
 RECENT_S = 1.0
 RECENT_BYTES = 64 * MIB
-"""Work before the last second, or before so many bytes, counts less and less."""
+"""Work that is older than this time, or than this number of bytes, counts less and less."""
 
 
 class WorkPace:

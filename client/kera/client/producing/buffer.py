@@ -18,7 +18,7 @@ from kera.core.base.forks import inherited, leave_to_parent
 from kera.core.errors import ClosedError, KeraError, Uncertain
 
 _CHUNK_COST_BYTES = 16 << 10
-"""Cost of a chunk besides its bytes, in bytes: so many small chunks are not queued for long before any is sent."""
+"""Cost of a chunk besides its bytes, in bytes: it keeps a queue of small chunks short."""
 _BUNDLED_CHUNK_COST_BYTES = 1 << 10
 """The same for a chunk in a bundle."""
 

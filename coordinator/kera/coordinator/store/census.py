@@ -19,7 +19,8 @@ takes the whole census anew.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from kera.coordinator.store.leadership import LEADER, census_since
 from kera.coordinator.store.metadata import MetadataDamaged
@@ -31,75 +32,70 @@ _TOP = "."
 _SUMS = 1 << 32
 
 
-class Census:
-    """See the head of this module. Pure."""
+class _Tally(NamedTuple):
+    records: int = 0
+    sum: int = 0
 
-    def __init__(self, records: Mapping[str, bytes]) -> None:
-        self._counts: dict[str, int] = {}
-        """By the key of the census' record."""
-        self._sums: dict[str, int] = {}
-        """Likewise."""
-        self._checksums: dict[str, int] = {}
-        """By record."""
-        self.count(records)
+    def plus(self, key: str, value: bytes | None, sign: int = 1) -> _Tally:
+        """The tally with one record more, or with -1 as `sign` one less; None: there is no such record."""
+        if value is None:
+            return self
+        return _Tally(self.records + sign, (self.sum + sign * _checksum(key, value)) % _SUMS)
 
-    def count(self, changes: Mapping[str, bytes | None]) -> None:
-        """Records have other values now; None: they are gone."""
-        for key, value in changes.items():
-            place = _place(key)
-            if place:
-                before = self._checksums.pop(key, None)
-                count, total = self._counts.get(place, 0), self._sums.get(place, 0)
-                if before is not None:
-                    count, total = count - 1, total - before
-                if value is not None:
-                    added = self._checksums[key] = _checksum(key, value)
-                    count, total = count + 1, total + added
-                self._counts[place], self._sums[place] = count, total % _SUMS
+    def to_record(self) -> bytes | None:
+        return json.dumps(self._asdict()).encode() if self.records else None
 
-    def after(self, changes: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
-        """The records of the census that change with `changes`, as they are to be then."""
-        counts, sums = dict[str, int](), dict[str, int]()
-        for key, value in changes.items():
-            place, before = _place(key), self._checksums.get(key)
-            after = None if value is None else _checksum(key, value)
-            if place and before != after:
-                counts[place] = counts.get(place, 0) + (after is not None) - (before is not None)
-                sums[place] = sums.get(place, 0) + (after or 0) - (before or 0)
-        return {
-            place: _record(self._counts.get(place, 0) + counts[place], (self._sums.get(place, 0) + sums[place]) % _SUMS)
-            for place in counts
-        }
 
-    def missing(self, records: Mapping[str, bytes]) -> dict[str, bytes | None]:
-        """The changes that complete the census among `records`.
+def counted_with(changes: Mapping[str, bytes | None], get: Callable[[str], bytes | None]) -> dict[str, bytes | None]:
+    """`changes`, and those of the census that go with them; `get`: the records before. Pure.
 
-        Raises `MetadataDamaged` if a record of the census says something else than what has been counted.
-        """
-        since = census_since(records[LEADER]) if LEADER in records else 0
-        there = {place: value for place, value in records.items() if place.startswith(CENSUS) and place != SINCE}
-        counted = {place: _record(count, self._sums[place]) for place, count in self._counts.items() if count}
-        if _number(records.get(SINCE)) < since:  # not kept all the time
-            return {**dict.fromkeys(there), **counted, SINCE: str(since).encode()}
-        for place, value in there.items():
-            self._check(place, value)
-        return {place: value for place, value in counted.items() if place not in there}
+    Raises `MetadataDamaged` if a record of the census cannot be read.
+    """
+    tallies = dict[str, _Tally]()
+    for key, value in changes.items():
+        if place := _place(key):
+            tally = tallies[place] if place in tallies else _read(place, get(place))
+            tallies[place] = tally.plus(key, get(key), -1).plus(key, value)
+    return {**changes, **{place: tally.to_record() for place, tally in tallies.items()}}
 
-    def _check(self, place: str, value: bytes) -> None:
-        below = place.removeprefix(CENSUS)
-        where = "with keys of one component" if below == _TOP else f"below {below}/"
-        try:
-            found = json.loads(value)
-            written, total = int(found["records"]), int(found["sum"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise _damaged(place, f"record {place} cannot be read ({error})") from error
-        count = self._counts.get(place, 0)
-        if count != written:
-            raise _damaged(
-                place, f"{_words(written)} {where} should be there, and {count} {'is' if count == 1 else 'are'}"
-            )
-        if self._sums.get(place, 0) != total:
-            raise _damaged(place, f"{_words(count)} {where} should be there, and others were found")
+
+def missing_in(records: Mapping[str, bytes]) -> dict[str, bytes | None]:
+    """The changes that complete the census among `records`. Pure.
+
+    Raises `MetadataDamaged` if a record of the census does not agree with the records.
+    """
+    tallies = dict[str, _Tally]()
+    for key, value in records.items():
+        if place := _place(key):
+            tallies[place] = tallies.get(place, _Tally()).plus(key, value)
+    counted = {place: tally.to_record() for place, tally in tallies.items()}
+    there = {place: value for place, value in records.items() if place.startswith(CENSUS) and place != SINCE}
+    since = census_since(records[LEADER]) if LEADER in records else 0
+    if _number(records.get(SINCE)) < since:  # not kept all the time
+        return {**dict.fromkeys(there), **counted, SINCE: str(since).encode()}
+    for place, value in there.items():
+        _compare(place, _read(place, value), tallies.get(place, _Tally()))
+    return {place: value for place, value in counted.items() if place not in there}
+
+
+def _compare(place: str, written: _Tally, found: _Tally) -> None:
+    below = place.removeprefix(CENSUS)
+    where = "with keys of one component" if below == _TOP else f"below {below}/"
+    if found.records != written.records:
+        there = f"{found.records} {'is' if found.records == 1 else 'are'}"
+        raise _damaged(place, f"{_words(written.records)} {where} should be there, and {there}")
+    if found.sum != written.sum:
+        raise _damaged(place, f"{_words(written.records)} {where} should be there, and others were found")
+
+
+def _read(place: str, value: bytes | None) -> _Tally:
+    if value is None:
+        return _Tally()
+    try:
+        found = json.loads(value)
+        return _Tally(int(found["records"]), int(found["sum"]))
+    except (ValueError, LookupError, TypeError) as error:
+        raise _damaged(place, f"record {place} cannot be read ({error})") from error
 
 
 def _place(key: str) -> str:
@@ -120,10 +116,6 @@ def _number(value: bytes | None) -> int:
 
 def _checksum(key: str, value: bytes) -> int:
     return crc32c(value, crc32c(key.encode() + b"\0"))
-
-
-def _record(count: int, total: int) -> bytes | None:
-    return json.dumps({"records": count, "sum": total}).encode() if count else None
 
 
 def _words(count: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from kera.coordinator.store.census import Census
+from kera.coordinator.store import census
 from kera.coordinator.store.metadata import MetadataStore, StoredRecord, Write
 
 Changes = Mapping[str, bytes | None]
@@ -26,7 +26,6 @@ class Ledger:
         """For each path, the keys that are one level below."""
         for key in records:
             self._children[_parent(key)].add(key)
-        self._census = Census(self.snapshot())
 
     @classmethod
     async def load(cls, store: MetadataStore) -> Ledger:
@@ -35,7 +34,7 @@ class Ledger:
 
     async def check(self) -> None:
         """Whether it has all that was written (``census``). Raises `MetadataDamaged`, and what the store raises."""
-        missing = self._census.missing(self.snapshot())
+        missing = census.missing_in(self.snapshot())
         if missing:
             await self._write(missing)
 
@@ -69,8 +68,7 @@ class Ledger:
 
     async def write(self, changes: Changes) -> None:
         """Make `changes` durable, all or none; only then are they seen here. Raises what the store raises."""
-        await self._write({**changes, **self._census.after(changes)})
-        self._census.count(changes)
+        await self._write(census.counted_with(changes, self.get))
 
     async def _write(self, changes: Changes) -> None:
         writes = [

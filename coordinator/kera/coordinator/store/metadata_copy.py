@@ -103,7 +103,7 @@ def _decompressed(body: bytes) -> bytes:
     rest = decompressor.decompress(body, UNPACKED_BYTES_MAX + 1)
     if len(rest) > UNPACKED_BYTES_MAX:
         raise InvalidArgument(
-            f"the copy of metadata would become more than {UNPACKED_BYTES_MAX} bytes; at most so many are taken",
+            f"the copy of metadata would become more than {UNPACKED_BYTES_MAX} bytes, which is the limit",
             limit_bytes=UNPACKED_BYTES_MAX,
         )
     if not decompressor.eof:
