@@ -389,3 +389,5 @@ class TestNames:
         assert isinstance(chunk_errors[0], Uncertain)
         with pytest.raises(ProducerFenced):
             first.send("s", b"d")
+        with pytest.raises(ProducerFenced):  # final, so it comes before the chunk's error, which says "try again"
+            await give(first.flush())

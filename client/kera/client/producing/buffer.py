@@ -130,14 +130,18 @@ class Buffer(Room):
         self._room.set()
 
     async def flush(self) -> None:
-        """Wait until all chunks of now are finished. Raises the first error since the last time, or the failure."""
+        """Wait until all chunks of now are finished. Raises the failure, else the first error since the last time.
+
+        The failure comes first because it is final: an error of a single chunk may say that the caller can try again.
+        """
         bundles = list(self._bundles)
         for chunk in list(self._unfinished):
             await chunk.delivered.settled()
         for bundle in bundles:
             await bundle.delivered.settled()
         error, self._first_error = self._first_error, None
-        error = error or self.failure
+        if self.failure is not None:
+            raise self.failure
         if error is not None:
             raise error
 
