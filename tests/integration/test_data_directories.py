@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from kera.client import Client
 from kera.core.base.settings import KIB, MIB
 from kera.local.child import ChildStartError
 from kera.local.cluster import LocalCluster, RunningCluster
+from tests.integration.support import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -23,12 +25,15 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount file
 
 
 @contextlib.contextmanager
-def running(data_dir: Path, *, brokers: int = 1, **broker_settings: object) -> Iterator[RunningCluster]:
+def running(
+    data_dir: Path, *, brokers: int = 1, backups: int = 0, **broker_settings: object
+) -> Iterator[RunningCluster]:
     """A cluster that keeps its data; nothing is left in shared memory, of brokers that were killed either."""
     arenas: list[Path] = []
     with LocalCluster.running(
         data_dir=data_dir,
         brokers=brokers,
+        backups=backups,
         arena_bytes=8 * MIB,
         segment_bytes=64 * KIB,
         broker_settings=broker_settings,
@@ -41,11 +46,11 @@ def running(data_dir: Path, *, brokers: int = 1, **broker_settings: object) -> I
         arena.unlink(missing_ok=True)
 
 
-async def fill(client: Client, count: int = 200) -> None:
-    await client.admin.create_stream("s", streamlets=4)
+async def fill(client: Client, count: int = 200, *, value_bytes: int = 0, replication: int = 0) -> None:
+    await client.admin.create_stream("s", streamlets=4, replication=replication)
     async with client.producer() as producer:
         await producer.prepare("s")
-        for pending in [producer.send("s", b"%d" % number) for number in range(count)]:
+        for pending in [producer.send("s", b"%0*d" % (value_bytes, number)) for number in range(count)]:
             await pending
 
 
@@ -152,3 +157,31 @@ async def test_a_second_broker_with_the_same_data_directory_is_refused(tmp_path:
                 await asyncio.to_thread(cluster.restart, "broker-2", data_dir=first)
             async with client.producer() as producer:
                 await producer.prepare("s")
+
+
+def closed_segments(home: Path) -> list[Path]:
+    return sorted((home / "log" / "segments").glob("*/*.segment"))
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_segment_that_two_brokers_have_swapped_is_read_from_a_backup(
+    tmp_path: Path, end: signal.Signals
+) -> None:
+    with running(tmp_path, brokers=2, backups=2) as cluster:
+        async with await Client.connect(cluster.bootstrap) as client:
+            await fill(client, 2_000, value_bytes=1_000, replication=1)
+            homes = [Path(cluster.ready[name]["frames_unix_path"]).parent for name in BROKERS]
+            await until(lambda: all(len(closed_segments(home)) > 3 for home in homes))
+            for name in BROKERS:
+                os.kill(cluster.processes[name], end)
+            await until(lambda: not any(name in cluster.processes for name in BROKERS))
+            swapped = [closed_segments(home)[1] for home in homes]
+            swap(*swapped)
+            for name in BROKERS:
+                await asyncio.to_thread(cluster.restart, name)
+
+            assert await numbers(client) == list(range(2_000))
+            for home, path in zip(homes, swapped, strict=True):
+                assert [each.name for each in (home / "log" / "set-aside").iterdir()] == [path.name]
+            said = "".join((cluster.log_dir / f"{name}.log").read_text() for name in BROKERS)
+            assert all(str(path) in said for path in swapped)

@@ -26,7 +26,9 @@ from kera.broker.log.retention import new_starts
 from kera.broker.ownership.stream_records import assignments_version
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentAddress
+from kera.broker.recovery.healing import Healing
 from kera.broker.recovery.rebuild import RebuildLimits
+from kera.broker.recovery.replica_reader import ReadLimits
 from kera.broker.recovery.takeover import Takeovers
 from kera.broker.registration import BrokerIdentity
 from kera.broker.replication.manager import Replication
@@ -37,11 +39,11 @@ from kera.broker.settings import BrokerSettings
 from kera.broker.steady_time import SteadyTime
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import FORMAT, OpenIndex, SegmentIndex
-from kera.broker.storage.jobs import Job
+from kera.broker.storage.jobs import Job, LoadJob
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
-from kera.broker.storage.segment_files import SegmentStore
+from kera.broker.storage.segment_files import SegmentStore, report_damage
 from kera.core.base.clock import Clock
 from kera.core.base.ids import EntryId
 from kera.core.base.telemetry import get_logger
@@ -106,6 +108,15 @@ class LogEngine:
             broker_id=lambda: self.replicator.broker_id,
             ways=ways,
             limits=rebuild_limits or RebuildLimits(),
+        )
+        self._healing = Healing(
+            restart.store,
+            memory,
+            self.replication,
+            backups=lambda: self.replicator.known_backups,
+            broker_id=lambda: self.replicator.broker_id,
+            ways=ways,
+            limits=ReadLimits(read_bytes_max=settings.segment_bytes),
         )
         self._settings = settings
         self._clock = clock
@@ -310,6 +321,14 @@ class LogEngine:
     def _done(self, job: Job, future: asyncio.Future[None]) -> None:
         self._jobs.discard(future)
         future.result()  # `perform` raises nothing but what is a defect
+        if isinstance(job, LoadJob) and self._healing.helps(job):
+            self._healing.begin(job, lambda: self._finished(job))
+        else:
+            self._finished(job)
+
+    def _finished(self, job: Job) -> None:
+        if isinstance(job, LoadJob):
+            report_damage(self._store.path(job.segment.physical_id), job.holes)
         self.memory.finished(job)
         self._changed.set()
 
@@ -368,6 +387,7 @@ class LogEngine:
             self._repairing.cancel()
             await asyncio.wait([self._repairing])
         await self.takeovers.close()
+        await self._healing.close()
         await self.replicator.close()
         self._stopped = True
         if self._jobs:

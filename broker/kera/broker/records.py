@@ -6,6 +6,7 @@ core. What the data mean is said here; how they are written down is left to ``ke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from kera.core.base.ids import EARLIEST, Position
@@ -70,6 +71,12 @@ class SegmentRecord(NamedTuple):
     def to_come(self) -> bool:
         """Whether it is not here yet, but to come from backups: see docs/design-notes.md, "Physical id 0"."""
         return self.physical_id == TO_COME
+
+
+def place_of(address: Sequence[int]) -> str:
+    """The address for people: ``stream 1, streamlet 0, entry 0, group 1, segment 2``."""
+    names = ("stream", "streamlet", "entry", "group", "segment")
+    return ", ".join(f"{name} {number}" for name, number in zip(names, address, strict=False))
 
 
 class Gap(NamedTuple):

@@ -5,11 +5,12 @@
     log/segments                    each record's file by its checksum; where that differs, chunk by chunk
     log/arriving                    not looked at: files of segments that have yet to come whole from backups
     log/spare                       not looked at: files to be written over
+    log/set-aside                   what each file has: the broker does not look at these any more
     in each entry                   ordinals of records without a gap
 
 Promises: nothing in the directory is changed; damage is reported and never raised; one segment is in memory at a time.
-What happens to damage is for others: the start makes the index anew (``kera.broker.storage.restart``), readers are told
-of damaged chunks, and nobody repairs those.
+What happens to damage is for others: the start makes the index anew (``kera.broker.storage.restart``), what
+segments lack is read from backups (``kera.broker.recovery.healing``), or readers are told that it is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kera.broker.log.scan import SegmentScan, scan_segment
-from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
+from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord, place_of
 from kera.broker.registration import BrokerIdentity
 from kera.broker.storage.index import CHECK_TIMEOUT_S, SegmentIndex, file_checksum
 from kera.broker.storage.segment_files import segment_path
@@ -138,10 +139,13 @@ def scan_all(view: memoryview, *, address: SegmentAddress | None = None) -> Segm
     return scan
 
 
-def place_of(address: SegmentAddress | EntryId) -> str:
-    """The address for people: ``stream 1, streamlet 0, entry 0, group 1, segment 2``."""
-    names = ("stream", "streamlet", "entry", "group", "segment")
-    return ", ".join(f"{name} {number}" for name, number in zip(names, address, strict=False))
+def _content(path: Path) -> str:
+    """The segment that a file has, in words."""
+    try:
+        address = scan_all(read_segment(path)).address
+    except OSError as error:
+        return f"content that cannot be read: {error.strerror}"
+    return "no whole chunk" if address is None else place_of(address)
 
 
 def _check_index(path: Path, copy: IndexCopy) -> Iterator[Finding]:
@@ -195,6 +199,8 @@ class _Log:
                 self.progress()
             if self.copy.whole:
                 yield from self._check_entries(index)
+        for path in sorted((self.root / "set-aside").glob("*")):
+            yield Finding("warning", path, None, 0, f"set aside by a broker; it has {_content(path)}")
         for path, physical_id in self._files():
             if physical_id in self.named:
                 continue
@@ -252,7 +258,21 @@ class _Log:
         if record.open and scan.headers:
             seen.end_record = scan.headers[-1].first_record + scan.headers[-1].record_count
         yield from self._report(path, view, scan)
-        if not record.open and not scan.holes and record.crc32c:  # 0: a start that found it did not know
+        yield from self._check_identity(path, address, record, scan, view)
+
+    @staticmethod
+    def _check_identity(
+        path: Path, address: SegmentAddress, record: SegmentRecord, scan: SegmentScan, view: memoryview
+    ) -> Iterator[Finding]:
+        """Whether the chunks of a file that does not match its checksum are the segment's."""
+        place, other = place_of(address), None if scan.headers else scan_all(view).address
+        if other is not None:
+            text = (
+                f"has {place_of(other)} instead of {place}: files were mixed up, perhaps of two brokers. Put each back"
+                " in its place; else the broker sets it aside, and reads the segment from backups if they have it"
+            )
+            yield Finding("damage", path, None, record.length, text)
+        elif not record.open and not scan.holes and record.crc32c:  # 0: a start that found it did not know
             text = f"does not match the checksum that the index has of {place}; all its chunks match theirs"
             yield Finding("warning", path, None, record.length, text)
 

@@ -221,6 +221,31 @@ def test_a_file_with_the_chunks_of_another_segment_is_one_hole(log: Log, fill: b
     _, segment = load(log)
 
     assert [(hole.start, hole.end) for hole in segment.holes] == [(0, SLOT_BYTES)]
+    assert not log.engine.store.path(record.physical_id).exists(), "it is set aside"
+    assert log.engine.disk.names(log.engine.root / "set-aside") == [log.engine.store.path(record.physical_id).name]
+
+
+@pytest.mark.parametrize("chunks", [4, 2])
+def test_the_chunks_of_another_cluster_s_segment_are_not_served_as_this_one_s(log: Log, chunks: int) -> None:
+    """Its stream has the same number there."""
+    record = flushed(log)
+    overwrite(log, record.physical_id, 0, b"".join(placed(n, fill=b"y", max_timestamp_us=70) for n in range(chunks)))
+    _, segment = load(log)
+
+    assert [(hole.start, hole.end) for hole in segment.holes] == [(0, SLOT_BYTES)]
+    assert not log.engine.store.path(record.physical_id).exists(), "it is set aside"
+
+
+def test_files_that_are_set_aside_keep_their_content_whatever_was_set_aside_before(log: Log) -> None:
+    path = log.engine.store.path(5)
+    for content in (b"one", b"other"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        aside = log.engine.store.set_aside(5)
+        assert aside is not None
+        assert aside.read_bytes() == content
+    assert log.engine.store.set_aside(5) is None
+    assert sorted(each.read_bytes() for each in (log.engine.root / "set-aside").iterdir()) == [b"one", b"other"]
 
 
 def test_what_was_in_the_slot_before_is_not_taken_for_the_segment(log: Log) -> None:

@@ -259,9 +259,23 @@ def test_a_file_that_cannot_be_read_is_found(data_dir: Path) -> None:
 def test_a_file_of_another_segment_is_no_replacement(data_dir: Path) -> None:
     shutil.copy(data_dir / "log/segments/000000/000000000002.segment", data_dir / FIRST_FILE)
 
-    places, _, (text,) = look(data_dir)
-    assert places == [("damage", FIRST_FILE, 0, 14_848)]
-    assert text == "the chunk at offset 0 belongs to another segment"
+    places, _, texts = look(data_dir)
+    assert places == [("damage", FIRST_FILE, 0, 14_848), ("damage", FIRST_FILE, None, 14_848)]
+    assert texts[0] == "the chunk at offset 0 belongs to another segment"
+    assert "has stream 2, streamlet 0, entry 0, group 1, segment 1 instead of stream 1, streamlet 0," in texts[1]
+
+
+def test_a_file_that_a_broker_has_set_aside_is_named_with_what_it_has(data_dir: Path) -> None:
+    aside = data_dir / "log/set-aside"
+    aside.mkdir()
+    shutil.copy(data_dir / FIRST_FILE, aside / "000000000007.segment")
+    (aside / "000000000008.segment").write_bytes(b"?")
+
+    places, whole, texts = look(data_dir)
+    assert whole == WHOLE
+    assert places == [("warning", f"log/set-aside/00000000000{number}.segment", None, 0) for number in (7, 8)]
+    assert texts[0].endswith("it has stream 1, streamlet 0, entry 0, group 1, segment 1")
+    assert texts[1].endswith("it has no whole chunk")
 
 
 @pytest.mark.parametrize(

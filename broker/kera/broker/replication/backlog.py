@@ -94,6 +94,14 @@ class Backlog:
         """A backup has a replica of an earlier launch that the index does not know."""
         self._strangers.append((backup_id, virtual_segment_id, stream_id))
 
+    def strangers_of(self, stream_id: int) -> dict[int, list[int]]:
+        """Virtual segments of earlier launches that the index does not know, with the backups that have a replica."""
+        found: dict[int, list[int]] = {}
+        for backup_id, virtual_segment_id, of_stream in self._strangers:
+            if of_stream == stream_id:
+                found.setdefault(virtual_segment_id, []).append(backup_id)
+        return found
+
     def shed(self, stream: StreamLogs) -> bool:
         """Move data that a stream's logs cannot send now, and for which no request waits, to the backlog; whether there
         were any.

@@ -11,7 +11,7 @@ Until then each replica of it is kept, whatever is wrong with it: it may be the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from kera.broker.records import Change, SegmentAddress
@@ -183,6 +183,10 @@ class Coverage:
         if at < length:
             found.append(Extent(address, at, length))
         return found
+
+    def covering(self, address: SegmentAddress) -> Sequence[VirtualSegment]:
+        """The closed virtual segments that have something of a segment."""
+        return self._covering.get(address, ())
 
     def has_all_replicas(self, address: SegmentAddress) -> bool:
         """Whether all that covers something of a segment has all its replicas, and a restart knows."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kera.broker.log.entry import Entry
-from kera.broker.records import Change, Graft, Key, SegmentRecord
+from kera.broker.records import TO_COME, Change, Graft, Key, SegmentRecord
 from kera.broker.storage.books import Books
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import put_entry, put_segment
@@ -32,6 +32,7 @@ INSTALLED_MAX = 64
 class _Installation(NamedTuple):
     record: SegmentRecord
     done: Done
+    replaces: int
 
 
 class Arrivals:
@@ -62,12 +63,13 @@ class Arrivals:
         self._grafts.append((grafts, changes, done))
         self._books.events.disk_work()
 
-    def install(self, entry: Entry, key: Key, record: SegmentRecord, done: Done) -> None:
+    def install(self, entry: Entry, key: Key, record: SegmentRecord, done: Done, *, replaces: int = TO_COME) -> None:
         """The file of a segment is complete: `record` is what the index is to have of it.
 
+        `replaces`: the file that it had.
         `done` is called when it has; or, without that, when the segment is gone or was dropped.
         """
-        self._install[entry, key] = _Installation(record, done)
+        self._install[entry, key] = _Installation(record, done, replaces)
         self._books.events.disk_work()
 
     def cancel(self, entry: Entry) -> None:
@@ -126,7 +128,7 @@ class Arrivals:
         installation = self._install.pop((entry, key))
         address = entry.address(key)
         known = self._index.segment(address)
-        if known is None or not known.to_come:
+        if known is None or known.physical_id != installation.replaces:
             installation.done(None)
             return
         job.changes.append(put_segment(address, installation.record))

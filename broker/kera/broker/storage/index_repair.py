@@ -111,7 +111,7 @@ def repair_index(store: SegmentStore, found: StartFindings, in_memory: set[Segme
             found.torn_bytes += scan.torn_bytes
             log.warning("cut a torn tail", path=str(path), offset=scan.end, length_bytes=scan.torn_bytes)
         found.chunks_damaged += len(scan.holes)
-        report_damage(path, scan)
+        report_damage(path, scan.holes)
         record = record_of(physical_id, scan, UNKNOWN_CRC, store.written_us(physical_id))
         older = segments.get(scan.address)
         if older is not None and older.length >= record.length:

@@ -10,6 +10,7 @@ from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.records import Change, Graft, Hole, Key, SegmentAddress
 from kera.core.base.done import Done
+from kera.core.errors import KeraError
 
 RETRY_MS = 1_000
 """After an error of the disk."""
@@ -56,6 +57,8 @@ class LoadJob:
 
     segment: Segment
     error: OSError | None = None
+    failure: KeraError | None = None
+    """Why it is of no use now, though the file was read."""
     chunk_ends: Any = None
     holes: list[Hole] = field(default_factory=list)
 

@@ -179,14 +179,14 @@ class Loads:
         waiters = self._in_flight.pop(segment)
         segment.loading = False
         segment.slot.unpin()
-        error: KeraError | None = None
+        error = job.failure
         if job.error is not None:
             self._books.totals.disk_errors += 1
             error = DiskFailed(
                 f"cannot read segment {segment.address} from disk: {job.error}", path=str(job.error.filename)
             )
             log.error("cannot read a segment", address=list(segment.address), error=str(job.error))
-        elif not segment.dropped:
+        elif error is None and not segment.dropped:
             segment.loaded(job.chunk_ends, job.holes)
             self._books.totals.chunks_damaged += len(job.holes)
             self._books.totals.segments_loaded += 1

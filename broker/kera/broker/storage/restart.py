@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from kera.broker.log.arena import Arena, Slot, SlotContent
 from kera.broker.log.entry import Entries, Entry
 from kera.broker.log.scan import SegmentScan, scan_segment
 from kera.broker.log.segment import Segment
-from kera.broker.records import Change, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.records import Change, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord, place_of
 from kera.broker.storage.disk import block_ceiling
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_segment, put_entry, put_removal, put_segment, with_gap
@@ -127,17 +127,8 @@ class Restart:
         A job that was cut off by a crash leaves such files: written, and not in the index yet.
         """
         scans: dict[SegmentAddress, tuple[int, SegmentScan]] = {}
-        first = meta.get("first_unsettled_id", meta.get("next_physical_id", 1))
         strays = []
-        for physical_id in self.store.physical_ids(first=first):
-            try:
-                scan = self.store.scan_file(physical_id, finished=False)
-            except OSError as error:
-                log.error("cannot read a segment file", path=str(self.store.path(physical_id)), error=str(error))
-                continue
-            record = self.index.segment(scan.address) if scan.address is not None else None
-            if record is not None and record.physical_id == physical_id:
-                continue
+        for physical_id, scan in self._find_strays(meta.get("first_unsettled_id", meta.get("next_physical_id", 1))):
             strays.append(physical_id)
             if scan.address is not None and scan.headers:
                 known = scans.get(scan.address)
@@ -166,6 +157,25 @@ class Restart:
         next_id = max(strays[-1] + 1, meta.get("next_physical_id", 1))
         self.index.commit(changes, dict(meta, next_physical_id=next_id, first_unsettled_id=next_id))
 
+    def _find_strays(self, first: int) -> Iterator[tuple[int, SegmentScan]]:
+        """Files from `first` on that the index does not know. One that it knows for something else is set aside."""
+        known: dict[int, SegmentAddress] | None = None
+        for physical_id in self.store.physical_ids(first=first):
+            try:
+                scan = self.store.scan_file(physical_id, finished=False)
+            except OSError as error:
+                log.error("cannot read a segment file", path=str(self.store.path(physical_id)), error=str(error))
+                continue
+            record = self.index.segment(scan.address) if scan.address is not None else None
+            if record is not None and record.physical_id == physical_id:
+                continue
+            if known is None:
+                known = {record.physical_id: address for address, record in self.index.all_segments()}
+            if physical_id not in known:
+                yield physical_id, scan
+            elif scan.address is not None:
+                self.store.set_aside_foreign(physical_id, known[physical_id], place_of(scan.address))
+
     def _in_memory(self) -> set[SegmentAddress]:
         slots = self.arena.slots() if self.arena is not None else ()
         return {
@@ -191,7 +201,7 @@ class Restart:
             self.found.segments_in_memory += 1
             self.found.bytes_in_memory += scan.end
             self.found.chunks_damaged += len(scan.holes)
-            report_damage(self.arena.path, scan)
+            report_damage(self.arena.path, scan.holes)
             self._in_slots[EntryId(*address[:3])].append(_InSlot(slot, content, scan))
 
     def _look_at_open_files(self) -> None:
@@ -231,9 +241,14 @@ class Restart:
                 length_bytes=scan.torn_bytes,
             )
         self.found.chunks_damaged += len(scan.holes)
-        report_damage(path, scan)
+        report_damage(path, scan.holes)
         if not scan.headers:
-            changes += [delete_segment(address), put_removal(physical_id)]
+            changes.append(delete_segment(address))
+            other = self.store.scan_file(physical_id).address
+            if other is not None and other != address:
+                self.store.set_aside_foreign(physical_id, address, place_of(other))
+            else:
+                changes.append(put_removal(physical_id))
             return entry
         record = record_of(physical_id, scan, UNKNOWN_CRC, self.store.written_us(physical_id))
         changes.append(put_segment(address, record))

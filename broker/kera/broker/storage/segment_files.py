@@ -4,6 +4,7 @@
     <root>/segments/00000a/000000002b1f.segment
     <root>/spare/                    see ``kera.broker.storage.spares``
     <root>/arriving/000000002b1f.segment             of what is being recovered: not complete, removed by a start
+    <root>/set-aside/000000002b1f.segment            of something else than the index says, or damaged: left alone
 
 A segment file has the chunks of one segment from its first byte on, and zeros up to the end of the last block. Its name
 is the physical id of the segment within its broker, given once; 1,024 of them are in a directory.
@@ -15,15 +16,17 @@ has its error in `error`; none is raised.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import re
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from kera.broker.log.scan import SegmentScan, scan_segment
-from kera.broker.records import Change, SegmentAddress, SegmentRecord
+from kera.broker.log.scan import SegmentScan, address_of, scan_segment
+from kera.broker.log.segment import Segment
+from kera.broker.records import Change, Hole, SegmentAddress, SegmentRecord, place_of
 from kera.broker.storage.disk import BLOCK_BYTES, Disk, block_ceiling
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_removal, put_segment
@@ -31,8 +34,9 @@ from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, RemoveJo
 from kera.broker.storage.spares import SPARE_BYTES_MIN, Spares
 from kera.core.base.blocks import FILE_CALLS, FileCalls, sync_directory
 from kera.core.base.telemetry import get_logger
+from kera.core.errors import CorruptChunk
 from kera.core.format.checksum import crc32c
-from kera.core.format.chunk import HEADER_BYTES, padded
+from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, padded, verify_header
 from kera.core.format.combined_checksum import combined_checksum
 from kera.core.format.newer_format import refuse_unknown_version
 
@@ -132,7 +136,42 @@ class SegmentStore:
             return  # removed meanwhile: its file may be another's
         scan = scan_segment(view, address=segment.address, length=segment.head)
         job.chunk_ends, job.holes = scan.chunk_ends, scan.holes
-        report_damage(path, scan)
+        other = other_content(view, segment, scan)
+        if other:
+            job.chunk_ends = array("I", [segment.head])
+            job.holes = [Hole(0, segment.head, f"its file has {other}")]
+            self.set_aside_foreign(segment.physical_id, segment.address, other)
+
+    def set_aside_foreign(self, physical_id: int, address: SegmentAddress, other: str) -> None:
+        """Set aside a file that has something else than the segment that the index has it for, and say so."""
+        log.error(
+            "a segment file has other data than the index says, as if files of two brokers were mixed up",
+            path=str(self.path(physical_id)),
+            expected=place_of(address),
+            found=other,
+            set_aside=str(self.set_aside(physical_id) or ""),
+        )
+
+    def set_aside(self, physical_id: int) -> Path | None:
+        """Move a file to where nobody looks for it, or removes it; None: it is not there, or cannot be moved."""
+        path, directory = self.path(physical_id), self.root / "set-aside"
+        taken = self.disk.names(directory)
+        names = (f"{path.name}{number or ''}" for number in itertools.count())
+        aside = directory / next(name for name in names if name not in taken)
+        try:
+            self.disk.move(path, aside)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.error("cannot set a segment file aside", path=str(path), error=str(error))
+            return None
+        return aside
+
+    def write_arriving(self, physical_id: int, view: memoryview, length: int) -> int:
+        """Write a segment to a file that has yet to get its name, durably; returns its checksum. Raises ``OSError``."""
+        view[length : block_ceiling(length)] = bytes(block_ceiling(length) - length)
+        self.disk.overwrite(self.arriving_path(physical_id), view[: block_ceiling(length)])
+        return int(crc32c(view[:length]))
 
     def arriving_path(self, physical_id: int) -> Path:
         """The file with this id, as long as it is not complete."""
@@ -225,9 +264,31 @@ def chunk_ends(view: memoryview, length: int, address: SegmentAddress) -> array[
     return ends
 
 
-def report_damage(path: Path, scan: SegmentScan) -> None:
+def other_content(view: memoryview, segment: Segment, scan: SegmentScan) -> str:
+    """Name what a file has instead of a segment, if that is whole chunks; `scan`: for the segment's."""
+    if not scan.headers:
+        with contextlib.suppress(CorruptChunk):
+            header = verify_header(view)
+            return place_of(address_of(header)) if header.placed and address_of(header) != segment.address else ""
+    elif segment.crc32c and not all(_fits(header, segment) for header in scan.headers):
+        return f"other chunks of {place_of(segment.address)}, of another cluster"
+    return ""
+
+
+def _fits(header: ChunkHeader, segment: Segment) -> bool:
+    """Whether a segment can have a chunk, by what the index has of it."""
+    end_record = segment.first_record + segment.record_count
+    return (
+        segment.first_record <= header.first_record
+        and header.first_record + header.record_count <= end_record
+        and segment.min_timestamp_us <= header.min_timestamp_us
+        and header.max_timestamp_us <= segment.max_timestamp_us
+    )
+
+
+def report_damage(path: Path, holes: Iterable[Hole]) -> None:
     """Say what is wrong with a file, chunk by chunk."""
-    for hole in scan.holes:
+    for hole in holes:
         log.error(
             "a chunk is damaged and will not be served",
             path=str(path),

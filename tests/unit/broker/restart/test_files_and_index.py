@@ -11,7 +11,7 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_segment, put_entry, put_removal
 from kera.core.base.ids import Position
 from tests.unit.broker.restart_support import SEGMENT, Launches, commit, read_all
-from tests.unit.broker.support import ADDRESS, SLOT_BYTES
+from tests.unit.broker.support import ADDRESS, SLOT_BYTES, placed
 
 
 def test_files_that_were_to_be_removed_are_removed_by_the_next_launch(launches: Launches) -> None:
@@ -49,6 +49,24 @@ def test_a_segment_that_was_written_and_is_not_in_the_index_yet_is_taken_into_it
 
     assert read_all(log) == (list(range(SEGMENT)), [Position(1, 1, SLOT_BYTES)])
     assert log.append(sequence=3).duplicate
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_another_broker_s_file_in_the_place_of_a_segment_s_is_kept_and_not_taken_for_new_data(
+    launches: Launches, is_open: bool
+) -> None:
+    log = launches.begin()
+    log.append_many(SEGMENT - 1 if is_open else SEGMENT)
+    commit(log)
+    store = launches.engine.store
+    foreign = b"".join(placed(n, ADDRESS._replace(stream_id=99)) for n in range(SEGMENT))
+    store.path(1).write_bytes(foreign)
+    launches.lose_host()
+    launches.start()
+
+    assert {address.stream_id for address, _ in launches.engine.index.all_segments()} <= {ADDRESS.stream_id}
+    assert list(store.physical_ids()) == []
+    assert [path.read_bytes() for path in (store.root / "set-aside").iterdir()] == [foreign]
 
 
 def test_a_file_that_does_not_go_on_where_the_log_ends_is_removed(launches: Launches) -> None:
