@@ -51,9 +51,17 @@ class Impostor:
         self._stream = stream
         self._random = Random(f"what the impostor of {cluster.plan.seed} does")
         self._sent = 0
+        self.is_over = False
+        """Whether it writes nothing more: until then, what is read back is not all."""
 
     async def main(self, runtime: Runtime) -> None:
         """Write under the ids of producers for as long as there is load."""
+        try:
+            await self._write(runtime)
+        finally:
+            self.is_over = True
+
+    async def _write(self, runtime: Runtime) -> None:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._cluster.plan.load_s
         await asyncio.sleep(FIRST_S)  # sleep: virtual time, until there are producers

@@ -107,6 +107,7 @@ class _Run:
         self._cluster = cluster
         self._outcome = outcome
         self._workload = Workload(cluster)
+        self._impostor = Impostor(cluster, self._workload, STREAM) if cluster.plan.impostor else None
         self._faults = Faults(cluster, self._workload.history)
 
     def go(self) -> None:
@@ -119,8 +120,8 @@ class _Run:
             return
         for name, program in programs_of(self._workload, cluster.plan).items():
             cluster.run_client(name, program)
-        if cluster.plan.impostor:
-            cluster.run_client("operator", Impostor(cluster, self._workload, STREAM).main)
+        if self._impostor is not None:
+            cluster.run_client("operator", self._impostor.main)
         self._faults.schedule(scheduler.now_s)
         scheduler.run_until(lambda: bool(cluster.defects), scheduler.now_s + cluster.plan.load_s)
         self._faults.end_all()
@@ -137,7 +138,8 @@ class _Run:
 
         def sent() -> bool:
             busy = any(each.alive and each.name in producers for each in self._cluster.processes)
-            return self._workload.produced == producers and not busy
+            is_over = self._impostor is None or self._impostor.is_over
+            return self._workload.produced == producers and not busy and is_over
 
         readers = [name for name in plan.client_names if name.startswith("reader")]
         if not (
