@@ -147,7 +147,7 @@ WALL_CLOCK = {
     "client/kera/client/consuming/traced.py": "when a span has begun, as shown",
     "client/kera/client/producing/appender.py": "timestamps of records that have none",
     "client/kera/client/producing/producer.py": "timestamps of records that have none",
-    "coordinator/kera/coordinator/__main__.py": "epochs are above what the clock says, too",
+    "coordinator/kera/coordinator/application.py": "epochs are above what the clock says, too",
     "coordinator/kera/coordinator/access/service.py": "when users were changed, as shown; when tokens expire",
     "coordinator/kera/coordinator/schemas/service.py": "when a schema was registered, as shown",
     "coordinator/kera/coordinator/latency/service.py": "when a constraint was made and changed, as shown",

@@ -13,55 +13,27 @@ from kera.core.base.cpus import format_cpus, parse_cpus
 from kera.core.base.settings import KIB, MIB
 from kera.core.errors import InvalidArgument
 from kera.core.format.chunk import HEADER_BYTES
-from kera.core.rpc.arriving import ARRIVING_BYTES_MAX
 from kera.core.rpc.unix_socket import ANY_USER, OWN_USER
 from kera.core.tracing import TracesSettings
-from kera.server.access.settings import DaemonAccessSettings
 from kera.server.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
+from kera.server.network import MemberSettings
 
 SEGMENT_BYTES_MIN = 4 * KIB
 ARENA_SEGMENTS_MIN = 2
 """One to write to, one to go to disk or to come from there."""
 SEGMENT_BYTES_MAX = 512 * MIB
 """A chunk may be as large, and goes through memory as one piece."""
-MESSAGE_BYTES_MAX = 1024 * MIB
-"""gRPC counts bytes of a message in 31 bits."""
 
 
-class BrokerSettings(DaemonAccessSettings, TracesSettings):
+class BrokerSettings(MemberSettings, TracesSettings):
     """Section ``[broker]``, variables ``KERA_BROKER_*``, flags of ``kera broker``."""
 
     section: ClassVar[str] = "broker"
 
-    coordinator: str = Field(
-        "127.0.0.1:7400",
-        description="host:port of the coordinator; of each, separated by commas, if there are several.",
-    )
-    host: str = Field(
-        "127.0.0.1",
-        description="Address to listen on. Local by default: elsewhere, set tls_cert and tls_client_auth.",
-    )
-    port: int = Field(0, ge=0, le=65535, description="Port of the open interface (gRPC); 0 takes any free one.")
-    frames_port: int = Field(
-        0, ge=0, le=65535, description="Port of framed transport, which KerA's own clients use; 0 takes any free one."
-    )
-    advertised_address: str = Field(
-        "",
-        description="host, or host:port, at which others reach the open interface, if it is not where the broker"
-        " listens. Needed with --host 0.0.0.0.",
-    )
-    advertised_frames_address: str = Field(
-        "",
-        description="The same for framed transport. Empty: the host of advertised_address, with the port on which the"
-        " broker listens.",
-    )
     broker_id: int = Field(
         0,
         ge=0,
         description="Id of a new broker; 0: the next one that is free. Its data directory keeps it from then on.",
-    )
-    metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of Prometheus metrics; 0 takes any free one, absent serves none."
     )
     data_dir: Path = Field(
         Path("~/.local/share/kera/broker"),
@@ -108,10 +80,6 @@ class BrokerSettings(DaemonAccessSettings, TracesSettings):
         description="CPUs of the host on which the broker runs, as 0-3,8; empty: on all. A broker is one event loop;"
         " kera node starts one for each core or NUMA node.",
     )
-    ephemeral: bool = Field(
-        default=False,
-        description="The broker never starts again: it flushes nothing at its end, and others may remove its files.",
-    )
     handover_ms: int = Field(
         HANDOVER_MS,
         ge=0,
@@ -124,9 +92,6 @@ class BrokerSettings(DaemonAccessSettings, TracesSettings):
         description="How long a stop may take to write the memory to disk, in ms. The rest stays in shared memory for"
         " the next start. A supervisor that stops the broker has to wait longer: this, handover_ms and"
         f" {STOP_TIMEOUT_S:g} s.",
-    )
-    coordinator_timeout_ms: int = Field(
-        10_000, ge=0, description="How long to wait at the start for a coordinator that cannot be reached, in ms."
     )
     replication_lag_bytes_max: ByteSize = Field(
         ByteSize(64 * MIB),
@@ -149,21 +114,6 @@ class BrokerSettings(DaemonAccessSettings, TracesSettings):
         description="The same while data of a crashed broker is being recovered, per second: until it has its replicas,"
         " another crash would have to begin with those that are left of the first.",
     )
-    message_bytes_max: ByteSize = Field(
-        ByteSize(32 * MIB), description="Largest request or response: bounds the memory of one connection."
-    )
-    arriving_bytes_max: ByteSize = Field(
-        ByteSize(ARRIVING_BYTES_MAX),
-        ge=1 * MIB,
-        description="Memory of large requests that are arriving over frames, of all connections together; others wait.",
-    )
-    connections_max: int | None = Field(
-        None,
-        ge=8,
-        description="Connections served at once, half of them over frames, a quarter each over gRPC and for push."
-        " Absent: the limit of open files (ulimit -n) without the daemon's own files, at most 10,000.",
-    )
-    log_level: str = Field("info", description="debug, info, warning or error.")
 
     @field_validator("cpus")
     @classmethod
@@ -187,19 +137,12 @@ class BrokerSettings(DaemonAccessSettings, TracesSettings):
             raise ValueError(f"arena_bytes must have room for {ARENA_SEGMENTS_MIN} segments at least")
         if self.message_bytes_max < self.segment_bytes + HEADER_BYTES:
             raise ValueError("message_bytes_max must have room for a chunk that fills a segment")
-        if self.message_bytes_max > MESSAGE_BYTES_MAX:
-            raise ValueError(f"message_bytes_max must be at most {MESSAGE_BYTES_MAX}")
         return self
 
     @property
     def unix_socket_mode(self) -> int:
         """Mode of its unix sockets, which says which users may connect."""
         return ANY_USER if self.unix_socket_users == "any" else OWN_USER
-
-    @property
-    def stop_timeout_s(self) -> float:
-        """After so long a stop ends the hard way."""
-        return STOP_TIMEOUT_S + (0 if self.ephemeral else (self.handover_ms + self.stop_flush_ms) / 1000)
 
     def replication_limits(self) -> ReplicationLimits:
         """Limits of replication."""

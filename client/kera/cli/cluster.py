@@ -424,7 +424,7 @@ async def _restore(file: Path, where: dict[str, object], force: bool) -> None:
     import asyncio
 
     with extra("server"):
-        from kera.coordinator.__main__ import restore as put_back
+        from kera.coordinator.application import restore as put_back
         from kera.coordinator.settings import CoordinatorSettings
         from kera.coordinator.store.metadata_copy import unpack
     try:

@@ -8,31 +8,20 @@ from typing import ClassVar, Literal, Self
 from pydantic import ByteSize, Field
 
 from kera.core.base.settings import GIB, MIB
-from kera.server.access.settings import DaemonAccessSettings
+from kera.server.network import NetworkSettings
 
 DEFAULT_PORT = 7400
 REPLICATION_MAX = 16
 """Copies on backups, of a chunk: more protect against nothing that happens, and every write waits for all of them."""
 
 
-class CoordinatorSettings(DaemonAccessSettings):
+class CoordinatorSettings(NetworkSettings):
     """Section ``[coordinator]``, variables ``KERA_COORDINATOR_*``, flags of ``kera coordinator``."""
 
     section: ClassVar[str] = "coordinator"
 
-    host: str = Field(
-        "127.0.0.1",
-        description="Address to listen on. Local by default: elsewhere, set tls_cert and tls_client_auth.",
-    )
     port: int = Field(
         DEFAULT_PORT, ge=0, le=65535, description="Port of the open interface (gRPC), which everyone has to know."
-    )
-    metrics_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description="Port of Prometheus metrics; 0 takes any free one, absent serves none: a fixed one by default would"
-        " be taken where daemons share a host.",
     )
     data_dir: Path = Field(
         Path("~/.local/share/kera/coordinator"),
@@ -150,12 +139,6 @@ class CoordinatorSettings(DaemonAccessSettings):
         ge=0,
         description="Maximum to which the cluster's feature level rises by itself, so that a downgrade to the version"
         " before remains possible. Absent: the level of all its daemons.",
-    )
-    connections_max: int | None = Field(
-        None,
-        ge=8,
-        description="Connections served at once, of clients and daemons. Absent: the limit of open files"
-        " (ulimit -n) without the daemon's own files, at most 10,000.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Log from this level up: debug, info, warning or error."

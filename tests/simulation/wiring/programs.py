@@ -11,15 +11,15 @@ from typing import Any
 
 from pydantic import ByteSize
 
-from kera.backup import __main__ as backup
+from kera.backup import application as backup
 from kera.backup.settings import BackupSettings
-from kera.broker import __main__ as broker
+from kera.broker import application as broker
 from kera.broker.settings import BrokerSettings
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_copy import copy_intact
 from kera.client import Client
 from kera.client.settings import ClientSettings
-from kera.coordinator import __main__ as coordinator
+from kera.coordinator import application as coordinator
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.leadership import Alone, Election
 from kera.coordinator.store.lmdb_store import LmdbStore, OpenEnvironment

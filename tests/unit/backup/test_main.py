@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kera.backup.__main__ import main, serve
+from kera.backup.__main__ import main
+from kera.backup.application import serve
 from kera.backup.registration import BackupDirectory
 from kera.backup.settings import BackupSettings
 from kera.core.base.process import node_id

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kera.backup import answers
-from kera.backup.__main__ import serve
+from kera.backup.application import serve
 from kera.backup.errors import ReplicaOffset, UnknownReplica
 from kera.backup.log_file import NAME, LogFile
 from kera.backup.settings import BackupSettings

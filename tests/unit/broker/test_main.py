@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker.__main__ import main, serve
+from kera.broker.__main__ import main
+from kera.broker.application import serve
 from kera.broker.log.arena_head import HEAD_BYTES
 from kera.broker.registration import BrokerDirectory
 from kera.broker.settings import BrokerSettings

@@ -241,6 +241,11 @@ class Leadership:
         return self._term is not None and self._term.proven
 
     @property
+    def address(self) -> str:
+        """Where others reach this coordinator; empty before it runs for leader."""
+        return self._address
+
+    @property
     def leader(self) -> str:
         """Address of who leads, as far as is known, if it is another one."""
         leader = self._election.leader if self._election else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import inspect
 import os
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -127,9 +128,9 @@ class KeraSettings(BaseSettings):
 
     @classmethod
     def fields(cls) -> dict[str, FieldInfo]:
-        """Its own, then those that it has in common with others: as people read them."""
-        own = {name: field for name, field in cls.model_fields.items() if name in cls.__annotations__}
-        return own | cls.model_fields
+        """Its own, then those that it has in common with others, the nearest first: as people read them."""
+        names = [name for each in cls.__mro__ for name in inspect.get_annotations(each)]
+        return {name: cls.model_fields[name] for name in names if name in cls.model_fields}
 
     @classmethod
     def load(cls, config_file: Path | None = None, **flags: Any) -> Self:

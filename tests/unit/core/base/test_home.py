@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kera.backup.__main__ import serve as backup
+from kera.backup.application import serve as backup
 from kera.backup.settings import BackupSettings
-from kera.broker.__main__ import serve as broker
+from kera.broker.application import serve as broker
 from kera.broker.settings import BrokerSettings
-from kera.coordinator.__main__ import serve as coordinator
+from kera.coordinator.application import serve as coordinator
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.data_dir import DataDir
 from kera.core.base.home import expanded

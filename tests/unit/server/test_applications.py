@@ -1,0 +1,127 @@
+"""Each daemon starts in stages: after one that fails, nothing that the stages before it have started is left."""
+
+import asyncio
+import inspect
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kera.backup import application as backup
+from kera.backup.settings import BackupSettings
+from kera.broker import application as broker
+from kera.broker.settings import BrokerSettings
+from kera.coordinator import application as coordinator
+from kera.coordinator.settings import CoordinatorSettings
+from tests.unit.broker.fake_coordinator import FakeCoordinator, serving
+
+Start = Callable[[], AbstractAsyncContextManager[dict[str, Any]]]
+
+STAGES = {
+    broker: (
+        "open_place",
+        "start_engine",
+        "build_service",
+        "open_interfaces",
+        "bind_push",
+        "watch",
+        "build_registration",
+        "register",
+        "own_streamlets",
+        "stay_registered",
+    ),
+    backup: (
+        "open_place",
+        "start_engine",
+        "build_service",
+        "open_interfaces",
+        "build_registration",
+        "register",
+        "stay_registered",
+    ),
+    coordinator: ("check_settings", "open_place", "build_leadership", "run_for_leader"),
+}
+CASES = [
+    pytest.param(module, stage, id=f"{module.__name__.split('.')[1]}-{stage}")
+    for module, stages in STAGES.items()
+    for stage in stages
+]
+
+
+class Broken(Exception):
+    """Raised when a stage has done its work."""
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+async def starts(tmp_path: Path, memory: Path) -> AsyncIterator[dict[ModuleType, Start]]:
+    data_dir = tmp_path / "data"
+    async with serving(FakeCoordinator()) as fake:
+        yield {
+            broker: lambda: broker.serve(
+                BrokerSettings.for_testing(data_dir, fake.address).model_copy(
+                    update={"shm_dir": memory, "metrics_port": 0}
+                )
+            ),
+            backup: lambda: backup.serve(BackupSettings.for_testing(data_dir, fake.address)),
+            coordinator: lambda: coordinator.serve(CoordinatorSettings.for_testing(data_dir)),
+        }
+
+
+def sockets_of(path: Path) -> list[Path]:
+    return [each for each in path.rglob("*") if each.is_socket()]
+
+
+def daemon_tasks() -> Counter[str]:
+    """The tasks of our code, without those of gRPC: the fake coordinator has some as well."""
+    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
+    codes = [each.cr_code for each in coroutines if inspect.iscoroutine(each)]
+    return Counter(code.co_qualname for code in codes if "/kera/" in code.co_filename.removeprefix(str(Path.cwd())))
+
+
+@pytest.mark.parametrize(("module", "stage"), CASES)
+async def test_a_stage_that_fails_stops_those_before_it(
+    module: ModuleType, stage: str, starts: dict[ModuleType, Start], tmp_path: Path, memory: Path
+) -> None:
+    before, done = daemon_tasks(), getattr(module, stage)
+
+    async def do_and_fail(*args: Any, **kwargs: Any) -> None:
+        await done(*args, **kwargs)
+        raise Broken
+
+    def act_and_fail(*args: Any, **kwargs: Any) -> None:
+        done(*args, **kwargs)
+        raise Broken
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((Broken, ExceptionGroup)) as raised:
+        patch.setattr(module, stage, do_and_fail if inspect.iscoroutinefunction(done) else act_and_fail)
+        async with starts[module]():
+            pass
+    assert raised.group_contains(Broken) if isinstance(raised.value, ExceptionGroup) else True
+
+    assert sockets_of(tmp_path) == []
+    assert list(memory.iterdir()) == []
+    assert daemon_tasks() == before
+    async with starts[module]() as ready:  # its data directory and its ports are free
+        assert ready["grpc_address"]
+        assert daemon_tasks() > before
+
+
+@pytest.mark.parametrize("module", STAGES, ids=lambda module: module.__name__.split(".")[1])
+def test_all_stages_are_tested(module: ModuleType) -> None:
+    """`serve` calls functions of its module: they are the stages, and these tests know all of them."""
+    called = inspect.getclosurevars(inspect.unwrap(module.serve)).globals
+    own = {name for name, value in called.items() if inspect.isfunction(value) and value.__module__ == module.__name__}
+    assert own - {"hand_over", "_push_path", "_store"} == set(STAGES[module])
