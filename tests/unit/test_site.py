@@ -106,6 +106,6 @@ def test_signatures_read_as_they_are_written(parameters: str) -> None:
 def test_the_reference_has_every_setting_error_and_command() -> None:
     settings, errors, commands = ("\n".join(pages()) for pages in (site._settings, site._errors, site._commands))
     assert "| `durability` |" in settings
-    assert "`KERA_BROKER_COORDINATOR`" in settings
+    assert "`KERA_BROKER_BROKER_ID`" in settings
     assert "| `DataLost` | `NotAccepted` | `data_lost` |" in errors
     assert "### `kera stream create`" in commands

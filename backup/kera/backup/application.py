@@ -47,7 +47,7 @@ HANDOVER_CHECK_S = 0.02
 
 
 class Place(NamedTuple):
-    """A backup's data directory, what watches over the backup, and what ties it to the coordinator."""
+    """A backup's data directory and monitor, and what ties it to the coordinator."""
 
     data_dir: Path
     directory: BackupDirectory

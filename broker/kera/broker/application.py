@@ -62,7 +62,7 @@ log = get_logger("kera.broker")
 
 
 class Place(NamedTuple):
-    """A broker's data directory, what watches over the broker, and what ties it to the coordinator."""
+    """A broker's data directory and monitor, and what ties it to the coordinator."""
 
     data_dir: Path
     directory: BrokerDirectory

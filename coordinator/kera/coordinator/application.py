@@ -77,7 +77,7 @@ class StreamNames:
 
 
 class Place(NamedTuple):
-    """What watches over a coordinator, and where its metadata are."""
+    """The monitor of a coordinator, and where its metadata are."""
 
     monitor: Monitor
     addresses: dict[str, Any]

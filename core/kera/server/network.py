@@ -123,7 +123,7 @@ class MemberSettings(NetworkSettings):
 
 
 class Offer(NamedTuple):
-    """What a daemon serves over its interfaces."""
+    """The services that a daemon offers over its interfaces."""
 
     framed: Service
     """Over frames; `takers` serves some of these methods from the connection's buffer."""
