@@ -100,7 +100,7 @@ def main() -> int:
     begun_s = time.monotonic()
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        command = [*compiled("ColumnsHarness", Path(folder)), folder]
+        command = [*compiled("kera.wire.ColumnsHarness", Path(folder)), folder]
         with running(command) as java:
             spoilt = misbuilt if arguments.structure else mutated
             for seed, outcome in outcomes_of(java, arguments.examples, arguments.seed, spoilt, arguments.version):

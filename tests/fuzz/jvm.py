@@ -1,7 +1,7 @@
 """Targets in Java: what the columnar engine decodes in Spark's executors, in one JVM that gets inputs by the thousand.
 
-The program is ``tests/spark/jvm/Decoding.java``. What it throws that is neither an `IOException` nor an error of KerA's
-is a defect, and so is its end.
+The program is ``kera.wire.Decoding`` in ``tests/spark/jvm``. What it throws that is neither an `IOException` nor an
+error of KerA's is a defect, and so is its end.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Decoding:
 @contextlib.contextmanager
 def decoding(folder: Path) -> Iterator[Decoding]:
     """The program, compiled into `folder`, which it works in."""
-    command = compiled("Decoding", folder, "ColumnsHarness")
+    command = compiled("kera.wire.Decoding", folder)
     (folder / "arena").write_bytes(bytes(ARENA_BYTES))
     with (folder / "errors").open("wb") as errors:
         process = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)

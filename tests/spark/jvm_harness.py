@@ -1,7 +1,7 @@
 """Small Java programs of the tests, which use the classes of the columnar engine as Spark does.
 
-They lie in ``tests/spark/jvm``, in the engine's own package, and are compiled against its jar, which is built if it
-is not current.
+They lie in ``tests/spark/jvm``, in packages of the engine's where they use what others do not see, and are compiled
+against its jar, which is built if it is not current. A program is named with its package: ``kera.wire.Decoding``.
 """
 
 import itertools
@@ -27,18 +27,14 @@ OPENED = ("java.base/java.lang", "java.base/java.nio", "java.base/java.util", "j
 """Of what Spark's scripts open, what is needed here."""
 
 
-def compiled(name: str, folder: Path, *others: str) -> list[str]:
-    """The command that runs the program `name`, compiled into `folder`; its arguments are to be added.
-
-    `others`: programs that it uses.
-    """
+def compiled(name: str, folder: Path) -> list[str]:
+    """The command that runs the program `name`, compiled into `folder`; its arguments are to be added."""
     subprocess.run([sys.executable, str(BUILD)], check=True)
     javac, java = shutil.which("javac"), shutil.which("java")
     assert javac is not None
     assert java is not None
     path = f"{JAR}:{SPARK_JARS}"
-    sources = [str(SOURCES / f"{each}.java") for each in (name, *others)]
-    subprocess.run([javac, "--release", "17", "-cp", path, "-d", str(folder), *sources], check=True)
+    subprocess.run([javac, "--release", "17", "-cp", path, "-d", str(folder), *source_of(name)], check=True)
     opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
     return [
         java,
@@ -48,8 +44,13 @@ def compiled(name: str, folder: Path, *others: str) -> list[str]:
         *opened,
         "-cp",
         f"{folder}:{path}",
-        f"kera.spark.{name}",
+        name,
     ]
+
+
+def source_of(name: str) -> list[str]:
+    """What tells javac where the program is, and what it uses of the others."""
+    return ["-sourcepath", str(SOURCES), "-implicit:class", str(SOURCES / f"{name.replace('.', '/')}.java")]
 
 
 class Harness:
@@ -79,7 +80,7 @@ def running(command: Sequence[str]) -> Iterator[Harness]:
 
 
 class Threads:
-    """A program that does what lines of JSON say, each of its objects in a thread of its own; see ``Obedient.java``."""
+    """A program that does what lines of JSON say, each of its objects in its own thread: ``kera.tests.Obedient``."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -116,12 +117,13 @@ def threads(name: str, folder: Path) -> "Iterator[subprocess.Popen[str]]":
     """The process of such a program, compiled into `folder`, without a warning of the compiler."""
     libraries = f"{JAR}:{SPARK_JARS}"
     subprocess.run([sys.executable, str(BUILD)], check=True)
-    sources = [SOURCES / f"{each}.java" for each in ("Obedient", name)]
     warnings = ["-Xlint:all,-path", "-Werror"]
-    subprocess.run(["javac", "--release", "17", *warnings, "-cp", libraries, "-d", folder, *sources], check=True)
+    subprocess.run(
+        ["javac", "--release", "17", *warnings, "-cp", libraries, "-d", folder, *source_of(name)], check=True
+    )
     opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
     with subprocess.Popen(
-        ["java", *opened, "-Xmx256m", "-XX:+UseSerialGC", "-cp", f"{folder}:{libraries}", f"kera.spark.{name}"],
+        ["java", *opened, "-Xmx256m", "-XX:+UseSerialGC", "-cp", f"{folder}:{libraries}", name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -61,7 +61,7 @@ FIRST_RECORD = 1000
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     folder = tmp_path_factory.mktemp("columns")
-    with running([*compiled("ColumnsHarness", folder), str(folder)]) as harness:
+    with running([*compiled("kera.wire.ColumnsHarness", folder), str(folder)]) as harness:
         yield harness
 
 

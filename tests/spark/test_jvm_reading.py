@@ -1,6 +1,6 @@
 """How the JVM reads a piece: pushed and pulled, of brokers that move, fail and lie.
 
-The readers are the real ones. A Java program (``jvm/Reading.java``) has them do what a test says, without Spark.
+The readers are the real ones. The Java program ``kera.spark.read.Reading`` has them do what a test says, without Spark.
 """
 
 import base64
@@ -165,7 +165,7 @@ def _outcome(future: Future[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jvm]:
-    with threads("Reading", tmp_path_factory.mktemp("classes")) as process:
+    with threads("kera.spark.read.Reading", tmp_path_factory.mktemp("classes")) as process:
         yield Jvm(process)
 
 

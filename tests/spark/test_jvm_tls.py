@@ -83,13 +83,13 @@ def kera(cluster: RunningCluster) -> Kera:
 
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory: pytest.TempPathFactory, _environment: None) -> Iterator[Jvm]:
-    with threads("Reading", tmp_path_factory.mktemp("classes")) as process:
+    with threads("kera.spark.read.Reading", tmp_path_factory.mktemp("classes")) as process:
         yield Jvm(process)
 
 
 @pytest.fixture(scope="module")
 def writing(tmp_path_factory: pytest.TempPathFactory, _environment: None) -> Iterator[Threads]:
-    with threads("Writing", tmp_path_factory.mktemp("classes")) as process:
+    with threads("kera.spark.write.Writing", tmp_path_factory.mktemp("classes")) as process:
         yield Threads(process)
 
 

@@ -1,6 +1,6 @@
 """How the JVM writes: chunks as Python makes them, each row once, to brokers that move, fail and lie.
 
-The writers are the real ones. A Java program (``jvm/Writing.java``) has them do what a test says, without Spark.
+The writers are the real ones. The Java program ``kera.spark.write.Writing`` has them do what tests say, without Spark.
 """
 
 import base64
@@ -143,7 +143,7 @@ def refused(kind: str, message: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Threads]:
-    with threads("Writing", tmp_path_factory.mktemp("classes")) as process:
+    with threads("kera.spark.write.Writing", tmp_path_factory.mktemp("classes")) as process:
         yield Threads(process)
 
 

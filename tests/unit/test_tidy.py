@@ -175,7 +175,7 @@ out, expires or is leased goes by it."""
 
 WALL_CLOCK_NAMES = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 JAVA_WALL_CLOCK = {
-    "spark_connector/jvm/src/main/java/kera/spark/ChunkSender.java": "timestamps of records that have none",
+    "spark_connector/jvm/src/main/java/kera/wire/ChunkSender.java": "timestamps of records that have none",
 }
 WALL_CLOCK_OF_JAVA = re.compile(
     r"currentTimeMillis|\bInstant\.now|\bnew Date\(|(?:Local|Zoned|Offset)DateTime\.now|\bClock\."
@@ -699,19 +699,23 @@ SHORT_FOR = {
     "K": "backup/kera/backup",
     "L": "client/kera/client",
     "S": "spark_connector/kera/spark_connector",
+    "J": "spark_connector/jvm/src/main/java/kera",
     "P": "client/kera",
     "core": "core/kera/core",
     "server": "core/kera/server",
 }
 
 
+DEFINED = {".py": r"\b(?:def|class) {}\b", ".java": r"^ +(?!return|new|throw)(?:[\w<>\[\], ]+ ){}\([^;]*\{{$"}
 MARKED = re.compile(r"`([\w/.]+)`")
 
 
 def missing_places(text: str) -> list[str]:
     """Files and functions that a document names as `B/path.py` (`function`, …), and that are not there."""
     found = []
-    for short, path, names in re.findall(r"`(B|C|K|L|S|P|core|server)/(?!kera/)([\w/]+\.py)`(?: \(([^)|]*)\))?", text):
+    for short, path, names in re.findall(
+        rf"`({'|'.join(SHORT_FOR)})/(?!kera/)([\w/]+\.(?:py|java))`(?: \(([^)|]*)\))?", text
+    ):
         place = ROOT / SHORT_FOR[short] / path
         source = text_of(place) if place.exists() else None
         if source is None:
@@ -720,7 +724,7 @@ def missing_places(text: str) -> list[str]:
             found += [
                 f"{short}/{path}: {name}"
                 for name in re.findall(r"`(\w+)`", names)
-                if not re.search(rf"\b(?:def|class) {name}\b", source)
+                if not re.search(DEFINED[place.suffix].format(name), source, re.MULTILINE)
             ]
     return found
 
@@ -738,9 +742,11 @@ def unnamed_packages(text: str) -> list[str]:
         re.sub(r"^(\w+)(?=/)", lambda short: SHORT_FOR.get(short[1], short[1]), path) for path in MARKED.findall(text)
     ]
     named = [*paths, *(SHORT_FOR[short] for short in MARKED.findall(text) if short in SHORT_FOR)]
-    packages = [
-        str(path.parent.relative_to(ROOT)) for root in SOURCE_ROOTS for path in ROOT.glob(f"{root}/kera/**/__init__.py")
+    files_of_packages = [
+        *chain.from_iterable(ROOT.glob(f"{root}/kera/**/__init__.py") for root in SOURCE_ROOTS),
+        *ROOT.glob(f"{SHORT_FOR['J']}/**/package-info.java"),
     ]
+    packages = [str(path.parent.relative_to(ROOT)) for path in files_of_packages]
     return sorted(each for each in packages if not any(f"{path}/".startswith(f"{each}/") for path in named))
 
 
@@ -748,11 +754,14 @@ def test_the_architecture_names_each_package() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert unnamed_packages(text) == [], "give it a row below Where to look"
     assert unnamed_packages(text.replace("/tracing/", "/traces/")) == ["core/kera/core/tracing"]
+    assert unnamed_packages(text.replace("J/columns/", "J/")) == ["spark_connector/jvm/src/main/java/kera/columns"]
 
 
 def test_a_place_that_is_not_there_is_found() -> None:
-    text = "`core/errors.py` (`invariant`: x; `never_written`) `C/never.py` (`a`)"
-    assert missing_places(text) == ["core/errors.py: never_written", "C/never.py"]
+    text = (
+        "`core/errors.py` (`invariant`: x; `never_written`) `C/never.py` (`a`) `J/columns/Columns.java` (`load`, `x`)"
+    )
+    assert missing_places(text) == ["core/errors.py: never_written", "C/never.py", "J/columns/Columns.java: x"]
 
 
 # --- sizes and wiring --------------------------------------------------------------------------------------

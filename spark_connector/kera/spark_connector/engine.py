@@ -26,7 +26,7 @@ PYTHON = "spark.kera.python"
 """The Python that plans; see `service`."""
 COLUMNAR_VERSIONS = ("4.3.",)
 """How versions of Spark begin that the columnar engine is compiled against and tested with: it uses classes of Spark's
-that are nobody's interface. The jar has the same list, in ``Environment``."""
+that are nobody's interface. The jar has the same list, in ``kera.spark.service.Environment``."""
 _REMOTE = "spark.remote"
 _API_MODE = "spark.api.mode"
 _CLASS = "kera.spark.KeraSource"

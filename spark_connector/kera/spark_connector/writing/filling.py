@@ -8,7 +8,7 @@ there for
 What storing takes is the worst of the latest chunks. Where that leaves less than half of the target, half of it is
 taken: what is stored too slowly is not stored faster in more chunks.
 
-The same is in ``jvm/…/Filling.java``.
+The same is in ``kera.spark.write.Filling`` in Java.
 """
 
 from __future__ import annotations

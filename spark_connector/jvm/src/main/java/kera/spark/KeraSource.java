@@ -8,6 +8,11 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 
 import com.fasterxml.jackson.databind.JsonNode;
+import kera.spark.read.KeraQuery;
+import kera.spark.service.Environment;
+import kera.spark.service.KeraAnalysisException;
+import kera.spark.service.Service;
+import kera.wire.KeraException;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableProvider;

@@ -3,6 +3,10 @@ package kera.spark;
 import java.util.EnumSet;
 import java.util.Set;
 
+import kera.spark.read.KeraQuery;
+import kera.spark.read.KeraScanBuilder;
+import kera.spark.service.Service;
+import kera.spark.write.KeraWrite;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
@@ -57,6 +61,6 @@ final class KeraTable implements SupportsRead, SupportsWrite {
             return pythonTable.newWriteBuilder(info);
         }
         boolean required = KeraSource.requiresColumnar(info.options());
-        return new KeraWrite.Builder(info, Service.driverPython(), required ? null : pythonTable);
+        return KeraWrite.builder(info, Service.driverPython(), required ? null : pythonTable);
     }
 }

@@ -1,0 +1,52 @@
+package kera.columns;
+
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.vectorized.ColumnVector;
+
+/** Structs, with those of their fields that are wanted. */
+final class StructColumn extends OwnColumn implements LoadedColumn {
+    private final FieldLoader[] fields;
+    private final ColumnVector[] children;
+
+    /**
+     * A column of structs.
+     *
+     * @param fields all of Arrow's, in its order
+     * @param children those that Spark has, in its order
+     */
+    StructColumn(DataType type, FieldLoader[] fields, ColumnVector[] children) {
+        super(type);
+        this.fields = fields;
+        this.children = children;
+    }
+
+    @Override
+    public int load(Body body) {
+        int count = begin(body);
+        for (FieldLoader field : fields) {
+            int there = field.load(body);
+            if (there < count) {
+                throw body.corrupt(count + " structs with a field of " + there + " values");
+            }
+        }
+        return count;
+    }
+
+    @Override
+    public void release() {
+        end();
+        for (FieldLoader field : fields) {
+            field.release();
+        }
+    }
+
+    @Override
+    public ColumnVector column() {
+        return this;
+    }
+
+    @Override
+    public ColumnVector getChild(int ordinal) {
+        return children[ordinal];
+    }
+}

@@ -1,0 +1,64 @@
+package kera.spark.service;
+
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.util.List;
+import java.util.Optional;
+
+import kera.wire.KeraException;
+import org.apache.arrow.memory.util.MemoryUtil;
+import org.apache.spark.package$;
+
+/** What the columnar engine needs where it runs, and what of it is missing. */
+public final class Environment {
+    /** How versions of Spark begin that the engine is compiled against and tested with; as in engine.py. */
+    private static final List<String> VERSIONS = List.of("4.3.");
+
+    private Environment() {}
+
+    /**
+     * What the driver lacks. It starts the planner, which takes a second when it is the first time. Throws
+     * {@link KeraException} where it did not start in time, and may the next time.
+     */
+    public static Optional<String> missing(String python) {
+        return missingVersion(package$.MODULE$.SPARK_VERSION()).or(Environment::missingForReading)
+                .or(() -> missingPlanner(python));
+    }
+
+    /** The engine uses classes of Spark that are no interface of it: what is not tested may read nonsense. */
+    static Optional<String> missingVersion(String version) {
+        return VERSIONS.stream().anyMatch(version::startsWith) ? Optional.empty()
+                : Optional.of("it is made for Spark 4.3, and this is " + version);
+    }
+
+    /** What a JVM lacks that reads chunks, so an executor. */
+    public static Optional<String> missingForReading() {
+        if (ByteOrder.nativeOrder() != ByteOrder.LITTLE_ENDIAN) {
+            return Optional.of("a little-endian processor");
+        }
+        try {
+            // The name alone would not load the class; and without java.nio its initialization fails.
+            Class<?> arrow = Class.forName(MemoryUtil.class.getName());
+            if (ByteBuffer.class.getModule().isOpen("java.nio", arrow.getModule())) {
+                return Optional.empty();
+            }
+        } catch (ClassNotFoundException | LinkageError error) {
+            // as said below
+        }
+        return Optional.of("java.nio is closed to Arrow: start this JVM with"
+                + " --add-opens=java.base/java.nio=ALL-UNNAMED (spark.driver.extraJavaOptions,"
+                + " spark.executor.extraJavaOptions)");
+    }
+
+    private static Optional<String> missingPlanner(String python) {
+        try {
+            Service.shared(python).process();
+            return Optional.empty();
+        } catch (KeraException error) {
+            if (error.retriable()) {
+                throw error; // it was too slow this time
+            }
+            return Optional.of(error.getMessage());
+        }
+    }
+}

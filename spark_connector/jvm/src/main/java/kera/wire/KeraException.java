@@ -1,0 +1,23 @@
+package kera.wire;
+
+/** An error with the name and the text that it has on the Python side; its message is {@code type: message}. */
+public class KeraException extends RuntimeException {
+    private static final long serialVersionUID = 1L;
+
+    private final boolean retriable;
+
+    /**
+     * @param type name of the error's Python class
+     * @param message what has happened, without the type
+     * @param retriable whether the same call may succeed later
+     */
+    public KeraException(String type, String message, boolean retriable) {
+        super(type + ": " + message);
+        this.retriable = retriable;
+    }
+
+    /** Whether the same call may succeed later. */
+    public boolean retriable() {
+        return retriable;
+    }
+}

@@ -1,0 +1,157 @@
+package kera.wire;
+
+import java.io.IOException;
+import java.net.ProtocolException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.util.ArrayDeque;
+import java.util.Queue;
+
+/** A range that a broker of this host pushes: it tells where the chunks lie in its memory. */
+final class PushChannel implements Source {
+
+    private static final int RUN_BYTES = 64;
+    /** The window is opened again when so much of it was taken, so that the broker need not wait for it. */
+    private static final int WINDOW_PARTS = 4;
+
+    /** Chunks in a slot; the numbers are as they came. */
+    private record Run(long slot, long generation, long at, long length, Position start) {
+    }
+
+    private final Piece piece;
+    private final PushConnection connection;
+    private final int lane;
+    private final long windowBytes;
+    private final Queue<Run> runs = new ArrayDeque<>();
+    private Position next;
+    private End end;
+    private long takenBytes;
+    private ByteBuffer released = ByteBuffer.allocate(256).order(ByteOrder.LITTLE_ENDIAN);
+    private boolean closed;
+
+    PushChannel(Piece piece, Broker broker, Position start) throws IOException {
+        this.piece = piece;
+        next = start;
+        connection = PushConnection.to(broker, piece.memoryDomain, piece.settings.connectTimeoutMs());
+        windowBytes = connection.window(piece.settings.prefetchBytesMax());
+        try {
+            lane = connection.subscribe(piece, start);
+        } catch (IOException error) {
+            connection.close();
+            throw error;
+        }
+    }
+
+    @Override
+    public Event next(long deadline) throws IOException {
+        while (runs.isEmpty() && end == null) {
+            tell(); // all of it: the broker may wait for it, and who reads may be gone for long
+            // What never ends may have nothing for long. What has an end is there, and the broker only has to find it.
+            long patience = piece.end == null ? Deadline.never() : Deadline.afterMs(piece.settings.requestTimeoutMs());
+            PushConnection.Message message = connection.receive(Deadline.earlier(deadline, patience));
+            if (message == null) {
+                if (Deadline.passed(patience)) {
+                    throw new IOException("broker has pushed nothing within "
+                            + piece.settings.requestTimeoutMs() / 1000.0 + " s");
+                }
+                return null;
+            }
+            take(message);
+        }
+        Run run = runs.poll();
+        return run == null ? end : begin(run);
+    }
+
+    private void take(PushConnection.Message message) throws ProtocolException {
+        ByteBuffer body = ByteBuffer.wrap(message.body()).order(ByteOrder.LITTLE_ENDIAN);
+        switch (message.kind()) {
+            case PushConnection.RUNS -> {
+                if (body.remaining() % RUN_BYTES != 0) {
+                    throw new ProtocolException("a push message of runs has a length that is none");
+                }
+                for (int at = 0; at < body.limit(); at += RUN_BYTES) {
+                    requireLane(body.getInt(at));
+                    runs.add(new Run(Integer.toUnsignedLong(body.getInt(at + 4)), body.getLong(at + 8),
+                            body.getLong(at + 16), Integer.toUnsignedLong(body.getInt(at + 24)),
+                            new Position(body.getLong(at + 32), body.getInt(at + 28), body.getInt(at + 40))));
+                }
+            }
+            case PushConnection.END -> {
+                Wire.LaneEnd came = Wire.laneEnd(message.body());
+                requireLane(came.lane());
+                end = new End(reason(came.reason()), came.next(), came.error());
+                if (end.reason() == Reason.FAILED && end.error() == null) {
+                    throw new ProtocolException("a lane has failed without an error");
+                }
+            }
+            default -> throw new ProtocolException("a broker pushed a message of kind " + message.kind());
+        }
+    }
+
+    private void requireLane(int number) throws ProtocolException {
+        if (number != lane) {
+            throw new ProtocolException("something was pushed for lane " + Integer.toUnsignedString(number)
+                    + ", which is not there");
+        }
+    }
+
+    private static Reason reason(int number) throws ProtocolException {
+        return switch (number) {
+            case 1 -> Reason.REACHED;
+            case 2 -> Reason.MOVED;
+            case 3 -> Reason.FAILED;
+            case 4 -> Reason.PULL;
+            default -> throw new ProtocolException("a lane has ended for unknown reason " + number
+                    + "; is the peer newer?");
+        };
+    }
+
+    private Stretch begin(Run run) throws IOException {
+        ByteBuffer bytes = connection.arena.bytes(run.slot, run.at, run.length);
+        if (run.start.isBefore(next) || run.start.segment() < 0 || run.start.offset() < 0
+                || run.start.offset() > Integer.MAX_VALUE - run.length) {
+            throw new ProtocolException("a run at " + run.start + " was pushed after " + next);
+        }
+        next = run.start.plus((int) run.length);
+        takenBytes += run.length;
+        if (WINDOW_PARTS * takenBytes >= windowBytes) {
+            tell();
+        }
+        return new Stretch(bytes, run.start, next, connection.arena, (int) run.slot, run.generation);
+    }
+
+    private void tell() throws IOException {
+        if (takenBytes > 0 || released.position() > 0) {
+            connection.send(takenBytes, released.flip());
+            takenBytes = 0;
+            released.clear();
+        }
+    }
+
+    @Override
+    public void giveBack(Stretch stretch) {
+        if (!released.hasRemaining()) {
+            released = ByteBuffer.allocate(2 * released.capacity()).order(ByteOrder.LITTLE_ENDIAN).put(released.flip());
+        }
+        released.putInt(stretch.slot());
+    }
+
+    @Override
+    public void finish() throws IOException {
+        if (!closed && end != null && runs.isEmpty()) {
+            tell();
+            closed = true;
+            connection.keep();
+        }
+        close();
+    }
+
+    /** All leases end with the connection. */
+    @Override
+    public void close() {
+        if (!closed) {
+            closed = true;
+            connection.close();
+        }
+    }
+}
