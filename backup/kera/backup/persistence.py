@@ -23,6 +23,7 @@ from kera.backup.jobs import Freed, Job, PunchJob, ReplicaPart, StoreTotals, Wri
 from kera.backup.replica import Replica
 from kera.core.base.blocks import BLOCK_BYTES, block_ceiling, block_floor
 from kera.core.base.done import Done
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, NotAccepted
 
@@ -59,6 +60,7 @@ class Persistence:
         self.totals = StoreTotals()
         self.now_ms = 0
         """Set by `tick`."""
+        self._failing = [Repeated(log) for _ in disks]
         self._on_work = on_work
         self._backup_id, self._cluster_id = identity
         self._on_written = on_written
@@ -210,14 +212,14 @@ class Persistence:
 
     def _note(self, disk: DiskState, job: Job) -> None:
         if job.error is None:
-            if disk.error is not None:
-                log.info("the disk takes data again", path=disk.name)
+            self._failing[job.disk].over("the disk takes data again", path=disk.name)
             disk.error = None
             self.totals.syncs += 1
             return
         self.totals.disk_errors += 1
-        if disk.error is None:
-            log.error("cannot write to the disk; it is tried again", path=disk.name, error=str(job.error))
+        self._failing[job.disk].goes_on(
+            "cannot write to the disk; it is tried again", level="error", path=disk.name, error=str(job.error)
+        )
         disk.error = job.error
         disk.retry_ms = self.now_ms + RETRY_MS
 

@@ -16,6 +16,7 @@ from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.ownership.producer_owners import ProducerOwners
 from kera.core import data_dir
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.data_dir import FORMAT
 from kera.core.errors import InvalidArgument, PathNotWritable, StaleEpoch, UnknownLaunch
@@ -73,6 +74,7 @@ class BrokerRegistration(registration.Registration):
         self._leader = leader or CoordinatorEpoch()
         super().__init__(coordinator, directory, chosen_id, hurry=self._leader.wanted, timing=timing, runtime=runtime)
         self._on_backups = on_backups
+        self._cannot_store = Repeated(log)
         self._report = report
         self._lease = lease or Lease()
         self._fences = fences or ProducerFences()
@@ -201,7 +203,9 @@ class BrokerRegistration(registration.Registration):
             try:
                 self._directory.store(self.broker_id, self._cluster_id, answer.coordinator_epoch)
             except PathNotWritable as error:
-                log.warning("cannot write down which coordinator leads", error=error.message)
+                self._cannot_store.goes_on("cannot write down which coordinator leads", error=error.message)
+            else:
+                self._cannot_store.over("wrote down which coordinator leads")
         self._apply(answer)
 
     def _apply(self, answer: coordinator_pb2.RegisterBrokerResponse | coordinator_pb2.HeartbeatResponse) -> None:

@@ -20,12 +20,12 @@ from pathlib import Path
 from kera.backup.verify import BackupFiles, LogComparison, StoredReplica, by_replica
 from kera.broker.log.scan import scan_segment
 from kera.broker.ownership.stream_records import stream_record
-from kera.broker.records import EntryRecord, SegmentAddress
+from kera.broker.records import EntryRecord, SegmentAddress, place_of
 from kera.broker.replication.virtual_index import virtual_segments
 from kera.broker.replication.virtual_segment import Extent, VirtualSegment
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.segment_files import segment_path
-from kera.broker.verify import place_of, read_segment
+from kera.broker.verify import read_segment
 from kera.cli._table import plural
 from kera.core.base.ids import EntryId
 from kera.server.verifying import Finding

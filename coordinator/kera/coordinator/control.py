@@ -15,6 +15,7 @@ from kera.coordinator.operations.loads import MeasuredLoads
 from kera.coordinator.operations.restored import Restored
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.decide import DEAD, REPORTED
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.rpc import api
 from kera.v1 import coordinator_pb2
@@ -67,11 +68,14 @@ class Control:
         await self._work.idle()
 
     async def _tick_for_ever(self) -> None:
+        failing = Repeated(log)
         while not self._state.lost.done():
             try:
                 self.tick()
-            except Exception:
-                log.exception("unexpected exception in the coordinator's periodic check")
+                failing.over("the coordinator's periodic check goes on")
+            except Exception as error:  # noqa: BLE001 - it is logged
+                event = "unexpected exception in the coordinator's periodic check"
+                failing.goes_on(event, level="error", exc_info=error)
             await asyncio.sleep(self._state.settings.heartbeat_interval_ms / 1000)
 
     def tick(self) -> None:

@@ -187,7 +187,7 @@ class Registration:
         on_answer: Callable[[ResponseT], None] = lambda _: None,
     ) -> None:
         """Send heartbeats for ever. Raises `StaleEpoch` when this launch is not the current one: it must end."""
-        reachable = True
+        failing = Repeated(log, self._clock)
         while True:
             await self._until_due()
             try:
@@ -204,13 +204,9 @@ class Registration:
                 raise
             except KeraError as error:
                 # Whatever ails the coordinator: what is in our memory is there only as long as we are.
-                if reachable:
-                    log.warning("heartbeat failed; serving on", address=self._address, error=str(error))
-                reachable = False
+                failing.goes_on("heartbeat failed; serving on", address=self._address, error=str(error))
             else:
-                if not reachable:
-                    log.info("coordinator is back", address=self._address)
-                reachable = True
+                failing.over("coordinator is back", address=self._address)
                 on_answer(answer)
 
     async def register_again(self, reason: UnknownLaunch) -> None:

@@ -297,9 +297,7 @@ async def test_what_keeps_it_from_loading_is_tried_again(world: World) -> None:
     assert world.election.resigned == 2
 
 
-async def test_what_keeps_it_from_leading_is_told_once_for_each_reason(
-    world: World,
-) -> None:
+async def test_what_keeps_it_from_leading_is_logged_once_and_when_it_is_over(world: World) -> None:
     errors = ["away"] * 20 + ["full"] * 20 + ["away"]
 
     def load() -> None:
@@ -311,7 +309,11 @@ async def test_what_keeps_it_from_leading_is_told_once_for_each_reason(
         world.election.may_win.set()
         await world.until(lambda: world.leadership.leading)
 
-    assert [line["error"] for line in lines if line["log_level"] == "warning"] == ["away", "full", "away"]
+    assert [(line["event"], line.get("error")) for line in lines] == [
+        ("cannot lead", "away"),
+        ("can lead again", None),
+        ("leading", None),
+    ]
 
 
 async def test_a_defect_comes_out() -> None:

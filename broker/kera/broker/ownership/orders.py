@@ -26,6 +26,7 @@ from kera.broker.ownership.receiving import Receiving
 from kera.broker.ownership.sealing import Sealing
 from kera.broker.ownership.streams import Streams, is_of_another_launch
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.base.turns import Turns
 from kera.core.errors import KeraError, Unavailable
@@ -127,19 +128,20 @@ class Orders:
                 self._takeovers.opened(now)
 
     async def _open_later(self, info: common_pb2.StreamInfo) -> None:
-        told = ""
+        failing = Repeated(log)
         while True:
             try:
                 async with self._lock(info.stream_id):
                     if info.stream_id in self._streams:  # it may have been dropped meanwhile
                         await self._open(info, ())
             except KeraError as error:
-                if error.message != told:
-                    log.warning("cannot recover streamlets yet", stream=info.name, error=error.message)
-                told = error.message
-            except Exception as error:  # a defect must not leave them closed for ever
-                log.error("opening streamlets failed; it is tried again", stream=info.name, exc_info=error)
+                failing.goes_on("cannot recover streamlets yet", stream=info.name, error=error.message)
+            except Exception as error:  # noqa: BLE001 - a defect must not leave them closed for ever
+                failing.goes_on(
+                    "opening streamlets failed; it is tried again", level="error", stream=info.name, exc_info=error
+                )
             else:
+                failing.over("streamlets are open", stream=info.name)
                 return
             await asyncio.sleep(self._retry_interval_s)
 

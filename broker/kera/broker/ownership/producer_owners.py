@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from kera.core.base.ids import PRODUCER_IDS
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError
 from kera.v1 import coordinator_pb2
@@ -99,6 +100,7 @@ class ProducerOwners:
 
     async def ask_for_ever(self, find: FindProducers) -> None:
         """Ask the coordinator for what is wanted."""
+        failing = Repeated(log)
         while True:
             await self._wakes.wait()
             self._wakes.clear()
@@ -109,9 +111,10 @@ class ProducerOwners:
             try:
                 answer = await find(request)
             except KeraError as error:  # those who want to know ask again
-                log.warning("cannot ask whose the ids of producers are", ids=len(uses), error=error.message)
+                failing.goes_on("cannot ask whose the ids of producers are", ids=len(uses), error=error.message)
                 await asyncio.sleep(PAUSE_S)
                 continue
+            failing.over("the coordinator knows whose the ids of producers are")
             for use, owner in zip(uses, answer.owners, strict=True):
                 self._note(use, owner)
 

@@ -17,6 +17,7 @@ from kera.broker.recovery.assembly import Assembly, Target, make_durable
 from kera.broker.recovery.progress import UNEXPECTED, of_disk
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.segment_files import SegmentStore
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.recovery")
@@ -55,6 +56,7 @@ class Installer:
         self._more = asyncio.Event()
         self.failing = ""
         """Why what has come cannot be made durable, if so."""
+        self._cannot_sync = Repeated(log)
 
     def add(self, target: Target) -> None:
         """A segment is complete, or nothing more comes of it."""
@@ -74,9 +76,9 @@ class Installer:
             run = asyncio.get_running_loop().run_in_executor
             checksums = await run(self._threads, make_durable, batch, self._store.disk, self._store.calls)
             failing = ""
+            self._cannot_sync.over("recovered data can be synced again")
         except OSError as error:
-            if not self.failing:  # else it was logged when it began
-                log.error("cannot sync recovered data; trying again", error=str(error))
+            self._cannot_sync.goes_on("cannot sync recovered data; trying again", level="error", error=str(error))
             failing = of_disk(error)
         finally:
             self.failing = failing

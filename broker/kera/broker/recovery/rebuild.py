@@ -84,12 +84,13 @@ class RebuildLimits:
 
 async def keep_doing(step: Callable[[], Awaitable[bool | None]], *, retry_s: float) -> None:
     """Do a step again and again, until it returns True. An unexpected exception of one is logged, and ends nothing."""
-    done = False
+    done, failing = False, Repeated(log)
     while not done:
         try:
             done = bool(await step())
-        except Exception as error:
-            log.error("unexpected exception in a recovery task", exc_info=error)
+            failing.over("a recovery task goes on")
+        except Exception as error:  # noqa: BLE001 - it is logged
+            failing.goes_on("unexpected exception in a recovery task", level="error", exc_info=error)
             await asyncio.sleep(retry_s)
 
 

@@ -15,6 +15,7 @@ from kera.broker.backup_ways import BackupWays
 from kera.broker.recovery.progress import RecoveryTotals, of_disk
 from kera.broker.recovery.replica_reader import BackupLink, ReadLimits
 from kera.broker.recovery.scan import Ref, ReplicasToRead, add_streamlets
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, Unavailable
 from kera.v1 import backup_pb2, common_pb2
@@ -74,6 +75,7 @@ class ReplicaFetcher:
         self._lacking = lacking
         self._take = take
         self._read_bytes_max = read_bytes_max
+        self._cannot_write = Repeated(log)
 
     async def fetch(self, replicas: ReplicasToRead) -> str:
         """Read replicas until one is whole, or nothing is missing that they may have.
@@ -100,7 +102,7 @@ class ReplicaFetcher:
                     reasons.append(f"backup {backup_id}: {error.message}")
                 continue
             except OSError as error:
-                log.error("cannot write recovered data; trying again", error=str(error))
+                self._cannot_write.goes_on("cannot write recovered data; trying again", level="error", error=str(error))
                 return of_disk(error)
             if not wrong:
                 return ""
@@ -139,6 +141,7 @@ class ReplicaFetcher:
                 wrong = f"{answer.replica.chunks_damaged} chunks are damaged"
             if len(chunks):
                 wrong = await self._take(chunks) or wrong
+                self._cannot_write.over("recovered data can be written again")
             request.offset = answer.next_offset
             if not self._lacking(replicas):
                 return ""

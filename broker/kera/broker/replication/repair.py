@@ -67,8 +67,8 @@ class Repair:
                 self._failing.goes_on("cannot repair now; it is tried again", error=str(error))
                 self._replication.backlog.extents.rotate(-1)  # what cannot be read does not hold up the others
                 await asyncio.sleep(FAILED_REST_S)
-            except Exception as error:  # a defect must not end all repair
-                log.error("repair failed", exc_info=error)
+            except Exception as error:  # noqa: BLE001 - a defect must not end all repair
+                self._failing.goes_on("repair failed", level="error", exc_info=error)
                 await asyncio.sleep(FAILED_REST_S)
 
     async def _next(self) -> bool:

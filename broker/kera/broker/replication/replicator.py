@@ -21,6 +21,7 @@ from kera.broker.latency.hold_timer import HoldTimer
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.replication.virtual_segment import Free
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import BackupFull, DiskFull, KeraError, NotReplicated, StaleEpoch, Unavailable, Uncertain
 from kera.core.rpc import Reply, api
@@ -56,6 +57,7 @@ class Replicator:
         self._broker_id = self._broker_epoch = 0
         self._known: list[common_pb2.BackupInfo] = []
         self._fenced: asyncio.Future[None] = self._loop.create_future()
+        self._refusing, self._keeping = Repeated(log), Repeated(log)
 
     def begin(self, broker_id: int, broker_epoch: int) -> None:
         """The broker is registered."""
@@ -185,8 +187,9 @@ class Replicator:
             return
         full = isinstance(error, BackupFull | DiskFull)
         if not full:
-            log.error(
+            self._refusing.goes_on(
                 "a backup refuses a replica",
+                level="error",
                 backup_id=effect.backup_id,
                 virtual_segment_id=effect.place.virtual_segment_id,
                 error=str(error),
@@ -219,7 +222,9 @@ class Replicator:
         if isinstance(error, StaleEpoch):
             self._fence(error)
         elif error is not None and not self._closed:
-            log.warning("a backup keeps a replica until it connects again", backup_id=backup_id, error=str(error))
+            self._keeping.goes_on(
+                "a backup keeps a replica until it connects again", backup_id=backup_id, error=str(error)
+            )
 
     # -- for links -------------------------------------------------------------------------------------------------
 
@@ -232,7 +237,6 @@ class Replicator:
             self._fence(error)
             raise
         self._replication.backup_up(backup_id)
-        log.info("backup connected", backup_id=backup_id, transport=channel.transport)
         self.pump()
 
     async def ask_what_it_has(self, channel: FrameChannel, backup_id: int) -> None:
@@ -248,9 +252,8 @@ class Replicator:
         self._replication.listed(backup_id, replicas)
         self.pump()
 
-    def lost(self, backup_id: int, reason: str) -> None:
+    def lost(self, backup_id: int) -> None:
         """A backup has failed."""
-        log.warning("backup lost", backup_id=backup_id, reason=reason)
         self._replication.backup_down(backup_id)
         self.pump()
 
@@ -263,6 +266,9 @@ class _Link:
         """Set while the backup can be used."""
         self._replicator = replicator
         self._info = info
+        self._away, self._failing = Repeated(log), Repeated(log)
+        self._connected = False
+        """Once."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def update_address(self, info: common_pb2.BackupInfo) -> None:
@@ -274,7 +280,8 @@ class _Link:
         channel, self.channel = self.channel, None
         if channel is not None:
             channel.abort()
-            self._replicator.lost(self._info.backup_id, reason)
+            self._away.goes_on("backup lost", backup_id=self._info.backup_id, reason=reason)
+            self._replicator.lost(self._info.backup_id)
 
     def give_up(self) -> None:
         """The backup is gone for good."""
@@ -294,8 +301,10 @@ class _Link:
                 if isinstance(error, StaleEpoch):
                     return
                 self.fail(error.message)
-            except Exception as error:  # a defect must not cost a backup for good
-                log.error("the connection to a backup failed", backup_id=self._info.backup_id, exc_info=error)
+            except Exception as error:  # noqa: BLE001 - a defect must not cost a backup for good
+                self._failing.goes_on(
+                    "the connection to a backup failed", level="error", backup_id=self._info.backup_id, exc_info=error
+                )
                 self.fail("of a defect")
             finally:
                 self.channel = None
@@ -307,6 +316,10 @@ class _Link:
         backup_id = self._info.backup_id
         self.channel = channel
         await self._replicator.introduce(channel, backup_id)
+        connected = {"backup_id": backup_id, "transport": channel.transport}
+        if not self._away.over("backup connected", **connected) and not self._connected:
+            log.info("backup connected", **connected)
+        self._connected = True
         await self._replicator.ask_what_it_has(channel, backup_id)
         await channel.wait_closed()
         self.fail("the connection was closed")

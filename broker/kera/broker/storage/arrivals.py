@@ -21,6 +21,7 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import put_entry, put_segment
 from kera.broker.storage.jobs import RETRY_MS, ArriveJob
 from kera.core.base.done import Done
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.persistence")
@@ -56,6 +57,7 @@ class Arrivals:
         self._install: dict[tuple[Entry, Key], _Installation] = {}
         self._failed: ArriveJob | None = None
         self._retry_ms = 0
+        self._failing = Repeated(log)
         self._busy = False
 
     def graft(self, grafts: dict[Entry, Graft], changes: list[Change], done: Done) -> None:
@@ -143,13 +145,14 @@ class Arrivals:
         self._busy = False
         if job.error is not None:
             self._books.totals.disk_errors += 1
-            if not self._retry_ms:  # else it was logged when it began
-                log.error("cannot take in segments; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
+            self._failing.goes_on(
+                "cannot take in segments; it is tried again", level="error", error=str(job.error), retry_ms=RETRY_MS
+            )
             # Its entries stay locked: what has to be written of them has been decided.
             self._failed = replace(job, error=None)
             self._retry_ms = now_ms + RETRY_MS
             return
-        self._retry_ms = 0
+        self._failing.over("segments can be taken in again")
         self._locked.difference_update(job.entries)
         self._books.ids.indexed(job.physical_ids)
         for entry, graft in job.grafts:

@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 
 from kera.broker.storage.jobs import RETRY_MS
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import DiskFull
 
@@ -19,6 +20,7 @@ class DiskHealth:
         """`directory`: of the log."""
         self._directory = directory
         self._retry_ms = 0
+        self._failing = Repeated(log)
         self.error: OSError | None = None
         """Why nothing can be written, if so."""
 
@@ -28,14 +30,14 @@ class DiskHealth:
 
     def works(self) -> None:
         """Something was written."""
-        if self.error is not None:
-            log.info("the disk takes data again")
+        self._failing.over("the disk takes data again")
         self.error = None
 
     def fails(self, error: OSError, now_ms: int) -> None:
         """Something could not be written."""
-        if self.error is None:
-            log.error("cannot write the log; it is tried again", error=str(error), retry_ms=RETRY_MS)
+        self._failing.goes_on(
+            "cannot write the log; it is tried again", level="error", error=str(error), retry_ms=RETRY_MS
+        )
         self.error = error
         self._retry_ms = now_ms + RETRY_MS
 

@@ -22,6 +22,7 @@ from kera.broker.storage.jobs import RETRY_MS, IndexJob
 from kera.broker.storage.removals import Removals
 from kera.core.base.done import Done
 from kera.core.base.ids import Position
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import DiskFailed, KeraError
 
@@ -46,7 +47,8 @@ class IndexWriter:
         self.failed: IndexJob | None = None
         """To be done again."""
         self._retry_ms = 0
-        """When that may be tried; 0: the last job did not fail."""
+        """When that may be tried."""
+        self._failing = Repeated(log)
 
     def note(self, changes: list[Change], done: Done) -> None:
         """Write down what is nobody's segment; `done` when that is durable."""
@@ -126,16 +128,15 @@ class IndexWriter:
         self._job = None
         error: KeraError | None = None
         if job.error is None:
-            if self._retry_ms:
-                log.info("the index can be changed again")
-            self._retry_ms = 0
+            self._failing.over("the index can be changed again")
             self._locked.difference_update(job.entries)
             self._books.ids.indexed(job.physical_ids)
             self._on_removed(job)
         else:
             self._books.totals.disk_errors += 1
-            if not self._retry_ms:  # else it was logged when it began
-                log.error("cannot change the index; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
+            self._failing.goes_on(
+                "cannot change the index; it is tried again", level="error", error=str(job.error), retry_ms=RETRY_MS
+            )
             error = DiskFailed(f"cannot change the index: {job.error}", path=str(job.error.filename))
             self.failed = replace(job, done=[], error=None)
             self._retry_ms = now_ms + RETRY_MS

@@ -19,6 +19,7 @@ from kera.broker.storage.books import Books
 from kera.broker.storage.jobs import LoadJob
 from kera.broker.storage.slots import SegmentSlots
 from kera.core.base.done import Done
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import ArenaFull, DiskFailed, KeraError, Recovering, Unavailable
 
@@ -46,6 +47,7 @@ class Loads:
         self._in_flight: dict[Segment, list[Done]] = {}
         """On their way, with who waits for them."""
         self._now_ms = 0
+        self._failing = Repeated(log)
 
     def __bool__(self) -> bool:
         """Whether anything has to be loaded."""
@@ -185,8 +187,11 @@ class Loads:
             error = DiskFailed(
                 f"cannot read segment {segment.address} from disk: {job.error}", path=str(job.error.filename)
             )
-            log.error("cannot read a segment", address=list(segment.address), error=str(job.error))
+            self._failing.goes_on(
+                "cannot read a segment", level="error", address=list(segment.address), error=str(job.error)
+            )
         elif error is None and not segment.dropped:
+            self._failing.over("segments can be read again")
             segment.loaded(job.chunk_ends, job.holes)
             self._books.totals.chunks_damaged += len(job.holes)
             self._books.totals.segments_loaded += 1

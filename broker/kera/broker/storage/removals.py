@@ -26,6 +26,7 @@ from kera.broker.storage.index_format import (
 from kera.broker.storage.jobs import RETRY_MS, IndexJob, RemoveJob
 from kera.core.base.done import Done, nothing
 from kera.core.base.ids import Position
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.persistence")
@@ -54,6 +55,7 @@ class Removals:
         """Files that the index has marked for removal."""
         self._removing = False
         self._retry_ms = 0
+        self._failing = Repeated(log)
         self._totals = books.totals
 
     def collect(self, entry: Entry, done: Done = nothing) -> None:
@@ -108,11 +110,14 @@ class Removals:
     def finished(self, job: RemoveJob, now_ms: int) -> None:
         """The job was performed: what could not be removed is tried again."""
         self._removing = False
-        failed_before, self._retry_ms = self._retry_ms > 0, 0
-        if job.error is not None:
+        self._retry_ms = 0
+        if job.error is None:
+            self._failing.over("files can be removed again")
+        else:
             self._totals.disk_errors += 1
-            if not failed_before:  # else it was logged when it began
-                log.error("cannot remove files; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
+            self._failing.goes_on(
+                "cannot remove files; it is tried again", level="error", error=str(job.error), retry_ms=RETRY_MS
+            )
             self._retry_ms = now_ms + RETRY_MS
             self._marked += job.physical_ids
 

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Container, Coroutine, Hashable
 from typing import Any
 
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError
 
@@ -25,6 +26,7 @@ class Work:
         self._on_success = on_success
         self._tasks: dict[Hashable, asyncio.Task[bool]] = {}
         self._failures: dict[Hashable, str] = {}
+        self._lasting: dict[Hashable, Repeated] = {}
         self._closed = False
 
     def start(self, key: Hashable, operation: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -48,7 +50,7 @@ class Work:
     def forget_failures(self, but: Container[Hashable]) -> None:
         """Forget failures of work that will not be tried again; `but`: the work that will be."""
         for key in [key for key in self._failures if key not in but]:
-            del self._failures[key]
+            self._forget(key)
 
     def cancel(self, key: Hashable) -> None:
         """Give up the task of this key, if there is one."""
@@ -76,19 +78,30 @@ class Work:
         try:
             await operation()
         except KeraError as error:
-            if self._failures.get(key) != error.message:
-                log.warning("operation failed, and will be tried again", operation=str(key), error=error.message)
+            self._failing(key).goes_on(
+                "operation failed, and will be tried again", operation=str(key), error=error.message
+            )
             self._failures[key] = error.message
             return False
         except asyncio.CancelledError:
-            self._failures.pop(key, None)
+            self._forget(key)
             raise
-        except Exception as error:
-            log.exception("unexpected exception in background work", operation=str(key))
+        except Exception as error:  # noqa: BLE001 - it is logged
+            self._failing(key).goes_on(
+                "unexpected exception in background work", level="error", operation=str(key), exc_info=error
+            )
             self._failures[key] = repr(error)
             return False
-        self._failures.pop(key, None)
+        self._failing(key).over("operation has succeeded", operation=str(key))
+        self._forget(key)
         return True
+
+    def _failing(self, key: Hashable) -> Repeated:
+        return self._lasting.setdefault(key, Repeated(log))
+
+    def _forget(self, key: Hashable) -> None:
+        self._failures.pop(key, None)
+        self._lasting.pop(key, None)
 
     def _ended(self, key: Hashable, task: asyncio.Task[bool]) -> None:
         del self._tasks[key]

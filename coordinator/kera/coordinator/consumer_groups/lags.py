@@ -20,6 +20,7 @@ from kera.coordinator.cluster.state import State
 from kera.coordinator.consumer_groups.progress import StreamletProgress, cursor_of, position_of
 from kera.coordinator.consumer_groups.registry import ConsumerGroupRegistry
 from kera.core.base.ids import EARLIEST, EntryId, Position
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import DataLost, KeraError
 from kera.core.rpc.wire import error_from_message
@@ -81,14 +82,15 @@ class GroupLags:
                 await self._asking
 
     async def _ask_again(self) -> None:
-        loop, pause_s = asyncio.get_running_loop(), self._interval_s
+        loop, pause_s, failing = asyncio.get_running_loop(), self._interval_s, Repeated(log)
         while True:
             await asyncio.sleep(pause_s)
             begun_s = loop.time()
             try:
                 await self.ask()
-            except Exception:
-                log.exception("lags of consumer groups cannot be found out")
+                failing.over("lags of consumer groups are found out again")
+            except Exception as error:  # noqa: BLE001 - it is logged
+                failing.goes_on("lags of consumer groups cannot be found out", level="error", exc_info=error)
             pause_s = max(self._interval_s, SHARE * (loop.time() - begun_s))
 
     async def ask(self) -> None:

@@ -42,6 +42,7 @@ from kera.coordinator.store.metadata import (
 )
 from kera.coordinator.store.numbers import next_epoch
 from kera.core.base.clock import SystemClock, boottime_s
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import InternalError, KeraError, NotLeader, ProtocolError, Uncertain
 from kera.core.rpc import api
@@ -233,7 +234,8 @@ class Leadership:
         self._term: _Term | None = None
         self._served: Service = {}
         self._led = asyncio.Event()
-        self._said = ""
+        self._problem = ""
+        self._failing = Repeated(log)
 
     @property
     def leading(self) -> bool:
@@ -259,7 +261,7 @@ class Leadership:
     @property
     def problem(self) -> str:
         """Why this coordinator can neither lead nor say who does; empty if nothing is wrong."""
-        return (self._election.problem if self._election else "") or self._said
+        return (self._election.problem if self._election else "") or self._problem
 
     async def until_first_term(self) -> None:
         """Wait until this coordinator has begun to lead for the first time."""
@@ -288,10 +290,8 @@ class Leadership:
             await asyncio.sleep(self._pause_s)
 
     def _tell(self, reason: str) -> None:
-        """Once for each reason: it may last, and is tried again several times in a second."""
-        if reason != self._said:
-            self._said = reason
-            log.warning("cannot lead", error=reason)
+        self._problem = reason
+        self._failing.goes_on("cannot lead", error=reason)
 
     async def _lead(self, store: MetadataStore, election: Election) -> None:
         term = await self._begin(store)
@@ -305,7 +305,8 @@ class Leadership:
             async with self._office(TermStore(store, term), term.epoch) as served:
                 self._term, self._served = term, served
                 self._led.set()
-                self._said = ""
+                self._problem = ""
+                self._failing.over("can lead again")
                 log.info("leading", epoch=term.epoch, address=self._address)
                 await term.over.wait()
                 log.warning("no longer leading", epoch=term.epoch, reason=term.reason)

@@ -46,6 +46,7 @@ from kera.coordinator.store.metadata import (
     conflict,
 )
 from kera.core.base.blocks import sync_directory
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import DiskFull, KeraError, StartError
 from kera.server.lmdb_lock import reserve_lock
@@ -98,6 +99,7 @@ class LmdbStore:
         self._bytes_max = bytes_max
         self._committing = committing or ThreadPoolExecutor(1, thread_name_prefix="kera-metadata")
         self._for_copy = for_copy or replace_damaged
+        self._failing = Repeated(log)
         self.problem = ""
         """Why the last write failed; empty: it did not."""
         self._set_aside: Path | None = None
@@ -254,12 +256,10 @@ class LmdbStore:
         try:
             self._carry_out(writes)
             self._set_aside = None  # for good: there is something in its place
-            if self.problem:
-                log.info("metadata can be written again", path=str(self._path))
+            self._failing.over("metadata can be written again", path=str(self._path))
             self.problem = ""
         except lmdb.Error as error:
-            if not self.problem:  # callers try again: it is logged when it begins
-                log.error("cannot write metadata", path=str(self._path), error=str(error))
+            self._failing.goes_on("cannot write metadata", level="error", path=str(self._path), error=str(error))
             self.problem = f"metadata cannot be written in {self._path}: {error}{self._hint(error)}"
             if self._is_as_before(writes):
                 full = isinstance(error, lmdb.MapFullError)

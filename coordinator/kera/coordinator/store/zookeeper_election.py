@@ -26,6 +26,7 @@ from kera.coordinator.store.zookeeper_session import (
     ZooKeeperSession,
     check,
 )
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 
 log = get_logger("kera.zookeeper")
@@ -53,7 +54,8 @@ class ZooKeeperElection:
         self._changed = asyncio.Event()
         self._wake = self._waker()
         """One for all looks: kazoo keeps each watch that it is given until there is something to see."""
-        self._said = ""
+        self._problem = ""
+        self._failing = Repeated(log)
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -79,7 +81,7 @@ class ZooKeeperElection:
     @property
     def problem(self) -> str:
         """See `Election.problem`."""
-        return self._said
+        return self._problem
 
     async def win(self) -> None:
         """See `Election.win`."""
@@ -93,15 +95,20 @@ class ZooKeeperElection:
                 elif not await self._session.owns(node):
                     await self._session.delete(node)  # of an earlier session: it goes away any moment
                 elif self._is_first(node):
-                    self._said = ""
+                    self._works()
                     return
                 else:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), self._poll_interval_s)
-                self._said = ""
+                self._works()
             except (MetadataStoreFailed, MetadataStoreFull) as error:
-                self._tell(error)
+                self._problem = error.message
+                self._failing.goes_on("cannot run for leader", error=error.message)
                 await asyncio.sleep(RETRY_INTERVAL_S)
+
+    def _works(self) -> None:
+        self._problem = ""
+        self._failing.over("can run for leader again")
 
     async def prove(self, guard: Check) -> bool:
         """See `Election.prove`."""
@@ -157,12 +164,6 @@ class ZooKeeperElection:
             with contextlib.suppress(NodeMissing):
                 found[node] = (await self._session.get(node)).value.decode()
         self._candidates = found
-
-    def _tell(self, error: MetadataStoreFailed | MetadataStoreFull) -> None:
-        """Once for each reason: it may last, and is looked at many times in a second."""
-        if error.message != self._said:
-            self._said = error.message
-            log.warning("cannot run for leader", error=error.message)
 
     def _waker(self) -> Watch:
         loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from kera.core.base.address import join_address, reason_of
 from kera.core.base.crowd import Crowd, host_of
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.security.alerts import alert_of, send_alert
 from kera.core.security.refusals import Refusals
@@ -85,14 +86,15 @@ class TlsListener:
         self._listener.close()
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, failing = asyncio.get_running_loop(), Repeated(log)
         while True:
             try:
                 sock, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                log.warning("cannot accept a connection", reason=reason_of(error))
+                failing.goes_on("cannot accept a connection", reason=reason_of(error))
                 await asyncio.sleep(PAUSE_S)
                 continue
+            failing.over("connections are accepted again")
             peer = _peer(sock)
             task = loop.create_task(self._shake_hands(sock, peer))
             crowded_out = self._handshakes.add(task, host_of(peer))

@@ -17,6 +17,7 @@ from time import monotonic
 
 import grpc
 
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.security.checking import own_refusal, unfit
 from kera.core.security.files import InvalidTls, Loaded, TlsFiles, load
@@ -37,6 +38,7 @@ class Tls:
         self._loaded = load(files)
         self._looked_s = now_s()
         self._problem = ""
+        self._failing = Repeated(log)
         self._unfit = self._unfitness(self._loaded)
         if self._unfit:
             log.warning("invalid certificate", reason=self._unfit)
@@ -128,6 +130,7 @@ class Tls:
         except InvalidTls as error:
             self._not_taken(error.message)
             return
+        self._failing.over("certificates are taken again")
         self._problem, self._unfit = "", worse
         if is_new:
             self._loaded = loaded
@@ -136,9 +139,8 @@ class Tls:
                 log.warning("invalid certificate", reason=worse)
 
     def _not_taken(self, problem: str) -> None:
-        if self._problem != problem:
-            self._problem = problem
-            log.warning("certificates are not taken; going on with those from before", reason=problem)
+        self._problem = problem
+        self._failing.goes_on("certificates are not taken; going on with those from before", reason=problem)
 
     def _unfitness(self, loaded: Loaded) -> str:
         return unfit(self.files, loaded) if self.files.names and loaded.cert is not None else ""

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from kera.core.access.credentials import secret_in
 from kera.core.access.passwords import verifier_for
 from kera.core.base.health import Finding, concern, well
+from kera.core.base.repeated import Repeated
 from kera.core.base.settings import InvalidSettings, setting
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import AuthenticationFailed
@@ -61,6 +62,7 @@ class ClusterSecret:
         self._last_version = 0
         self._changes = 0
         self._problem = ""
+        self._failing = Repeated(log)
         self._looked_s = now_s()
         self._known: Sequence[_Secret] = ()
         self._known = self._read()
@@ -112,11 +114,13 @@ class ClusterSecret:
         try:
             known = self._read()
         except InvalidSettings as error:
-            if self._problem != error.message:
-                self._problem = error.message
-                log.warning("the cluster's secret is not taken; going on with that from before", reason=error.message)
+            self._problem = error.message
+            self._failing.goes_on(
+                "the cluster's secret is not taken; going on with that from before", reason=error.message
+            )
             return
         self._problem = ""
+        self._failing.over("the cluster's secret is taken again")
         if known != self._known:
             self._known = known
             self._changes += 1

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt import PyJWK
 
 from kera.core.base.health import Finding, concern, well, wrong
+from kera.core.base.repeated import Repeated
 from kera.core.base.strict_json import parsed_object, shown
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import AuthenticationFailed, Unavailable
@@ -136,6 +137,7 @@ class JwtKeys:
         self._set: KeySet | None = None
         self._version = b""
         """Version that `_set` was made from."""
+        self._failing = Repeated(log)
         self._failed = ""
         """Why the keys could not be read the last time; empty: they could."""
         self._begun_s: float | None = None
@@ -236,13 +238,15 @@ class JwtKeys:
                 self._set = KeySet.parse(data)
                 self._version = version
                 log.info("keys of the issuer were read", source=str(self._source), keys=len(self._set.keys))
+            self._failing.over("keys of the issuer can be read again", source=str(self._source))
             self._failed, self._done_s = "", begun_s
         except NotRead as error:
-            if self._failed != str(error):
-                log.warning("keys of the issuer cannot be read", source=str(self._source), reason=str(error))
+            self._failing.goes_on("keys of the issuer cannot be read", source=str(self._source), reason=str(error))
             self._failed = str(error)
-        except Exception as error:  # a defect is no reason never to read them again
-            log.exception("keys of the issuer cannot be read", source=str(self._source))
+        except Exception as error:  # noqa: BLE001 - a defect is no reason never to read them again
+            self._failing.goes_on(
+                "keys of the issuer cannot be read", level="error", source=str(self._source), exc_info=error
+            )
             self._failed = repr(error)
 
     def due_s(self) -> float:

@@ -6,10 +6,13 @@ import errno
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from kera.backup.engine import Engine as BackupEngine
 from kera.broker.log.entry import written_end
+from kera.broker.replication import replicator
 from kera.broker.storage.unsure import unsure_tail
-from kera.core.errors import Recovering, Unavailable
+from kera.core.errors import DiskFull, Recovering, Unavailable
 from kera.core.rpc import api
 from kera.v1 import broker_pb2, common_pb2
 from tests.unit.broker.support import STREAM_ID
@@ -221,3 +224,29 @@ async def test_a_disk_of_a_backup_that_can_never_be_read_again_is_given_up_when_
     assert node.engine.takeovers.totals.chunks_lost
     await node.until_restored()
     await node.stop()
+
+
+async def test_a_backup_that_cannot_be_used_is_logged_once_however_often_it_is_tried(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its file system became read-only: it takes connections, and cannot remember which launches to refuse."""
+    refused = 0
+
+    async def remember_fence(*_: object) -> None:
+        nonlocal refused
+        refused += 1
+        raise DiskFull("the backup's disk is read-only")
+
+    with monkeypatch.context() as context, capture_logs() as lines:
+        context.setattr(BackupEngine, "remember_fence", remember_fence)
+        context.setattr(replicator, "RECONNECT_S", 0.01)
+        node = world.nodes[1]
+        await node.start(world.epoch())
+        await node.until(lambda: refused >= 3 * 5)
+        context.undo()
+        await node.until(lambda: node.engine.replication.backups.up_count == 3)
+        await node.stop()
+    of_backups = [(line["event"], line["backup_id"]) for line in lines if "backup_id" in line]
+    assert sorted(of_backups) == [
+        (event, number) for event in ("backup connected", "backup lost") for number in (1, 2, 3)
+    ]

@@ -1,45 +1,44 @@
-"""What lasts is told at once, seldom, and when it is over."""
+"""What lasts, or comes and goes, is logged at once, seldom, and when it is over."""
 
 from __future__ import annotations
-
-import itertools
 
 from structlog.testing import capture_logs
 
 from kera.core.base.clock import FakeClock
-from kera.core.base.repeated import INTERVAL_S_MAX, INTERVAL_S_MIN, Repeated
+from kera.core.base.repeated import INTERVAL_S, Repeated
 from kera.core.base.telemetry import get_logger
 
 
-def test_what_lasts_for_an_hour_is_told_at_once_and_then_at_growing_intervals() -> None:
+def test_what_lasts_is_logged_at_once_then_once_a_minute_with_a_count_and_when_it_is_over() -> None:
     clock = FakeClock()
     with capture_logs() as lines:
-        waiting = Repeated(get_logger("test"), clock)
-        for _ in range(5 * 3600):
-            waiting.goes_on("waiting", level="info", address="a:1")
-            clock.advance(0.2)
-        waiting.over("there it is", address="a:1")
+        failing = Repeated(get_logger("test"), clock)
+        for _ in range(10 * 180):
+            failing.goes_on("failing", level="error", path="p")
+            clock.advance(0.1)
+        failing.over("works again", path="p")
+        failing.over("works again", path="p")
 
-    *told, last = lines
-    times = [line.get("for_s", 0.0) for line in told]
-    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert times[0] == 0.0
-    assert pauses == sorted(pauses)
-    assert (round(pauses[0]), round(pauses[-1])) == (INTERVAL_S_MIN, INTERVAL_S_MAX)
-    assert len(told) < 20
-    assert {line["address"] for line in lines} == {"a:1"}
-    assert (last["event"], last["after_s"]) == ("there it is", 3600.0)
+    assert [line["event"] for line in lines] == ["failing"] * 3 + ["works again"]
+    assert [(line.get("times"), line.get("for_s")) for line in lines[:3]] == [(None, None), (600, 60.0), (600, 120.0)]
+    assert lines[3]["after_s"] == 180.0
+    assert {(line["path"], line["log_level"]) for line in lines[:3]} == {("p", "error")}
 
 
-def test_what_never_began_is_never_over_and_what_begins_again_is_told_at_once() -> None:
+def test_what_comes_and_goes_has_no_more_lines_than_what_lasts_and_all_of_it_is_counted() -> None:
     clock = FakeClock()
     with capture_logs() as lines:
-        waiting = Repeated(get_logger("test"), clock)
-        waiting.over("there it is")
-        for _ in range(2):
-            waiting.goes_on("waiting")
-            waiting.goes_on("waiting")
-            waiting.over("there it is")
-            waiting.over("there it is")
+        failing = Repeated(get_logger("test"), clock)
+        for _ in range(3 * int(INTERVAL_S)):
+            failing.goes_on("failing")
+            failing.over("works again")
+            clock.advance(1.0)
 
-    assert [line["event"] for line in lines] == ["waiting", "there it is"] * 2
+    assert [line["event"] for line in lines] == ["failing", "works again"] * 3
+    assert [line.get("times") for line in lines if line["event"] == "failing"] == [None, 60, 60]
+
+
+def test_what_never_began_is_never_over() -> None:
+    with capture_logs() as lines:
+        Repeated(get_logger("test"), FakeClock()).over("works again")
+    assert lines == []
