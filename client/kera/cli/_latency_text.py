@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from kera.cli._durations import format_ms
 from kera.cli._table import fields, plural, table
+from kera.core.base.spans import format_ms
 
 if TYPE_CHECKING:
     from kera.client import LatencyConstraint, LatencyDescription, LatencyHop

@@ -19,8 +19,9 @@ import typer
 from pydantic.fields import FieldInfo
 
 from kera.cli._paths import path_of
-from kera.cli._sizes import format_size, parse_size
+from kera.cli._sizes import parse_size
 from kera.core.base.settings import CONFIG_FILE_VARIABLE, KeraSettings
+from kera.core.base.sizes import format_size
 
 _METAVARS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
 

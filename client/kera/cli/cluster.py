@@ -17,8 +17,8 @@ from kera.cli._commands import Commands
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._paths import file_to_replace, path_of
 from kera.cli._run import UsageError, extra, run_async
-from kera.cli._sizes import format_size
 from kera.cli._table import fields, format_time, plural, table
+from kera.core.base.sizes import format_size
 from kera.core.errors import InvalidArgument, KeraError, StartError
 
 if TYPE_CHECKING:

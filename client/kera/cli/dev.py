@@ -15,9 +15,10 @@ from kera.cli._client import BOOTSTRAP_DEFAULT, current_context
 from kera.cli._contexts import BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE
 from kera.cli._paths import expanded_path, path_of
 from kera.cli._run import UsageError, check_insecure, run_async
-from kera.cli._sizes import format_size, parse_size
+from kera.cli._sizes import parse_size
 from kera.cli._streams import EXIT_ERROR, fail
 from kera.cli._table import fields, plural
+from kera.core.base.sizes import format_size
 
 if TYPE_CHECKING:
     import asyncio

@@ -9,11 +9,12 @@ import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
-from kera.cli._durations import format_ms, parse_duration_ms
+from kera.cli._durations import parse_duration_ms
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._table import format_time, table
 from kera.cli._times import parse_time_us
+from kera.core.base.spans import format_ms
 from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:

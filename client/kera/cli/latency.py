@@ -11,10 +11,11 @@ import typer
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
-from kera.cli._durations import format_ms, parse_duration_ms
+from kera.cli._durations import parse_duration_ms
 from kera.cli._latency_text import described, in_ms, listed, of_which
 from kera.cli._output import OUTPUT_OPTION, Output, rendered, show_document
 from kera.cli._run import UsageError, run_async
+from kera.core.base.spans import format_ms
 from kera.core.latency import limits
 
 if TYPE_CHECKING:

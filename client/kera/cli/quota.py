@@ -13,8 +13,9 @@ from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
-from kera.cli._sizes import format_size, parse_size
+from kera.cli._sizes import parse_size
 from kera.cli._table import table
+from kera.core.base.sizes import format_size
 
 if TYPE_CHECKING:
     from kera.client.admin.access import Access

@@ -14,11 +14,12 @@ import typer
 from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
 from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
-from kera.cli._durations import format_ms, parse_duration_ms
+from kera.cli._durations import parse_duration_ms
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._paths import expanded_path, file_to_replace, path_of
 from kera.cli._run import UsageError, run_async
 from kera.cli._table import table
+from kera.core.base.spans import format_ms
 
 if TYPE_CHECKING:
     from kera.client.admin.access import Token

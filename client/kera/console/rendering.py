@@ -14,6 +14,8 @@ from kera.console.browsing.decoding import brief, plain
 from kera.console.web import words
 from kera.core.base.build import describe
 from kera.core.base.internal_names import is_internal
+from kera.core.base.sizes import format_size
+from kera.core.base.spans import format_ms, format_span
 
 HERE = Path(__file__).parent
 
@@ -47,10 +49,10 @@ class Templates:
             lstrip_blocks=True,
         )
         self._environment.filters |= {
-            "size": unbroken(words.size),
+            "size": unbroken(format_size),
             "number": words.number,
-            "span": unbroken(words.span),
-            "ms": unbroken(words.milliseconds),
+            "span": unbroken(format_span),
+            "ms": unbroken(format_ms),
             "us": unbroken(words.microseconds),
             "moment": words.moment,
             "second": words.second,

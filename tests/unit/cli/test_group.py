@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kera.cli._client import connecting_by
-from kera.cli._durations import format_ms, parse_duration_ms
+from kera.cli._durations import parse_duration_ms
 from kera.cli._run import UsageError, run_app
 from kera.cli.app import app
 from kera.cli.group._resets import HEADING
@@ -28,6 +28,7 @@ from kera.client import (
     ShiftBy,
     ToOffset,
 )
+from kera.core.base.spans import format_ms
 from kera.core.errors import InvalidArgument
 
 MEMBER = MemberDescription(

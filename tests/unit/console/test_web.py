@@ -18,8 +18,10 @@ from kera.console.web.gate import comes_from_us, host_in, is_ours
 from kera.console.web.parameters import Parameters
 from kera.console.web.problems import Refused
 from kera.console.web.tokens import FormTokens
-from kera.console.web.words import moment, number, parse_moment, plural, second, size, span
+from kera.console.web.words import moment, number, parse_moment, plural, second
 from kera.core.base.settings import InvalidSettings
+from kera.core.base.sizes import format_size
+from kera.core.base.spans import format_span
 from kera.core.errors import InvalidArgument
 
 
@@ -261,9 +263,15 @@ def test_what_to_type_into_a_browser() -> None:
 
 
 def test_numbers_and_times_as_people_read_them() -> None:
-    assert [size(each) for each in (0, 1023, 1024, 1536, 1 << 40)] == ["0 B", "1023 B", "1 KiB", "1.5 KiB", "1 TiB"]
+    assert [format_size(each) for each in (0, 1023, 1024, 1536, 1 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1 KiB",
+        "1.5 KiB",
+        "1 TiB",
+    ]
     assert number(1234567) == "1\u202f234\u202f567"
-    assert [span(each) for each in (0.12, 4.5, 300, 7200, 172800, 4e8)] == [
+    assert [format_span(each) for each in (0.12, 4.5, 300, 7200, 172800, 4e8)] == [
         "120 ms",
         "4.5 s",
         "5 min",

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kera.cli._output import Output, rendered
-from kera.cli._sizes import format_size
 from kera.cli._table import plural, table
 from kera.cli.bench._cpu import cpu_model
 from kera.cli.bench._latency import Latencies
 from kera.cli.bench._settings import BenchSettings, ConsumeSettings
+from kera.core.base.sizes import format_size
 
 if TYPE_CHECKING:
     from kera.cli.bench._rounds import MeasuredCluster, Round

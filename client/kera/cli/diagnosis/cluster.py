@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kera.cli._sizes import format_size
 from kera.cli._table import plural
 from kera.cli.diagnosis.findings import Finding, Severity, ok, problem, warning
+from kera.core.base.sizes import format_size
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed
 
 if TYPE_CHECKING:

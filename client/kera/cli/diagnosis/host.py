@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from kera.cli._sizes import format_size
 from kera.cli.diagnosis.findings import Finding, ok, problem, warning
 from kera.core.base.home import expanded
+from kera.core.base.sizes import format_size
 from kera.core.errors import InvalidArgument
 
 GIB = 1 << 30

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from kera.cli._durations import format_ms
 from kera.cli.top._rows import GroupRow, GroupStream, MemberRow
 from kera.cli.top._sample import Lagging, Sample, TwoLags
 from kera.cli.top._text import count_text
 from kera.client import ConsumerGroupDescription, ConsumerGroupSummary, EntryProgress, MemberDescription
+from kera.core.base.spans import format_ms
 
 N = TypeVar("N", int, float)
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from kera.cli._durations import format_ms
-from kera.cli._sizes import format_size
 from kera.cli._table import plural
 from kera.cli.diagnosis.findings import Finding, Severity
 from kera.cli.top._rates import quantile_s, rate, rate_of
@@ -16,6 +14,8 @@ from kera.cli.top._sample import Sample, Trouble, Two
 from kera.cli.top._text import time_of_day
 from kera.client import BackupDescription, BrokerDescription
 from kera.client.admin.daemons import DaemonFigures
+from kera.core.base.sizes import format_size
+from kera.core.base.spans import format_ms
 
 N = TypeVar("N", int, float)
 

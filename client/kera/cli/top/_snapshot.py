@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kera.cli._durations import format_ms
 from kera.cli._table import plural
 from kera.cli.diagnosis.findings import worst
 from kera.cli.top._constraints import HELD, constraint_rows
@@ -20,6 +19,7 @@ from kera.cli.top._rows import EpochEntry, Snapshot, StreamPart, StreamRow, Tota
 from kera.cli.top._sample import Sample
 from kera.client.admin.daemons import DaemonFigures, StreamFigures
 from kera.client.admin.watching import StreamSummary
+from kera.core.base.spans import format_ms
 
 HELD_UP_MS = 10_000
 """As long as that epochs are held up before somebody is told why."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 
-from kera.cli._durations import format_ms
 from kera.cli._latency_text import in_ms
-from kera.cli._sizes import format_size
+from kera.core.base.sizes import format_size
+from kera.core.base.spans import format_ms
 
 NOBODY_KNOWS = "-"
 
@@ -26,9 +26,7 @@ def count_text(value: float | None) -> str:
 
 def size_text(value: float | None) -> str:
     """A number of bytes likewise."""
-    if value is None:
-        return NOBODY_KNOWS
-    return format_size(round(value)) if value < 1024 else format_size(int(value))
+    return NOBODY_KNOWS if value is None else format_size(round(value))
 
 
 def ms_text(value: float | None) -> str:

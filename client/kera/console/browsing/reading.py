@@ -20,6 +20,7 @@ from kera.console.browsing.registered import ASKED_MAX
 from kera.console.browsing.rows import SLICE_ROWS, Row, rows_in
 from kera.console.browsing.windows import EntryKey, Marks, Newest, Stretch, pick
 from kera.console.web import words
+from kera.core.base.sizes import format_size
 from kera.core.errors import DataLost, KeraError, NotAllowed
 
 Bounds = dict[EntryKey, EntryBounds]
@@ -136,7 +137,7 @@ class _Browsing:
         if spent and len(rows) < wanted.count and any(map(self._is_open, wanted.keys)):
             self._remarks[f"This page ends here, as {spent}."] = None
         if self._too_long:
-            values, longest = words.plural(self._too_long, "value"), words.size(TAKEN_APART_BYTES_MAX)
+            values, longest = words.plural(self._too_long, "value"), format_size(TAKEN_APART_BYTES_MAX)
             self._remarks[f"The filter does not see the fields of {values} of more than {longest}."] = None
         return Found(rows, marks, self._has_more(marks), self._looked_at, list(self._remarks))
 

@@ -12,7 +12,8 @@ from kera.console import limits
 from kera.console.pages.overview import allowed
 from kera.console.visits import Visit
 from kera.console.web.problems import Refused
-from kera.console.web.words import number, size
+from kera.console.web.words import number
+from kera.core.base.sizes import format_size
 
 
 async def show(visit: Visit) -> Response:
@@ -56,6 +57,6 @@ def in_words(quota: Quota) -> str:
         value = getattr(quota, name)
         if value is not None:
             what = name.removesuffix("_per_s").replace("_", " ")
-            amount = size(value) if "bytes" in name else number(value)
+            amount = format_size(value) if "bytes" in name else number(value)
             parts.append(f"{what} {amount}" + ("/s" if name.endswith("_per_s") else ""))
     return ", ".join(parts)

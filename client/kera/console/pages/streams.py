@@ -18,8 +18,9 @@ from kera.console.visits import Visit
 from kera.console.watching.sizes import Size, size_of
 from kera.console.watching.view import View
 from kera.console.web.problems import within
-from kera.console.web.words import milliseconds, second
+from kera.console.web.words import second
 from kera.core.base.internal_names import is_internal
+from kera.core.base.spans import format_ms
 from kera.core.errors import KeraError, NotAllowed, UnknownStream
 
 WAITED_FOR_SHOWN = 5
@@ -50,7 +51,7 @@ class Epochs(NamedTuple):
         if found is None or found.settled_us is None:
             return "–"
         if self.by_clock:
-            return f"{milliseconds(found.behind_ms(self.now_us) or 0)} behind"
+            return f"{format_ms(found.behind_ms(self.now_us) or 0)} behind"
         return second(found.settled_us)
 
 

@@ -1,21 +1,12 @@
-"""Numbers, sizes and times as people read them. Pure."""
+"""Numbers and times as people read them. Pure."""
 
 from __future__ import annotations
 
 import datetime
 
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+from kera.core.base.spans import format_span
+
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_SPANS = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0))
-
-
-def size(size_bytes: float) -> str:
-    """``8 MiB``, ``1.5 GiB``."""
-    value, unit = float(size_bytes), 0
-    while abs(value) >= 1024 and unit < len(_SIZES) - 1:
-        value /= 1024
-        unit += 1
-    return f"{value:.0f} {_SIZES[unit]}" if value == int(value) or not unit else f"{value:.1f} {_SIZES[unit]}"
 
 
 def number(value: int) -> str:
@@ -23,27 +14,10 @@ def number(value: int) -> str:
     return f"{value:,}".replace(",", "\u202f")
 
 
-def span(seconds: float) -> str:
-    """``120 ms``, ``4.5 s``, ``3 min``, ``2.5 h``."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds >= 100 * 86_400:
-        return f"{seconds / 86_400:.0f} d"
-    for unit, length_s in _SPANS:
-        if seconds >= 2 * length_s:
-            return f"{seconds / length_s:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def milliseconds(value: float) -> str:
-    """The same of milliseconds."""
-    return span(value / 1000)
-
-
 def microseconds(value: float) -> str:
-    """The same of microseconds, also of few: ``0.12 ms``, ``4.2 ms``."""
+    """A span of microseconds, also of few: ``0.12 ms``, ``4.2 ms``."""
     if not value or value >= 10_000:
-        return span(value / 1e6)
+        return format_span(value / 1e6)
     return f"{value / 1000:.1f} ms" if value >= 1_000 else f"{value / 1000:.2f} ms"
 
 

@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them: ``128 MiB``, ``1GB``, ``8388608``."""
+"""Numbers of bytes as people write and read them: ``128 MiB``, ``1GB``, ``8388608``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _UNITS_BYTES = {
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", 1)},
     **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", 1)},
 }
+_SHOWN = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _BINARY = tuple((unit, 1024**power) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB", "PiB"), 1))[::-1]
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,12})?)\s*([a-z]*)")
 
@@ -31,3 +32,12 @@ def exact_size(number: int) -> str:
         if number and not number % unit_bytes:
             return f"{number // unit_bytes} {unit}"
     return f"{number} B"
+
+
+def format_size(number: float) -> str:
+    """`number` of bytes for people: ``8 MiB``, ``1.5 GiB``, ``512 B``."""
+    value, unit = float(number), 0
+    while abs(value) >= 1024 and unit < len(_SHOWN) - 1:
+        value /= 1024
+        unit += 1
+    return f"{value:.0f} {_SHOWN[unit]}" if value == int(value) or not unit else f"{value:.1f} {_SHOWN[unit]}"

@@ -1,4 +1,4 @@
-"""Spans of time as people write them, in options and on the command line: ``7d``, ``1.5 h``, ``30min``, ``120 ms``."""
+"""Spans of time as people write and read them: ``7d``, ``1.5 h``, ``30min``, ``120 ms``."""
 
 from __future__ import annotations
 
@@ -24,3 +24,20 @@ def exact_span(milliseconds: int) -> str:
         if milliseconds and not milliseconds % _UNITS_MS[unit]:
             return f"{milliseconds // _UNITS_MS[unit]} {unit}"
     return f"{milliseconds} ms"
+
+
+def format_span(seconds: float) -> str:
+    """A span of time for people: ``120 ms``, ``4.5 s``, ``3 min``, ``2.5 h``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds >= 100 * 86_400:
+        return f"{seconds / 86_400:.0f} d"
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def format_ms(milliseconds: float) -> str:
+    """The same of milliseconds."""
+    return format_span(milliseconds / 1000)
