@@ -9,6 +9,9 @@ from kera.broker.registration import BrokerRegistration
 from kera.core.base.clock import Clock
 from kera.core.base.health import Finding, Health, concern, well, wrong
 
+SLOW_MS = 500
+"""A backup that takes so long to answer is what writers wait for."""
+
 
 def watch_log(health: Health, engine: LogEngine) -> None:
     """Watch a log that is open."""
@@ -23,6 +26,13 @@ def watch_log(health: Health, engine: LogEngine) -> None:
             return concern(f"{to_come} segments of lost brokers are still on backups only; readers wait for those")
         return concern("recovered data are being replicated") if engine.takeovers.active else well("none is under way")
 
+    def backups() -> Finding:
+        answers = engine.replicator.answer_ms()
+        slow = [f"backup {number}, which takes {ms} ms to answer" for number, ms in answers.items() if ms >= SLOW_MS]
+        if slow:
+            return concern(f"writers wait for {', and '.join(slow)}: look at its disk, host and network")
+        return well(f"{len(answers)} can be used, and answer in time" if answers else "none can be used")
+
     def replication() -> Finding:
         deficient = len(engine.replication.coverage.deficient)
         backlog = len(engine.replication.backlog.extents)
@@ -35,6 +45,7 @@ def watch_log(health: Health, engine: LogEngine) -> None:
 
     health.add("disk", disk)
     health.add("recovery", recovery)
+    health.add("backups", backups)
     health.add("replication", replication)
 
 

@@ -238,6 +238,14 @@ class BrokerCollector:
         yield GaugeMetricFamily(
             "kera_broker_backups_up", "backups that can be used", value=replication.backups.up_count
         )
+        answers = GaugeMetricFamily(
+            "kera_broker_backup_answer_ms",
+            "how long a backup takes to answer: the mean of the last seconds, or the age of what waits longer",
+            labels=["backup"],
+        )
+        for backup_id, answer_ms in self._engine.replicator.answer_ms().items():
+            answers.add_metric([str(backup_id)], answer_ms)
+        yield answers
         segments = GaugeMetricFamily("kera_broker_virtual_segments", "virtual segments, by state", labels=["state"])
         for state, count in replication.virtual_segments.items():
             segments.add_metric([state], count)

@@ -33,6 +33,7 @@ def metrics(broker: Broker, *, everything: bool = False, **limits: int) -> dict[
         arena=broker.arena,
         memory=broker.engine.memory,
         replication=broker.engine.replication,
+        replicator=SimpleNamespace(answer_ms=lambda: {2: 7}),
         restart=broker.engine.restart,
         streams=broker.streams,
         takeovers=SimpleNamespace(totals=RecoveryTotals(segments_to_come=3)),
@@ -71,6 +72,7 @@ async def test_metrics_tell_of_now(engine: Engine) -> None:
     after = metrics(broker)
 
     assert after["kera_broker_recovery_segments_to_come"] == 3
+    assert after['kera_broker_backup_answer_ms{backup="2"}'] == 7
     told = {name: by for name, by in changes(before, after).items() if "_seconds_" not in name}
     assert told == {
         "kera_broker_write_requests_total": 1,

@@ -165,6 +165,8 @@ def test_who_is_slow_is_told_and_why() -> None:
         ("kera_broker_virtual_segments_deficient", 2),
         ("kera_processor_seconds_total", 0.97, "of", "loop"),
         ("kera_broker_append_seconds_bucket", 100, "le", "1.0"),
+        ("kera_broker_backup_answer_ms", 120, "backup", "1"),
+        ("kera_broker_backup_answer_ms", 480, "backup", "2"),
     ):
         now = with_figure(now, str(name), float(value), *map(str, labels))
     found = snapshot(
@@ -174,6 +176,7 @@ def test_who_is_slow_is_told_and_why() -> None:
     assert list(found.brokers[0].why) == [
         "its disk takes no data",
         "its backups are 2.5 s behind, 4 MiB",
+        "waits for backup 2, which takes 480 ms to answer",
         "its event loop is busy for 97% of the time",
         "one write in a hundred takes 1 s or longer",
         "2 virtual segments with too few replicas",
@@ -181,6 +184,22 @@ def test_who_is_slow_is_told_and_why() -> None:
         "its clock is off",
     ]
     assert found.health == "degraded"
+
+
+def test_a_backup_that_is_slow_is_named_by_brokers_and_told_who_waits_for_it() -> None:
+    known = dataclasses.replace(cluster(), brokers=[broker(1), broker(2)], backups=[backup(1), backup(2)])
+    answers = {"broker 1": {"1": 3, "2": 700}, "broker 2": {"1": 4, "2": 900}}
+    told = {name: figures(2) for name in answers}
+    for name, by_backup in answers.items():
+        for backup_id, ms in by_backup.items():
+            told[name] = with_figure(told[name], "kera_broker_backup_answer_ms", ms, "backup", backup_id)
+    found = snapshot(sample(cluster=known, figures={name: two(figures(1), now) for name, now in told.items()}))
+
+    assert [list(row.why) for row in found.brokers] == [
+        ["waits for backup 2, which takes 700 ms to answer"],
+        ["waits for backup 2, which takes 900 ms to answer"],
+    ]
+    assert [list(row.why) for row in found.backups] == [[], ["broker 2 waits 900 ms for an answer; look at its disk"]]
 
 
 def test_a_stream_is_summed_over_its_brokers_and_tells_of_those_that_are_lost() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from kera.broker.backup_ways import BackupWays
 from kera.broker.latency.hold_timer import HoldTimer
+from kera.broker.replication.answer_times import AnswerTimes
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.replication.virtual_segment import Free
@@ -88,6 +89,12 @@ class Replicator:
     def known_backups(self) -> list[common_pb2.BackupInfo]:
         """The coordinator's last list."""
         return self._known
+
+    def answer_ms(self) -> dict[int, int]:
+        """By backup that can be used, how long it takes to answer, see `AnswerTimes`."""
+        now_s = self._loop.time()
+        used = {backup_id: link for backup_id, link in self._links.items() if link.channel is not None}
+        return {backup_id: round(link.answers.seconds(now_s) * 1000) for backup_id, link in sorted(used.items())}
 
     @property
     def broker_id(self) -> int:
@@ -163,11 +170,18 @@ class Replicator:
             self._loop.call_soon(self._refused, effect, Unavailable("the backup is not connected"))
             return
         future = channel.submit(api.REPLICATE, request, bulk, timeout_s=self._timeout_s)
-        future.when_done(partial(self._answered, link, effect))
+        number = link.answers.sent(self._loop.time()) if link is not None else 0
+        future.when_done(partial(self._answered, link, number, effect))
 
     def _answered(
-        self, link: _Link | None, effect: Send | Close, future: asyncio.Future[Reply[backup_pb2.ReplicateResponse]]
+        self,
+        link: _Link | None,
+        number: int,
+        effect: Send | Close,
+        future: asyncio.Future[Reply[backup_pb2.ReplicateResponse]],
     ) -> None:
+        if link is not None:
+            link.answers.answered(number, self._loop.time())
         error = future.exception()
         if error is None:
             if isinstance(effect, Send):
@@ -264,6 +278,7 @@ class _Link:
     def __init__(self, replicator: Replicator, info: common_pb2.BackupInfo) -> None:
         self.channel: FrameChannel | None = None
         """Set while the backup can be used."""
+        self.answers = AnswerTimes()
         self._replicator = replicator
         self._info = info
         self._away, self._failing = Repeated(log), Repeated(log)
@@ -278,6 +293,7 @@ class _Link:
     def fail(self, reason: str) -> None:
         """The backup is of no use any more; it is connected anew."""
         channel, self.channel = self.channel, None
+        self.answers.clear()
         if channel is not None:
             channel.abort()
             self._away.goes_on("backup lost", backup_id=self._info.backup_id, reason=reason)

@@ -25,6 +25,10 @@ LAG_MS = 1_000
 """Replication that is so far behind is too slow for what comes."""
 APPEND_MS = 500.0
 """Requests to write that take longer: backups, a disk, or memory are what they wait for."""
+ANSWER_MS = 500.0
+"""A backup that takes so long to answer is too slow."""
+ANSWER_MS_WAITING = 100.0
+"""Likewise, for a broker that is slow."""
 OUT = ("kera_broker_bytes_read_total", "kera_broker_push_bytes_total")
 """As copies, and in place."""
 
@@ -125,6 +129,10 @@ def _slow_broker(row: BrokerRow, two: Two) -> Iterable[str]:
         yield "its disk takes no data"
     if row.lag_ms is not None and row.lag_ms >= LAG_MS:
         yield f"its backups are {format_ms(row.lag_ms)} behind, {format_size(row.lag_bytes or 0)}"
+    waits = any(slow is not None and slow >= ms for slow, ms in ((row.lag_ms, LAG_MS), (row.append_ms, APPEND_MS)))
+    backup_id, answer_ms = max(_answers_of(two.now).items(), key=lambda item: item[1], default=("", 0.0))
+    if answer_ms >= (ANSWER_MS_WAITING if waits else ANSWER_MS):
+        yield f"waits for backup {backup_id}, which takes {format_ms(round(answer_ms))} to answer"
     if row.loop is not None and row.loop >= BUSY:
         yield f"its event loop is busy for {row.loop:.0%} of the time"
     if row.append_ms is not None and row.append_ms >= APPEND_MS:
@@ -136,13 +144,27 @@ def _slow_broker(row: BrokerRow, two: Two) -> Iterable[str]:
         yield f"refuses {refused:.3g} chunks/s"
 
 
+def _answers_of(broker: DaemonFigures) -> dict[str, float]:
+    """How long backups take to answer a broker, in milliseconds, by id."""
+    answers = broker.figures.get("kera_broker_backup_answer_ms", {})
+    return {labels[1]: ms for labels, ms in answers.items() if labels[:1] == ("backup",)}
+
+
+def _waiting(backup_id: int, sample: Sample) -> Iterable[str]:
+    """The broker that waits longest for a backup, if one waits too long."""
+    answers = {name: _answers_of(two.now).get(str(backup_id), 0.0) for name, two in sample.figures.items()}
+    broker = max(answers, key=answers.__getitem__, default="")
+    if broker and answers[broker] >= ANSWER_MS:
+        yield f"{broker} waits {format_ms(round(answers[broker]))} for an answer; look at its disk"
+
+
 def backup_row(backup: BackupDescription, sample: Sample) -> BackupRow:
     """One that the coordinator knows, alive or not."""
     name = f"backup {backup.backup_id}"
     trouble, two = sample.troubles.get(name), sample.figures.get(name)
     state = _state(backup, trouble, told=two is not None)
     unanswered = trouble if state == "no answer" else None
-    why = [*_unanswered(unanswered)]
+    why = [*_unanswered(unanswered), *(_waiting(backup.backup_id, sample) if backup.alive else ())]
     live = None if two is None else Two(None, two.now) if trouble is not None or not backup.alive else two
     loop = None if live is None else rate_of(live, "kera_processor_seconds_total", "of", "loop")
     if loop is not None and loop >= BUSY:
