@@ -103,17 +103,17 @@ class Coordinator:
         """`guard`: in front of what it serves, None: security is off; `tell_member`: see ``access``."""
         self.state = state
         self.access = AccessService(state, guard, tell_member)
-        self.schemas = SchemaService(state, guard)
         shares = Shares(guard, state.settings.principal_share_percent)
+        self.schemas = SchemaService(state, guard, shares)
         self.consumer_groups = ConsumerGroups(state, state.settings.unnamed_group_retention_ms, shares=shares)
         shown = state.settings.metrics_port is not None
         lag_interval_ms = state.settings.group_lag_interval_ms if shown else 0
         self.group_lags = GroupLags(state, self.consumer_groups.registry, lag_interval_ms)
-        self.latency = LatencyService(state, guard, self.consumer_groups.registry)
+        self.latency = LatencyService(state, guard, self.consumer_groups.registry, shares)
         loads = MeasuredLoads(state.brokers)
         self.stored = StoredBytes(state.brokers, guard)
         self._drops = Drops(state)
-        self.producers = Producers(state)
+        self.producers = Producers(state, shares)
         self.recoveries = Recoveries(state, self.consumer_groups.registry.cursors_of, observe_phase=observe_phase)
         self.migration = Migration(state, self.recoveries.records, observe_move=observe_move)
         self.unknown = UnknownStreams(state, self.recoveries, self.migration)

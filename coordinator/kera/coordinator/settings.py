@@ -118,8 +118,9 @@ class CoordinatorSettings(NetworkSettings):
         ge=1,
         le=100,
         description="How much one principal may take of what the whole cluster has, in percent: of the room for"
-        " descriptions of streams (16 MiB), and of the consumer groups (10,000). Who administers the cluster may take"
-        " more. Without security there is no such limit.",
+        " descriptions of streams (16 MiB) and for schemas (24 MiB), of the memory domains (64), the consumer groups"
+        " (10,000), the names of producers (100,000), and the latency constraints and the streams on their paths"
+        " (1,000 each). Who administers the cluster may take more. Without security there is no such limit.",
     )
     moves_in_flight_max: int = Field(8, ge=1, description="How many streamlets move at the same time.")
     rebalance_interval_ms: int = Field(

@@ -83,7 +83,7 @@ _BELOW: Mapping[str, _Check] = {
     SCHEMAS: _message(schema_pb2.SchemaRecord, named=True),
     SUBJECTS: _message(schema_pb2.SubjectRecord, named=True),
     CONSTRAINTS: _message(latency_pb2.LatencyConstraintRecord, named=True),
-    PRODUCERS: _message(coordinator_pb2.InitProducerResponse, named=True),
+    PRODUCERS: _message(coordinator_pb2.ProducerRecord, named=True),
     DROPS: _fields("stream_id", "broker_ids"),
     BLOCKS: _fields("last_id", "principal"),
     CLAIMS: _fields("number", "principal"),

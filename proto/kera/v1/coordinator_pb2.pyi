@@ -1256,6 +1256,34 @@ class InitProducerResponse(_message.Message):
 Global___InitProducerResponse: _TypeAlias = InitProducerResponse  # noqa: Y015
 
 @_typing.final
+class ProducerRecord(_message.Message):
+    """How the coordinator keeps a name. Versions before it had created_by stored an InitProducerResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
+    producer_epoch: _builtins.int
+    created_by: _builtins.str
+    """The principal that was the first to ask for the name; empty: nobody knows."""
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
+        created_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_by", b"created_by", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerRecord: _TypeAlias = ProducerRecord  # noqa: Y015
+
+@_typing.final
 class FindProducersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

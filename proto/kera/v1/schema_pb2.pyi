@@ -546,11 +546,14 @@ class SubjectRecord(_message.Message):
     COMPATIBILITY_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     LAST_VERSION_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     compatibility: Global___Compatibility.ValueType
     """Unspecified: that of all."""
     last_version: _builtins.int
     """The last number that a version has had: none is used again."""
+    created_by: _builtins.str
+    """The principal that made the subject; empty: nobody knows."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegisteredSchema]:
         """Without subjects and schemas."""
@@ -562,10 +565,11 @@ class SubjectRecord(_message.Message):
         compatibility: Global___Compatibility.ValueType = ...,
         versions: _abc.Iterable[Global___RegisteredSchema] | None = ...,
         last_version: _builtins.int = ...,
+        created_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "last_version", b"last_version", "subject", b"subject", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "created_by", b"created_by", "last_version", b"last_version", "subject", b"subject", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

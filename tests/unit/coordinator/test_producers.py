@@ -20,15 +20,15 @@ def test_each_instance_of_a_name_has_epochs_above_those_before() -> None:
         epochs = set(range(instance.first_epoch, instance.first_epoch + PRODUCER_EPOCHS))
         assert not taken or min(epochs) > max(taken)
         taken |= epochs
-        instance = producers.successor("loader", instance.message.SerializeToString())
+        instance = producers.successor("loader", instance)
         assert instance.producer_id == 7
 
 
 def test_a_name_ends_when_its_epochs_do() -> None:
     last = (1 << 32) - PRODUCER_EPOCHS
-    assert producers.successor("loader", Instance(7, last - PRODUCER_EPOCHS).message.SerializeToString()) == (7, last)
+    assert producers.successor("loader", Instance(7, last - PRODUCER_EPOCHS)) == (7, last)
     with pytest.raises(InvalidArgument, match="1048576 producers with the name 'loader'"):
-        producers.successor("loader", Instance(7, last).message.SerializeToString())
+        producers.successor("loader", Instance(7, last))
 
 
 def test_there_is_room_for_so_many_names() -> None:

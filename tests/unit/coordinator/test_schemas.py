@@ -12,6 +12,7 @@ import pytest
 
 from kera.coordinator.cluster.changing import REQUESTER
 from kera.coordinator.cluster.keys import LAST_SCHEMA_ID
+from kera.coordinator.cluster.shares import NO_SHARES
 from kera.coordinator.schemas import bookkeeping, checking
 from kera.coordinator.schemas import service as service_module
 from kera.coordinator.schemas.service import SchemaService
@@ -495,7 +496,7 @@ class Secured:
         authenticator = Authenticator(CertificateNames.of(DAEMONS, USERS), now_s=now_s)
         self.events: list[AuditEvent] = []
         self.guard = Guard(authenticator, Audit(now_s, self.events.append))
-        self.registry = SchemaService(cluster.coordinator.state, self.guard)
+        self.registry = SchemaService(cluster.coordinator.state, self.guard, NO_SHARES)
         self.registry.load()
 
     def grant(self, resource: str, *operations: Operation) -> None:

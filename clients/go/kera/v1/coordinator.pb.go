@@ -2608,6 +2608,68 @@ func (x *InitProducerResponse) GetProducerEpoch() uint32 {
 	return 0
 }
 
+// How the coordinator keeps a name. Versions before it had created_by stored an InitProducerResponse.
+type ProducerRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ProducerId    uint64                 `protobuf:"varint,1,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
+	ProducerEpoch uint32                 `protobuf:"varint,2,opt,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"`
+	// The principal that was the first to ask for the name; empty: nobody knows.
+	CreatedBy     string `protobuf:"bytes,3,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProducerRecord) Reset() {
+	*x = ProducerRecord{}
+	mi := &file_kera_v1_coordinator_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProducerRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProducerRecord) ProtoMessage() {}
+
+func (x *ProducerRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_coordinator_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProducerRecord.ProtoReflect.Descriptor instead.
+func (*ProducerRecord) Descriptor() ([]byte, []int) {
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ProducerRecord) GetProducerId() uint64 {
+	if x != nil {
+		return x.ProducerId
+	}
+	return 0
+}
+
+func (x *ProducerRecord) GetProducerEpoch() uint32 {
+	if x != nil {
+		return x.ProducerEpoch
+	}
+	return 0
+}
+
+func (x *ProducerRecord) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
 type FindProducersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At most 1,000.
@@ -2618,7 +2680,7 @@ type FindProducersRequest struct {
 
 func (x *FindProducersRequest) Reset() {
 	*x = FindProducersRequest{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[40]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2630,7 +2692,7 @@ func (x *FindProducersRequest) String() string {
 func (*FindProducersRequest) ProtoMessage() {}
 
 func (x *FindProducersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[40]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2643,7 +2705,7 @@ func (x *FindProducersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindProducersRequest.ProtoReflect.Descriptor instead.
 func (*FindProducersRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{40}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *FindProducersRequest) GetUses() []*ProducerUse {
@@ -2666,7 +2728,7 @@ type ProducerUse struct {
 
 func (x *ProducerUse) Reset() {
 	*x = ProducerUse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[41]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2678,7 +2740,7 @@ func (x *ProducerUse) String() string {
 func (*ProducerUse) ProtoMessage() {}
 
 func (x *ProducerUse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[41]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2691,7 +2753,7 @@ func (x *ProducerUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProducerUse.ProtoReflect.Descriptor instead.
 func (*ProducerUse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{41}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ProducerUse) GetProducerId() uint64 {
@@ -2725,7 +2787,7 @@ type FindProducersResponse struct {
 
 func (x *FindProducersResponse) Reset() {
 	*x = FindProducersResponse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[42]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2737,7 +2799,7 @@ func (x *FindProducersResponse) String() string {
 func (*FindProducersResponse) ProtoMessage() {}
 
 func (x *FindProducersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[42]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2750,7 +2812,7 @@ func (x *FindProducersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindProducersResponse.ProtoReflect.Descriptor instead.
 func (*FindProducersResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{42}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *FindProducersResponse) GetOwners() []*ProducerOwner {
@@ -2777,7 +2839,7 @@ type ProducerOwner struct {
 
 func (x *ProducerOwner) Reset() {
 	*x = ProducerOwner{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[43]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +2851,7 @@ func (x *ProducerOwner) String() string {
 func (*ProducerOwner) ProtoMessage() {}
 
 func (x *ProducerOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[43]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +2864,7 @@ func (x *ProducerOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProducerOwner.ProtoReflect.Descriptor instead.
 func (*ProducerOwner) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{43}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ProducerOwner) GetPrincipal() string {
@@ -2865,7 +2927,7 @@ type RegisterBrokerRequest struct {
 
 func (x *RegisterBrokerRequest) Reset() {
 	*x = RegisterBrokerRequest{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[44]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2877,7 +2939,7 @@ func (x *RegisterBrokerRequest) String() string {
 func (*RegisterBrokerRequest) ProtoMessage() {}
 
 func (x *RegisterBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[44]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2890,7 +2952,7 @@ func (x *RegisterBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterBrokerRequest.ProtoReflect.Descriptor instead.
 func (*RegisterBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{44}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RegisterBrokerRequest) GetBroker() *BrokerInfo {
@@ -2956,7 +3018,7 @@ type HeldStream struct {
 
 func (x *HeldStream) Reset() {
 	*x = HeldStream{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[45]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2968,7 +3030,7 @@ func (x *HeldStream) String() string {
 func (*HeldStream) ProtoMessage() {}
 
 func (x *HeldStream) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[45]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2981,7 +3043,7 @@ func (x *HeldStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldStream.ProtoReflect.Descriptor instead.
 func (*HeldStream) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{45}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HeldStream) GetStreamId() uint64 {
@@ -3038,7 +3100,7 @@ type RegisterBrokerResponse struct {
 
 func (x *RegisterBrokerResponse) Reset() {
 	*x = RegisterBrokerResponse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[46]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3050,7 +3112,7 @@ func (x *RegisterBrokerResponse) String() string {
 func (*RegisterBrokerResponse) ProtoMessage() {}
 
 func (x *RegisterBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[46]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3063,7 +3125,7 @@ func (x *RegisterBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterBrokerResponse.ProtoReflect.Descriptor instead.
 func (*RegisterBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{46}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RegisterBrokerResponse) GetClusterId() string {
@@ -3171,7 +3233,7 @@ type ProducerFences struct {
 
 func (x *ProducerFences) Reset() {
 	*x = ProducerFences{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[47]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3245,7 @@ func (x *ProducerFences) String() string {
 func (*ProducerFences) ProtoMessage() {}
 
 func (x *ProducerFences) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[47]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3258,7 @@ func (x *ProducerFences) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProducerFences.ProtoReflect.Descriptor instead.
 func (*ProducerFences) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{47}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ProducerFences) GetVersion() uint64 {
@@ -3267,7 +3329,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3279,7 +3341,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3292,7 +3354,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{48}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *HeartbeatRequest) GetBrokerId() uint32 {
@@ -3446,7 +3508,7 @@ type StoredBytes struct {
 
 func (x *StoredBytes) Reset() {
 	*x = StoredBytes{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3458,7 +3520,7 @@ func (x *StoredBytes) String() string {
 func (*StoredBytes) ProtoMessage() {}
 
 func (x *StoredBytes) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3471,7 +3533,7 @@ func (x *StoredBytes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredBytes.ProtoReflect.Descriptor instead.
 func (*StoredBytes) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{49}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StoredBytes) GetPrincipal() string {
@@ -3500,7 +3562,7 @@ type FullPrincipal struct {
 
 func (x *FullPrincipal) Reset() {
 	*x = FullPrincipal{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +3574,7 @@ func (x *FullPrincipal) String() string {
 func (*FullPrincipal) ProtoMessage() {}
 
 func (x *FullPrincipal) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3525,7 +3587,7 @@ func (x *FullPrincipal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FullPrincipal.ProtoReflect.Descriptor instead.
 func (*FullPrincipal) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{50}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *FullPrincipal) GetPrincipal() string {
@@ -3580,7 +3642,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3592,7 +3654,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3605,7 +3667,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{51}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *HeartbeatResponse) GetBackups() []*BackupInfo {
@@ -3696,7 +3758,7 @@ type StreamBudgets struct {
 
 func (x *StreamBudgets) Reset() {
 	*x = StreamBudgets{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3708,7 +3770,7 @@ func (x *StreamBudgets) String() string {
 func (*StreamBudgets) ProtoMessage() {}
 
 func (x *StreamBudgets) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3721,7 +3783,7 @@ func (x *StreamBudgets) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamBudgets.ProtoReflect.Descriptor instead.
 func (*StreamBudgets) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{52}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StreamBudgets) GetVersion() uint64 {
@@ -3753,7 +3815,7 @@ type StreamletLoad struct {
 
 func (x *StreamletLoad) Reset() {
 	*x = StreamletLoad{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3765,7 +3827,7 @@ func (x *StreamletLoad) String() string {
 func (*StreamletLoad) ProtoMessage() {}
 
 func (x *StreamletLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3778,7 +3840,7 @@ func (x *StreamletLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamletLoad.ProtoReflect.Descriptor instead.
 func (*StreamletLoad) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{53}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StreamletLoad) GetStreamId() uint64 {
@@ -3830,7 +3892,7 @@ type EmptyInterval struct {
 
 func (x *EmptyInterval) Reset() {
 	*x = EmptyInterval{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3842,7 +3904,7 @@ func (x *EmptyInterval) String() string {
 func (*EmptyInterval) ProtoMessage() {}
 
 func (x *EmptyInterval) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3855,7 +3917,7 @@ func (x *EmptyInterval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmptyInterval.ProtoReflect.Descriptor instead.
 func (*EmptyInterval) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{54}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *EmptyInterval) GetStreamId() uint64 {
@@ -3905,7 +3967,7 @@ type RecoveryProgress struct {
 
 func (x *RecoveryProgress) Reset() {
 	*x = RecoveryProgress{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3917,7 +3979,7 @@ func (x *RecoveryProgress) String() string {
 func (*RecoveryProgress) ProtoMessage() {}
 
 func (x *RecoveryProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3930,7 +3992,7 @@ func (x *RecoveryProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryProgress.ProtoReflect.Descriptor instead.
 func (*RecoveryProgress) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{55}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RecoveryProgress) GetSource() *RecoverySource {
@@ -4005,7 +4067,7 @@ type RegisterBackupRequest struct {
 
 func (x *RegisterBackupRequest) Reset() {
 	*x = RegisterBackupRequest{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[56]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4017,7 +4079,7 @@ func (x *RegisterBackupRequest) String() string {
 func (*RegisterBackupRequest) ProtoMessage() {}
 
 func (x *RegisterBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[56]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4030,7 +4092,7 @@ func (x *RegisterBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterBackupRequest.ProtoReflect.Descriptor instead.
 func (*RegisterBackupRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{56}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RegisterBackupRequest) GetBackup() *BackupInfo {
@@ -4073,7 +4135,7 @@ type RegisterBackupResponse struct {
 
 func (x *RegisterBackupResponse) Reset() {
 	*x = RegisterBackupResponse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[57]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4085,7 +4147,7 @@ func (x *RegisterBackupResponse) String() string {
 func (*RegisterBackupResponse) ProtoMessage() {}
 
 func (x *RegisterBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[57]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4098,7 +4160,7 @@ func (x *RegisterBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterBackupResponse.ProtoReflect.Descriptor instead.
 func (*RegisterBackupResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{57}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RegisterBackupResponse) GetClusterId() string {
@@ -4143,7 +4205,7 @@ type BackupHeartbeatRequest struct {
 
 func (x *BackupHeartbeatRequest) Reset() {
 	*x = BackupHeartbeatRequest{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[58]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4155,7 +4217,7 @@ func (x *BackupHeartbeatRequest) String() string {
 func (*BackupHeartbeatRequest) ProtoMessage() {}
 
 func (x *BackupHeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[58]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4168,7 +4230,7 @@ func (x *BackupHeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupHeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*BackupHeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{58}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *BackupHeartbeatRequest) GetBackupId() uint32 {
@@ -4214,7 +4276,7 @@ type BackupHeartbeatResponse struct {
 
 func (x *BackupHeartbeatResponse) Reset() {
 	*x = BackupHeartbeatResponse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[59]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4226,7 +4288,7 @@ func (x *BackupHeartbeatResponse) String() string {
 func (*BackupHeartbeatResponse) ProtoMessage() {}
 
 func (x *BackupHeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[59]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4239,7 +4301,7 @@ func (x *BackupHeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupHeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*BackupHeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{59}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{60}
 }
 
 type HandedOver_Place struct {
@@ -4254,7 +4316,7 @@ type HandedOver_Place struct {
 
 func (x *HandedOver_Place) Reset() {
 	*x = HandedOver_Place{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[60]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4266,7 +4328,7 @@ func (x *HandedOver_Place) String() string {
 func (*HandedOver_Place) ProtoMessage() {}
 
 func (x *HandedOver_Place) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[60]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4514,7 +4576,13 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x14InitProducerResponse\x12\x1f\n" +
 	"\vproducer_id\x18\x01 \x01(\x04R\n" +
 	"producerId\x12%\n" +
-	"\x0eproducer_epoch\x18\x02 \x01(\rR\rproducerEpoch\"@\n" +
+	"\x0eproducer_epoch\x18\x02 \x01(\rR\rproducerEpoch\"w\n" +
+	"\x0eProducerRecord\x12\x1f\n" +
+	"\vproducer_id\x18\x01 \x01(\x04R\n" +
+	"producerId\x12%\n" +
+	"\x0eproducer_epoch\x18\x02 \x01(\rR\rproducerEpoch\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\x03 \x01(\tR\tcreatedBy\"@\n" +
 	"\x14FindProducersRequest\x12(\n" +
 	"\x04uses\x18\x01 \x03(\v2\x14.kera.v1.ProducerUseR\x04uses\"i\n" +
 	"\vProducerUse\x12\x1f\n" +
@@ -4698,7 +4766,7 @@ func file_kera_v1_coordinator_proto_rawDescGZIP() []byte {
 }
 
 var file_kera_v1_coordinator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kera_v1_coordinator_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_kera_v1_coordinator_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
 var file_kera_v1_coordinator_proto_goTypes = []any{
 	(RecoveryPhase)(0),              // 0: kera.v1.RecoveryPhase
 	(*PrepareRestartRequest)(nil),   // 1: kera.v1.PrepareRestartRequest
@@ -4741,89 +4809,90 @@ var file_kera_v1_coordinator_proto_goTypes = []any{
 	(*ReadMetadataResponse)(nil),    // 38: kera.v1.ReadMetadataResponse
 	(*InitProducerRequest)(nil),     // 39: kera.v1.InitProducerRequest
 	(*InitProducerResponse)(nil),    // 40: kera.v1.InitProducerResponse
-	(*FindProducersRequest)(nil),    // 41: kera.v1.FindProducersRequest
-	(*ProducerUse)(nil),             // 42: kera.v1.ProducerUse
-	(*FindProducersResponse)(nil),   // 43: kera.v1.FindProducersResponse
-	(*ProducerOwner)(nil),           // 44: kera.v1.ProducerOwner
-	(*RegisterBrokerRequest)(nil),   // 45: kera.v1.RegisterBrokerRequest
-	(*HeldStream)(nil),              // 46: kera.v1.HeldStream
-	(*RegisterBrokerResponse)(nil),  // 47: kera.v1.RegisterBrokerResponse
-	(*ProducerFences)(nil),          // 48: kera.v1.ProducerFences
-	(*HeartbeatRequest)(nil),        // 49: kera.v1.HeartbeatRequest
-	(*StoredBytes)(nil),             // 50: kera.v1.StoredBytes
-	(*FullPrincipal)(nil),           // 51: kera.v1.FullPrincipal
-	(*HeartbeatResponse)(nil),       // 52: kera.v1.HeartbeatResponse
-	(*StreamBudgets)(nil),           // 53: kera.v1.StreamBudgets
-	(*StreamletLoad)(nil),           // 54: kera.v1.StreamletLoad
-	(*EmptyInterval)(nil),           // 55: kera.v1.EmptyInterval
-	(*RecoveryProgress)(nil),        // 56: kera.v1.RecoveryProgress
-	(*RegisterBackupRequest)(nil),   // 57: kera.v1.RegisterBackupRequest
-	(*RegisterBackupResponse)(nil),  // 58: kera.v1.RegisterBackupResponse
-	(*BackupHeartbeatRequest)(nil),  // 59: kera.v1.BackupHeartbeatRequest
-	(*BackupHeartbeatResponse)(nil), // 60: kera.v1.BackupHeartbeatResponse
-	(*HandedOver_Place)(nil),        // 61: kera.v1.HandedOver.Place
-	(*StreamInfo)(nil),              // 62: kera.v1.StreamInfo
-	(*Error)(nil),                   // 63: kera.v1.Error
-	(*StreamConfig)(nil),            // 64: kera.v1.StreamConfig
-	(*StreamSchema)(nil),            // 65: kera.v1.StreamSchema
-	(*BrokerInfo)(nil),              // 66: kera.v1.BrokerInfo
-	(Durability)(0),                 // 67: kera.v1.Durability
-	(Punctuation)(0),                // 68: kera.v1.Punctuation
-	(*BackupInfo)(nil),              // 69: kera.v1.BackupInfo
-	(*EntryStart)(nil),              // 70: kera.v1.EntryStart
-	(*HopFigures)(nil),              // 71: kera.v1.HopFigures
-	(*StreamletRef)(nil),            // 72: kera.v1.StreamletRef
-	(*StreamBudget)(nil),            // 73: kera.v1.StreamBudget
-	(*RecoverySource)(nil),          // 74: kera.v1.RecoverySource
+	(*ProducerRecord)(nil),          // 41: kera.v1.ProducerRecord
+	(*FindProducersRequest)(nil),    // 42: kera.v1.FindProducersRequest
+	(*ProducerUse)(nil),             // 43: kera.v1.ProducerUse
+	(*FindProducersResponse)(nil),   // 44: kera.v1.FindProducersResponse
+	(*ProducerOwner)(nil),           // 45: kera.v1.ProducerOwner
+	(*RegisterBrokerRequest)(nil),   // 46: kera.v1.RegisterBrokerRequest
+	(*HeldStream)(nil),              // 47: kera.v1.HeldStream
+	(*RegisterBrokerResponse)(nil),  // 48: kera.v1.RegisterBrokerResponse
+	(*ProducerFences)(nil),          // 49: kera.v1.ProducerFences
+	(*HeartbeatRequest)(nil),        // 50: kera.v1.HeartbeatRequest
+	(*StoredBytes)(nil),             // 51: kera.v1.StoredBytes
+	(*FullPrincipal)(nil),           // 52: kera.v1.FullPrincipal
+	(*HeartbeatResponse)(nil),       // 53: kera.v1.HeartbeatResponse
+	(*StreamBudgets)(nil),           // 54: kera.v1.StreamBudgets
+	(*StreamletLoad)(nil),           // 55: kera.v1.StreamletLoad
+	(*EmptyInterval)(nil),           // 56: kera.v1.EmptyInterval
+	(*RecoveryProgress)(nil),        // 57: kera.v1.RecoveryProgress
+	(*RegisterBackupRequest)(nil),   // 58: kera.v1.RegisterBackupRequest
+	(*RegisterBackupResponse)(nil),  // 59: kera.v1.RegisterBackupResponse
+	(*BackupHeartbeatRequest)(nil),  // 60: kera.v1.BackupHeartbeatRequest
+	(*BackupHeartbeatResponse)(nil), // 61: kera.v1.BackupHeartbeatResponse
+	(*HandedOver_Place)(nil),        // 62: kera.v1.HandedOver.Place
+	(*StreamInfo)(nil),              // 63: kera.v1.StreamInfo
+	(*Error)(nil),                   // 64: kera.v1.Error
+	(*StreamConfig)(nil),            // 65: kera.v1.StreamConfig
+	(*StreamSchema)(nil),            // 66: kera.v1.StreamSchema
+	(*BrokerInfo)(nil),              // 67: kera.v1.BrokerInfo
+	(Durability)(0),                 // 68: kera.v1.Durability
+	(Punctuation)(0),                // 69: kera.v1.Punctuation
+	(*BackupInfo)(nil),              // 70: kera.v1.BackupInfo
+	(*EntryStart)(nil),              // 71: kera.v1.EntryStart
+	(*HopFigures)(nil),              // 72: kera.v1.HopFigures
+	(*StreamletRef)(nil),            // 73: kera.v1.StreamletRef
+	(*StreamBudget)(nil),            // 74: kera.v1.StreamBudget
+	(*RecoverySource)(nil),          // 75: kera.v1.RecoverySource
 }
 var file_kera_v1_coordinator_proto_depIdxs = []int32{
-	61, // 0: kera.v1.HandedOver.places:type_name -> kera.v1.HandedOver.Place
-	62, // 1: kera.v1.MoveStreamletResponse.stream:type_name -> kera.v1.StreamInfo
+	62, // 0: kera.v1.HandedOver.places:type_name -> kera.v1.HandedOver.Place
+	63, // 1: kera.v1.MoveStreamletResponse.stream:type_name -> kera.v1.StreamInfo
 	12, // 2: kera.v1.RebalanceResponse.moves:type_name -> kera.v1.Move
 	13, // 3: kera.v1.RebalanceResponse.loads:type_name -> kera.v1.BrokerLoad
-	63, // 4: kera.v1.Move.error:type_name -> kera.v1.Error
+	64, // 4: kera.v1.Move.error:type_name -> kera.v1.Error
 	18, // 5: kera.v1.ListRecoveriesResponse.recoveries:type_name -> kera.v1.RecoveryInfo
 	0,  // 6: kera.v1.RecoveryInfo.phase:type_name -> kera.v1.RecoveryPhase
-	64, // 7: kera.v1.CreateStreamRequest.config:type_name -> kera.v1.StreamConfig
-	65, // 8: kera.v1.CreateStreamRequest.schema:type_name -> kera.v1.StreamSchema
-	62, // 9: kera.v1.CreateStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	62, // 10: kera.v1.DescribeStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	66, // 11: kera.v1.DescribeStreamResponse.brokers:type_name -> kera.v1.BrokerInfo
-	62, // 12: kera.v1.ListStreamsResponse.streams:type_name -> kera.v1.StreamInfo
-	67, // 13: kera.v1.AlterStreamRequest.durability:type_name -> kera.v1.Durability
+	65, // 7: kera.v1.CreateStreamRequest.config:type_name -> kera.v1.StreamConfig
+	66, // 8: kera.v1.CreateStreamRequest.schema:type_name -> kera.v1.StreamSchema
+	63, // 9: kera.v1.CreateStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	63, // 10: kera.v1.DescribeStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	67, // 11: kera.v1.DescribeStreamResponse.brokers:type_name -> kera.v1.BrokerInfo
+	63, // 12: kera.v1.ListStreamsResponse.streams:type_name -> kera.v1.StreamInfo
+	68, // 13: kera.v1.AlterStreamRequest.durability:type_name -> kera.v1.Durability
 	28, // 14: kera.v1.AlterStreamRequest.retention_consumer_groups:type_name -> kera.v1.ConsumerGroupNames
-	68, // 15: kera.v1.AlterStreamRequest.punctuation:type_name -> kera.v1.Punctuation
-	62, // 16: kera.v1.AlterStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	66, // 17: kera.v1.DescribeClusterResponse.brokers:type_name -> kera.v1.BrokerInfo
-	69, // 18: kera.v1.DescribeClusterResponse.backups:type_name -> kera.v1.BackupInfo
+	69, // 15: kera.v1.AlterStreamRequest.punctuation:type_name -> kera.v1.Punctuation
+	63, // 16: kera.v1.AlterStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	67, // 17: kera.v1.DescribeClusterResponse.brokers:type_name -> kera.v1.BrokerInfo
+	70, // 18: kera.v1.DescribeClusterResponse.backups:type_name -> kera.v1.BackupInfo
 	34, // 19: kera.v1.DescribeClusterResponse.unknown_streams:type_name -> kera.v1.UnknownStream
-	62, // 20: kera.v1.UnknownStream.stream:type_name -> kera.v1.StreamInfo
-	62, // 21: kera.v1.AdoptStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	42, // 22: kera.v1.FindProducersRequest.uses:type_name -> kera.v1.ProducerUse
-	44, // 23: kera.v1.FindProducersResponse.owners:type_name -> kera.v1.ProducerOwner
-	66, // 24: kera.v1.RegisterBrokerRequest.broker:type_name -> kera.v1.BrokerInfo
-	46, // 25: kera.v1.RegisterBrokerRequest.held_streams:type_name -> kera.v1.HeldStream
-	62, // 26: kera.v1.RegisterBrokerResponse.streams:type_name -> kera.v1.StreamInfo
-	69, // 27: kera.v1.RegisterBrokerResponse.backups:type_name -> kera.v1.BackupInfo
-	48, // 28: kera.v1.RegisterBrokerResponse.fences:type_name -> kera.v1.ProducerFences
-	54, // 29: kera.v1.HeartbeatRequest.loads:type_name -> kera.v1.StreamletLoad
-	70, // 30: kera.v1.HeartbeatRequest.starts:type_name -> kera.v1.EntryStart
-	56, // 31: kera.v1.HeartbeatRequest.recoveries:type_name -> kera.v1.RecoveryProgress
-	55, // 32: kera.v1.HeartbeatRequest.empty_intervals:type_name -> kera.v1.EmptyInterval
+	63, // 20: kera.v1.UnknownStream.stream:type_name -> kera.v1.StreamInfo
+	63, // 21: kera.v1.AdoptStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	43, // 22: kera.v1.FindProducersRequest.uses:type_name -> kera.v1.ProducerUse
+	45, // 23: kera.v1.FindProducersResponse.owners:type_name -> kera.v1.ProducerOwner
+	67, // 24: kera.v1.RegisterBrokerRequest.broker:type_name -> kera.v1.BrokerInfo
+	47, // 25: kera.v1.RegisterBrokerRequest.held_streams:type_name -> kera.v1.HeldStream
+	63, // 26: kera.v1.RegisterBrokerResponse.streams:type_name -> kera.v1.StreamInfo
+	70, // 27: kera.v1.RegisterBrokerResponse.backups:type_name -> kera.v1.BackupInfo
+	49, // 28: kera.v1.RegisterBrokerResponse.fences:type_name -> kera.v1.ProducerFences
+	55, // 29: kera.v1.HeartbeatRequest.loads:type_name -> kera.v1.StreamletLoad
+	71, // 30: kera.v1.HeartbeatRequest.starts:type_name -> kera.v1.EntryStart
+	57, // 31: kera.v1.HeartbeatRequest.recoveries:type_name -> kera.v1.RecoveryProgress
+	56, // 32: kera.v1.HeartbeatRequest.empty_intervals:type_name -> kera.v1.EmptyInterval
 	34, // 33: kera.v1.HeartbeatRequest.unknown_streams:type_name -> kera.v1.UnknownStream
-	46, // 34: kera.v1.HeartbeatRequest.held_streams:type_name -> kera.v1.HeldStream
-	50, // 35: kera.v1.HeartbeatRequest.stored:type_name -> kera.v1.StoredBytes
-	71, // 36: kera.v1.HeartbeatRequest.latency:type_name -> kera.v1.HopFigures
-	69, // 37: kera.v1.HeartbeatResponse.backups:type_name -> kera.v1.BackupInfo
-	48, // 38: kera.v1.HeartbeatResponse.fences:type_name -> kera.v1.ProducerFences
-	72, // 39: kera.v1.HeartbeatResponse.starts_refused:type_name -> kera.v1.StreamletRef
-	51, // 40: kera.v1.HeartbeatResponse.full_principals:type_name -> kera.v1.FullPrincipal
-	53, // 41: kera.v1.HeartbeatResponse.budgets:type_name -> kera.v1.StreamBudgets
-	73, // 42: kera.v1.StreamBudgets.budgets:type_name -> kera.v1.StreamBudget
-	74, // 43: kera.v1.RecoveryProgress.source:type_name -> kera.v1.RecoverySource
-	72, // 44: kera.v1.RecoveryProgress.readable:type_name -> kera.v1.StreamletRef
-	72, // 45: kera.v1.RecoveryProgress.restored:type_name -> kera.v1.StreamletRef
-	69, // 46: kera.v1.RegisterBackupRequest.backup:type_name -> kera.v1.BackupInfo
+	47, // 34: kera.v1.HeartbeatRequest.held_streams:type_name -> kera.v1.HeldStream
+	51, // 35: kera.v1.HeartbeatRequest.stored:type_name -> kera.v1.StoredBytes
+	72, // 36: kera.v1.HeartbeatRequest.latency:type_name -> kera.v1.HopFigures
+	70, // 37: kera.v1.HeartbeatResponse.backups:type_name -> kera.v1.BackupInfo
+	49, // 38: kera.v1.HeartbeatResponse.fences:type_name -> kera.v1.ProducerFences
+	73, // 39: kera.v1.HeartbeatResponse.starts_refused:type_name -> kera.v1.StreamletRef
+	52, // 40: kera.v1.HeartbeatResponse.full_principals:type_name -> kera.v1.FullPrincipal
+	54, // 41: kera.v1.HeartbeatResponse.budgets:type_name -> kera.v1.StreamBudgets
+	74, // 42: kera.v1.StreamBudgets.budgets:type_name -> kera.v1.StreamBudget
+	75, // 43: kera.v1.RecoveryProgress.source:type_name -> kera.v1.RecoverySource
+	73, // 44: kera.v1.RecoveryProgress.readable:type_name -> kera.v1.StreamletRef
+	73, // 45: kera.v1.RecoveryProgress.restored:type_name -> kera.v1.StreamletRef
+	70, // 46: kera.v1.RegisterBackupRequest.backup:type_name -> kera.v1.BackupInfo
 	19, // 47: kera.v1.Coordinator.CreateStream:input_type -> kera.v1.CreateStreamRequest
 	21, // 48: kera.v1.Coordinator.GetStreamId:input_type -> kera.v1.GetStreamIdRequest
 	23, // 49: kera.v1.Coordinator.DescribeStream:input_type -> kera.v1.DescribeStreamRequest
@@ -4832,11 +4901,11 @@ var file_kera_v1_coordinator_proto_depIdxs = []int32{
 	30, // 52: kera.v1.Coordinator.DeleteStream:input_type -> kera.v1.DeleteStreamRequest
 	32, // 53: kera.v1.Coordinator.DescribeCluster:input_type -> kera.v1.DescribeClusterRequest
 	39, // 54: kera.v1.Coordinator.InitProducer:input_type -> kera.v1.InitProducerRequest
-	41, // 55: kera.v1.Coordinator.FindProducers:input_type -> kera.v1.FindProducersRequest
-	45, // 56: kera.v1.Coordinator.RegisterBroker:input_type -> kera.v1.RegisterBrokerRequest
-	49, // 57: kera.v1.Coordinator.Heartbeat:input_type -> kera.v1.HeartbeatRequest
-	57, // 58: kera.v1.Coordinator.RegisterBackup:input_type -> kera.v1.RegisterBackupRequest
-	59, // 59: kera.v1.Coordinator.BackupHeartbeat:input_type -> kera.v1.BackupHeartbeatRequest
+	42, // 55: kera.v1.Coordinator.FindProducers:input_type -> kera.v1.FindProducersRequest
+	46, // 56: kera.v1.Coordinator.RegisterBroker:input_type -> kera.v1.RegisterBrokerRequest
+	50, // 57: kera.v1.Coordinator.Heartbeat:input_type -> kera.v1.HeartbeatRequest
+	58, // 58: kera.v1.Coordinator.RegisterBackup:input_type -> kera.v1.RegisterBackupRequest
+	60, // 59: kera.v1.Coordinator.BackupHeartbeat:input_type -> kera.v1.BackupHeartbeatRequest
 	6,  // 60: kera.v1.Coordinator.ReportBroker:input_type -> kera.v1.ReportBrokerRequest
 	8,  // 61: kera.v1.Coordinator.MoveStreamlet:input_type -> kera.v1.MoveStreamletRequest
 	10, // 62: kera.v1.Coordinator.Rebalance:input_type -> kera.v1.RebalanceRequest
@@ -4854,11 +4923,11 @@ var file_kera_v1_coordinator_proto_depIdxs = []int32{
 	31, // 74: kera.v1.Coordinator.DeleteStream:output_type -> kera.v1.DeleteStreamResponse
 	33, // 75: kera.v1.Coordinator.DescribeCluster:output_type -> kera.v1.DescribeClusterResponse
 	40, // 76: kera.v1.Coordinator.InitProducer:output_type -> kera.v1.InitProducerResponse
-	43, // 77: kera.v1.Coordinator.FindProducers:output_type -> kera.v1.FindProducersResponse
-	47, // 78: kera.v1.Coordinator.RegisterBroker:output_type -> kera.v1.RegisterBrokerResponse
-	52, // 79: kera.v1.Coordinator.Heartbeat:output_type -> kera.v1.HeartbeatResponse
-	58, // 80: kera.v1.Coordinator.RegisterBackup:output_type -> kera.v1.RegisterBackupResponse
-	60, // 81: kera.v1.Coordinator.BackupHeartbeat:output_type -> kera.v1.BackupHeartbeatResponse
+	44, // 77: kera.v1.Coordinator.FindProducers:output_type -> kera.v1.FindProducersResponse
+	48, // 78: kera.v1.Coordinator.RegisterBroker:output_type -> kera.v1.RegisterBrokerResponse
+	53, // 79: kera.v1.Coordinator.Heartbeat:output_type -> kera.v1.HeartbeatResponse
+	59, // 80: kera.v1.Coordinator.RegisterBackup:output_type -> kera.v1.RegisterBackupResponse
+	61, // 81: kera.v1.Coordinator.BackupHeartbeat:output_type -> kera.v1.BackupHeartbeatResponse
 	7,  // 82: kera.v1.Coordinator.ReportBroker:output_type -> kera.v1.ReportBrokerResponse
 	9,  // 83: kera.v1.Coordinator.MoveStreamlet:output_type -> kera.v1.MoveStreamletResponse
 	11, // 84: kera.v1.Coordinator.Rebalance:output_type -> kera.v1.RebalanceResponse
@@ -4887,14 +4956,14 @@ func file_kera_v1_coordinator_proto_init() {
 		(*DescribeStreamRequest_StreamId)(nil),
 	}
 	file_kera_v1_coordinator_proto_msgTypes[26].OneofWrappers = []any{}
-	file_kera_v1_coordinator_proto_msgTypes[48].OneofWrappers = []any{}
+	file_kera_v1_coordinator_proto_msgTypes[49].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kera_v1_coordinator_proto_rawDesc), len(file_kera_v1_coordinator_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   61,
+			NumMessages:   62,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Generator, Iterable, Iterator
 
 from kera.coordinator.cluster.intervals import FIRST_GROUP_ID
 from kera.coordinator.cluster.intervals import broker_ids_of as broker_ids_of_assignment
@@ -65,6 +65,10 @@ class Catalog:
         """How many streams each principal has created, with those that are just being created."""
         self._bytes_by: Counter[str] = Counter()
         """Bytes of the descriptions of these streams."""
+        self._domain_of: dict[int, tuple[str, str]] = {}
+        """For each stream, its creator and its memory domain."""
+        self._domains: Counter[tuple[str, str]] = Counter()
+        """How many streams have the same."""
         self._waited_for: Counter[str] = Counter()
         """By consumer groups, how many streams' retention waits for them."""
         self._of_broker: defaultdict[int, set[int]] = defaultdict(set)
@@ -119,7 +123,11 @@ class Catalog:
                 " delete streams, or create some with fewer streamlets",
                 limit_bytes=self._bytes_max,
             )
-        _check_domain(stream.config.memory_domain, (*self._creating.values(), *self._streams.values()))
+        _check_domain(stream.config.memory_domain, self.memory_domains())
+
+    def memory_domains(self, by: str | None = None) -> set[str]:
+        """The memory domains of all streams, or of those that a principal has created."""
+        return {domain for principal, domain in +self._domains if by in {None, principal}}
 
     @property
     def bytes_max(self) -> int:
@@ -234,6 +242,8 @@ class Catalog:
         self._streamlets.update(brokers.owners)
         self.created[stream.created_by] += 1
         self._bytes_by[stream.created_by] += self._sizes[stream.stream_id]
+        place = self._domain_of[stream.stream_id] = stream.created_by, stream.config.memory_domain
+        self._domains[place] += 1
 
     def _discount(self, stream: common_pb2.StreamInfo) -> None:
         size = self._sizes.pop(stream.stream_id, None)
@@ -242,6 +252,7 @@ class Catalog:
             self._streamlets.subtract(self._brokers.pop(stream.stream_id).owners)
             self.created[stream.created_by] -= 1
             self._bytes_by[stream.created_by] -= size
+            self._domains[self._domain_of.pop(stream.stream_id)] -= 1
 
 
 def broker_ids_of(stream: common_pb2.StreamInfo) -> list[int]:
@@ -312,14 +323,9 @@ def with_assignments(
     return version
 
 
-def _check_domain(domain: str, streams: Iterable[common_pb2.StreamInfo]) -> None:
+def _check_domain(domain: str, domains: Collection[str]) -> None:
     """Whether there is room for a stream of this memory domain. Raises `InvalidArgument`."""
-    domains: set[str] = set()
-    for each in streams:
-        if each.config.memory_domain == domain:
-            return
-        domains.add(each.config.memory_domain)
-    if len(domains) >= MEMORY_DOMAINS_MAX:
+    if domain not in domains and len(domains) >= MEMORY_DOMAINS_MAX:
         raise InvalidArgument(
             f"there are streams of {len(domains)} memory domains, and no room for {domain!r}: put the stream into one"
             " of those, or delete all streams of one",

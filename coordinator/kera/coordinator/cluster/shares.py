@@ -6,11 +6,45 @@ known, and nobody has one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from kera.core.access.rights import CLUSTER, Operation
 from kera.core.errors import QuotaExceeded
 from kera.server.access.guard import CALLER, Guard
 
 SETTING = "principal_share_percent"
+
+
+class Limit(NamedTuple):
+    """Something of which the whole cluster has so much, and each principal a share."""
+
+    quota: str
+    """As errors name it."""
+    would_have: str
+    """In words, with {} for the figure."""
+    way_out: str
+
+
+DESCRIPTIONS = Limit(
+    "descriptions",
+    "descriptions of streams of {} bytes",
+    "delete streams, or create some with fewer streamlets",
+)
+MEMORY_DOMAINS = Limit(
+    "memory_domains", "streams in {} memory domains", "put the stream into one of those, or delete all streams of one"
+)
+CONSUMER_GROUPS = Limit("consumer_groups", "{} consumer groups", "delete those that nobody needs")
+SCHEMAS = Limit("schemas", "schemas of {} bytes", "delete subjects that nobody reads")
+PRODUCER_NAMES = Limit(
+    "producer_names",
+    "{} producers with a name",
+    "use a name that there is, or none: a name is for a producer that comes back, others need none",
+)
+LATENCY_CONSTRAINTS = Limit("latency_constraints", "{} latency constraints", "delete those that nobody needs")
+LATENCY_STREAMS = Limit(
+    "latency_streams", "latency constraints about {} streams", "delete constraints that nobody needs"
+)
 
 
 class Shares:
@@ -27,27 +61,32 @@ class Shares:
         who = None if peer is None or self._guard is None else peer.identity
         return "" if who is None or who.is_daemon else who.principal
 
-    def of(self, limit: int) -> int | None:
-        """How much of `limit` who asks may have; None: there is no share."""
+    def check(self, limit: Limit, total: int, principal: str, would_have: Callable[[], int]) -> None:
+        """Whether who asks may make a principal have so much of what the cluster has `total` of.
+
+        `would_have` is only called if there is a share. Raises `QuotaExceeded`.
+        """
+        share = self._of(total)
+        if share is None or not principal or (figure := would_have()) <= share:
+            return
+        raise QuotaExceeded(
+            f"{principal} would have {limit.would_have.format(figure)}, and the share of one principal is {share};"
+            f" {limit.way_out}, or have the coordinator run with a larger {SETTING}",
+            quota=limit.quota,
+            value=share,
+            principal=principal,
+        )
+
+    def _of(self, total: int) -> int | None:
+        """How much of `total` who asks may have; None: there is no share."""
         peer = CALLER.get()
         who = None if peer is None or self._guard is None else peer.identity
         if who is None or self._guard is None or who.is_daemon or who.is_super:
             return None
         if self._guard.may(who, Operation.ADMINISTER, CLUSTER):
             return None
-        return max(1, limit * self._percent // 100)
+        return max(1, total * self._percent // 100)
 
 
 NO_SHARES = Shares(None, 100)
 """Without security: nobody has a share."""
-
-
-def beyond_share(principal: str, has: str, share: int, what: str, way_out: str) -> QuotaExceeded:
-    """`has`: what the principal has, or would have, in words; `share`: of `what`."""
-    return QuotaExceeded(
-        f"{principal} {has}, and the share of one principal is {share}; {way_out}, or have the coordinator run with a"
-        f" larger {SETTING}",
-        quota=what,
-        value=share,
-        principal=principal,
-    )

@@ -9,14 +9,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from kera.coordinator.cluster.keys import streamlet_key
-from kera.coordinator.cluster.shares import Shares, beyond_share
+from kera.coordinator.cluster.shares import CONSUMER_GROUPS as GROUPS_LIMIT
+from kera.coordinator.cluster.shares import Shares
 from kera.coordinator.cluster.state import State
 from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
 from kera.coordinator.consumer_groups.polls import Polls
 from kera.coordinator.consumer_groups.progress import lowest
 from kera.coordinator.consumer_groups.uses import Uses
 from kera.core.base.telemetry import get_logger
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, QuotaExceeded
 from kera.v1 import common_pb2
 from kera.v1 import consumer_group_pb2 as messages
 
@@ -177,28 +178,21 @@ class ConsumerGroupRegistry:
                 limit=self._groups_max,
             )
         principal = self._shares.caller()
-        self._check_share(name, principal, now_s)
+        self._check_share(principal, now_s)
         consumer_group = self.groups[name] = ConsumerGroup(name)
         self._uses.made_by(name, principal)
         self._active.add(name)
         return consumer_group
 
-    def _check_share(self, name: str, principal: str, now_s: float) -> None:
-        share = self._shares.of(self._groups_max)
-        if share is None or self._made(principal) < share:
-            return
-        self.tidy(now_s)
-        if (made := self._made(principal)) >= share:
-            raise beyond_share(
-                principal,
-                f"has made {made} consumer groups, and {name!r} would be another one",
-                share,
-                "consumer_groups",
-                "delete those that nobody needs",
-            )
+    def _check_share(self, principal: str, now_s: float) -> None:
+        def made() -> int:
+            return 1 + sum(self._uses.maker(name) == principal for name in self.groups)
 
-    def _made(self, principal: str) -> int:
-        return sum(self._uses.maker(name) == principal for name in self.groups)
+        try:
+            self._shares.check(GROUPS_LIMIT, self._groups_max, principal, made)
+        except QuotaExceeded:
+            self.tidy(now_s)
+            self._shares.check(GROUPS_LIMIT, self._groups_max, principal, made)
 
     def forget(self, consumer_group: ConsumerGroup) -> None:
         """All of a consumer group, within `change`."""

@@ -10,10 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kera.coordinator.cluster.handlers import Handlers
+from kera.coordinator.cluster.shares import LATENCY_CONSTRAINTS, LATENCY_STREAMS, Shares
 from kera.coordinator.cluster.state import State
 from kera.coordinator.latency.budgets import Verdict, not_heard, worst_of
 from kera.coordinator.latency.paths import (
+    CONSTRAINTS_MAX,
     GROUP,
+    STREAMS_MAX,
     check_beside,
     check_new,
     check_there,
@@ -50,11 +53,12 @@ class Groups(Protocol):
 class LatencyService:
     """See the head of this module."""
 
-    def __init__(self, state: State, guard: Guard | None, groups: Groups) -> None:
+    def __init__(self, state: State, guard: Guard | None, groups: Groups, shares: Shares) -> None:
         """`guard`: the coordinator's own; None: security is off."""
         self._state = state
         self._guard = guard
         self._groups = groups
+        self._shares = shares
         self._records: dict[str, messages.LatencyConstraintRecord] = {}
         self.planning = Planning(state)
 
@@ -100,6 +104,7 @@ class LatencyService:
             record = messages.LatencyConstraintRecord(
                 constraint=constraint, created_us=now_us, created_by=by, changed_us=now_us, changed_by=by
             )
+            self._check_share(record)
             await self._put(record)
             self._say("latency constraint created", **_fields(constraint))
 
@@ -123,6 +128,8 @@ class LatencyService:
             record.CopyFrom(known)
             record.constraint.CopyFrom(constraint)
             record.changed_us, record.changed_by = self._state.clock.now_us(), _caller_principal()
+            if list(constraint.path) != list(known.constraint.path):
+                self._check_share(record)
             await self._put(record)
             self._say("latency constraint altered", **_fields(constraint))
 
@@ -143,6 +150,18 @@ class LatencyService:
 
         await self._state.change(take(), for_caller=True)
         return messages.DeleteLatencyConstraintResponse()
+
+    def _check_share(self, record: messages.LatencyConstraintRecord) -> None:
+        by, name = record.created_by, record.constraint.name
+        paths = [
+            each.constraint.path
+            for each in self._records.values()
+            if each.created_by == by and each.constraint.name != name
+        ]
+        paths.append(record.constraint.path)
+        streams = {stream for path in paths for stream in streams_of(path)}
+        self._shares.check(LATENCY_CONSTRAINTS, CONSTRAINTS_MAX, by, lambda: len(paths))
+        self._shares.check(LATENCY_STREAMS, STREAMS_MAX, by, lambda: len(streams))
 
     async def _put(self, record: messages.LatencyConstraintRecord) -> None:
         name = record.constraint.name

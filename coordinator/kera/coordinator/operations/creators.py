@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kera.coordinator.cluster.catalog import Catalog
-from kera.coordinator.cluster.shares import Shares, beyond_share
+from kera.coordinator.cluster.catalog import MEMORY_DOMAINS_MAX, Catalog
+from kera.coordinator.cluster.shares import DESCRIPTIONS, MEMORY_DOMAINS, Shares
 from kera.coordinator.operations.stored import StoredBytes
 from kera.core.access.identity import Identity
 from kera.server.access.guard import CALLER, Guard
@@ -42,19 +42,13 @@ class Creators:
             raise exceeded(who.principal, "stored_bytes", quota.stored_bytes, has)
 
     def check_share(self, stream: common_pb2.StreamInfo) -> None:
-        """Whether a new stream, or a larger description of one, leaves room for streams of others.
+        """Whether a new stream, or a new description of one, leaves room for streams of others.
 
         Raises `QuotaExceeded`.
         """
-        share = self._shares.of(self._catalog.bytes_max)
-        if share is None or not stream.created_by:
-            return
-        size = self._catalog.bytes_created(stream)
-        if size > share:
-            raise beyond_share(
-                stream.created_by,
-                f"would have descriptions of streams of {size} bytes",
-                share,
-                "descriptions",
-                "delete streams, or create some with fewer streamlets",
-            )
+        catalog, by, domain = self._catalog, stream.created_by, stream.config.memory_domain
+        known = catalog.find(stream.stream_id)
+        if known is None or stream.ByteSize() > known.ByteSize():
+            self._shares.check(DESCRIPTIONS, catalog.bytes_max, by, lambda: catalog.bytes_created(stream))
+        if domain not in catalog.memory_domains():
+            self._shares.check(MEMORY_DOMAINS, MEMORY_DOMAINS_MAX, by, lambda: len(catalog.memory_domains(by)) + 1)

@@ -10,16 +10,18 @@ heartbeats, and their heartbeats say up to which *version* they have noted them.
 coordinator, above its epoch; to one of another coordinator all are told. An instance is given out when all brokers that
 live have noted its fence. A broker that is away learns it before it serves again, or with its first heartbeat.
 
-Records: ``producers/<name>`` → InitProducerResponse, the id and the first epoch of the latest instance.
+Records: ``producers/<name>`` → ProducerRecord: the id, the first epoch of the latest instance, and who asked first.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from kera.coordinator.cluster.handlers import Handlers
+from kera.coordinator.cluster.shares import NO_SHARES, PRODUCER_NAMES, Shares
 from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.validation import checked_producer_name
 from kera.coordinator.ids import Launch
@@ -48,8 +50,14 @@ class Instance(NamedTuple):
 
     @property
     def message(self) -> coordinator_pb2.InitProducerResponse:
-        """As it is told, and stored."""
+        """As it is told."""
         return coordinator_pb2.InitProducerResponse(producer_id=self.producer_id, producer_epoch=self.first_epoch)
+
+    def record(self, created_by: str) -> bytes:
+        """As it is stored."""
+        return coordinator_pb2.ProducerRecord(
+            producer_id=self.producer_id, producer_epoch=self.first_epoch, created_by=created_by
+        ).SerializeToString()
 
 
 def record_key(name: str) -> str:
@@ -57,16 +65,15 @@ def record_key(name: str) -> str:
     return PRODUCERS + quote(name, safe="")
 
 
-def successor(name: str, record: bytes, instances: int = 0) -> Instance:
-    """The instance after the one in `record`, and behind so many `instances`.
+def successor(name: str, last: Instance, instances: int = 0) -> Instance:
+    """The instance after the `last` one, and behind so many `instances`.
 
     Raises `InvalidArgument` when the name has had all that it can have.
     """
-    last = coordinator_pb2.InitProducerResponse.FromString(record)
-    first_epoch = max(last.producer_epoch + PRODUCER_EPOCHS, FIRST_EPOCH + instances * PRODUCER_EPOCHS)
+    first_epoch = max(last.first_epoch + PRODUCER_EPOCHS, FIRST_EPOCH + instances * PRODUCER_EPOCHS)
     if first_epoch + PRODUCER_EPOCHS - 1 > _EPOCH_MAX:
         raise InvalidArgument(
-            f"there have been {last.producer_epoch // PRODUCER_EPOCHS + 1} producers with the name {name!r}, and their"
+            f"there have been {last.first_epoch // PRODUCER_EPOCHS + 1} producers with the name {name!r}, and their"
             " epochs are used up; take another name",
             name=name,
         )
@@ -94,10 +101,13 @@ class ProducerFence(NamedTuple):
 class Producers:
     """Gives out producers. Belongs to one coordinator."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, shares: Shares = NO_SHARES) -> None:
         self._state = state
+        self._shares = shares
         self._names: dict[int, str] = {}
         """By id."""
+        self._named_by: Counter[str] = Counter()
+        """How many names each principal was the first to ask for."""
         self.owners = ProducerOwners(state, self.name_of)
         self._version = state.coordinator_epoch << _COORDINATOR_SHIFT
         self._fences: dict[int, ProducerFence] = {}
@@ -111,8 +121,9 @@ class Producers:
         """Take up what the ledger has."""
         self.owners.load()
         for key in self._state.ledger.children(PRODUCERS.rstrip("/")):
-            record = coordinator_pb2.InitProducerResponse.FromString(self._state.ledger.get(key) or b"")
+            record = coordinator_pb2.ProducerRecord.FromString(self._state.ledger.get(key) or b"")
             self._names[record.producer_id] = unquote(key.removeprefix(PRODUCERS))
+            self._named_by[record.created_by] += 1
             if record.producer_epoch > FIRST_EPOCH:
                 self._fence(record.producer_id, record.producer_epoch)
 
@@ -148,17 +159,20 @@ class Producers:
         key = record_key(name)
         known = ledger.get(key) if name else None
         if known is not None:
-            instance = successor(name, known, self._state.instances_by_now())
-            await self._state.write({key: instance.message.SerializeToString()})
+            last = coordinator_pb2.ProducerRecord.FromString(known)
+            instance = successor(name, Instance(last.producer_id, last.producer_epoch), self._state.instances_by_now())
+            await self._state.write({key: instance.record(last.created_by)})
             self._fence(*instance)
             return instance
         if not name:
             return Instance(await self.owners.give(principal), FIRST_EPOCH)
         check_room(name, len(self._names))
+        self._shares.check(PRODUCER_NAMES, NAMES_MAX, principal, lambda: self._named_by[principal] + 1)
         instance = Instance(self._state.next_id(LAST_PRODUCER_ID), FIRST_EPOCH)
-        record = instance.message.SerializeToString()
+        record = instance.record(principal)
         await self._state.write({LAST_PRODUCER_ID: number(instance.producer_id), key: record})
         self._names[instance.producer_id] = name
+        self._named_by[principal] += 1
         return instance
 
     # --- fences ------------------------------------------------------------------------------------------------

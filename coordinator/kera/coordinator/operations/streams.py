@@ -325,8 +325,7 @@ class StreamOperations:
                 # Above what brokers know, also when that was altered since a copy that our metadata were restored from.
                 stream.config_version = state.number_after(stream.config_version)
                 state.catalog.check_room(stream)
-                if stream.ByteSize() > known.ByteSize():
-                    self._creators.check_share(stream)
+                self._creators.check_share(stream)
                 await state.write(registration.changes, [stream])
                 registration.apply()
                 log.info("stream altered", stream=stream.name, config_version=stream.config_version)

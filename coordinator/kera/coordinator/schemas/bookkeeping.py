@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -45,6 +46,8 @@ class Change(NamedTuple):
     record: messages.SubjectRecord | None
     schemas: Mapping[int, messages.SchemaRecord | None]
     """By id."""
+    added_bytes: int = 0
+    """How much more of the registry is its author's."""
 
 
 class Registry:
@@ -67,6 +70,10 @@ class Registry:
         self._users: dict[int, dict[str, None]] = {}
         """For each schema, the subjects that have it, from the first."""
         self._bytes = 0
+        self.bytes_by: Counter[str] = Counter()
+        """About the size of what each principal has registered; of a schema of several principals, it is each one's."""
+        self._versions_by: Counter[tuple[str, int]] = Counter()
+        """By principal and schema, how many versions are this schema."""
         for schema in schemas:
             self._put_schema(schema.schema_id, schema)
         for subject in subjects:
@@ -174,7 +181,7 @@ class Registry:
     ) -> Change:
         """With a next version of a subject; `new_id`: of a schema that is new. Raises `InvalidArgument`."""
         known = self._subjects.get(subject)
-        record = messages.SubjectRecord(subject=subject)
+        record = messages.SubjectRecord(subject=subject, created_by=by)
         if known is not None:
             record.CopyFrom(known)
         if len(record.versions) >= VERSIONS_MAX:
@@ -191,7 +198,9 @@ class Registry:
                 f"the versions of {subject} would take {own} bytes: delete those that nobody reads",
                 limit=SUBJECT_BYTES_MAX,
             )
-        self._check_room(subject, VERSION_BYTES + (size + SCHEMA_BYTES if is_new else 0))
+        new_bytes = self._check_room(subject, VERSION_BYTES + (size + SCHEMA_BYTES if is_new else 0))
+        if schema_id is not None and not self._versions_by[by, schema_id]:
+            new_bytes += size + SCHEMA_BYTES
         record.last_version += 1
         record.versions.add(
             version=record.last_version,
@@ -199,21 +208,20 @@ class Registry:
             registered_us=now_us,
             registered_by=by,
         )
-        return Change(
-            subject, record, {new_id: messages.SchemaRecord(schema_id=new_id, schema=schema)} if is_new else {}
-        )
+        schemas = {new_id: messages.SchemaRecord(schema_id=new_id, schema=schema)} if is_new else {}
+        return Change(subject, record, schemas, new_bytes)
 
-    def with_compatibility(self, subject: str, compatibility: Compatibility | None) -> Change:
+    def with_compatibility(self, subject: str, compatibility: Compatibility | None, *, by: str) -> Change:
         """With a compatibility of its own for a subject, or none. Raises `InvalidArgument`."""
-        record = messages.SubjectRecord(subject=subject)
-        known = self._subjects.get(subject)
+        record = messages.SubjectRecord(subject=subject, created_by=by)
+        known, added_bytes = self._subjects.get(subject), 0
         if known is not None:
             record.CopyFrom(known)
         elif compatibility is not None:
-            self._check_room(subject, 0)
+            added_bytes = self._check_room(subject, 0)
         record.compatibility = messages.COMPATIBILITY_UNSPECIFIED if compatibility is None else compatibility.wire
         is_empty = not record.versions and not record.last_version and compatibility is None
-        return Change(subject, None if is_empty else record, {})
+        return Change(subject, None if is_empty else record, {}, added_bytes)
 
     def without(self, subject: str, number: int) -> Change:
         """Without a version, or, of 0, without the subject. Raises `UnknownSubject` and `UnknownSchema`."""
@@ -243,15 +251,18 @@ class Registry:
             if schema is None:
                 self._put_schema(schema_id, None)
 
-    def _check_room(self, subject: str, size: int) -> None:
+    def _check_room(self, subject: str, size: int) -> int:
+        """The bytes that are new. Raises `InvalidArgument`."""
         is_new = subject not in self._subjects
         if is_new and len(self._subjects) >= SUBJECTS_MAX:
             raise InvalidArgument(f"there are {len(self._subjects)} subjects already", limit=SUBJECTS_MAX)
-        total = self._bytes + size + (SUBJECT_BYTES + len(subject) if is_new else 0)
+        added = size + (SUBJECT_BYTES + len(subject) if is_new else 0)
+        total = self._bytes + added
         if total > BYTES_MAX:
             raise InvalidArgument(
                 f"all schemas would take {total} bytes: delete subjects that nobody reads", limit=BYTES_MAX
             )
+        return added
 
     def _put_schema(self, schema_id: int, record: messages.SchemaRecord | None) -> None:
         known = self._schemas.pop(schema_id, None)
@@ -280,9 +291,21 @@ class Registry:
                 del self._names[bisect_left(self._names, subject)]
         if known is not None:
             self._bytes -= SUBJECT_BYTES + len(subject) + VERSION_BYTES * len(before)
+            self._count_for_principals(known, -1)
         if record is not None:
             self._subjects[subject] = record
             self._bytes += SUBJECT_BYTES + len(subject) + VERSION_BYTES * len(after)
+            self._count_for_principals(record, 1)
+
+    def _count_for_principals(self, record: messages.SubjectRecord, sign: int) -> None:
+        self.bytes_by[record.created_by] += sign * (SUBJECT_BYTES + len(record.subject))
+        for version in record.versions:
+            key, schema = (version.registered_by, version.schema_id), self._schemas.get(version.schema_id)
+            others = self._versions_by.pop(key, 0) - (sign < 0)
+            if others + (sign > 0):
+                self._versions_by[key] = others + (sign > 0)
+            own = 0 if others or schema is None else SCHEMA_BYTES + _size(schema.schema)
+            self.bytes_by[version.registered_by] += sign * (VERSION_BYTES + own)
 
 
 def unknown_id(schema_id: int) -> UnknownSchema:

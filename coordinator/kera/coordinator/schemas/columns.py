@@ -14,7 +14,7 @@ from kera.coordinator.schemas.records import changes_of
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata_copy import RESTORED
 from kera.core.base.telemetry import get_logger
-from kera.core.errors import InvalidArgument, InvalidSchema, Unavailable
+from kera.core.errors import InvalidArgument, InvalidSchema, QuotaExceeded, Unavailable
 from kera.core.schemas import SchemaType
 from kera.server.schemas.compatibility import Definition
 from kera.v1 import schema_pb2 as messages
@@ -25,8 +25,16 @@ log = get_logger("kera.coordinator")
 class TypedStreams:
     """See the head of this module."""
 
-    def __init__(self, state: State, registry: Callable[[], Registry], checking: Checking, caller: Callable[[], str]):
+    def __init__(
+        self,
+        state: State,
+        registry: Callable[[], Registry],
+        checking: Checking,
+        caller: Callable[[], str],
+        check_share: Callable[[Change], None],
+    ) -> None:
         self._state = state
+        self._check_share = check_share
         self._registry = registry
         self._checking = checking
         self._caller = caller
@@ -63,7 +71,8 @@ class TypedStreams:
         now_us = self._state.clock.now_us()
         try:
             change = registry.registered(subject, schema, new_id=new_id, by=self._caller(), now_us=now_us)
-        except InvalidArgument as error:
+            self._check_share(change)
+        except (InvalidArgument, QuotaExceeded) as error:
             log.warning("columns of a stream are not registered", stream=stream, error=error.message)
             return NOTHING
         more = {LAST_SCHEMA_ID: number(new_id)} if change.schemas else {}

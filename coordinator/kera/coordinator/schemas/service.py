@@ -11,8 +11,10 @@ from typing import Any
 
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.keys import LAST_SCHEMA_ID
+from kera.coordinator.cluster.shares import SCHEMAS as SCHEMAS_LIMIT
+from kera.coordinator.cluster.shares import Shares
 from kera.coordinator.cluster.state import State
-from kera.coordinator.schemas.bookkeeping import Basis, Change, Registry, unknown_id
+from kera.coordinator.schemas.bookkeeping import BYTES_MAX, Basis, Change, Registry, unknown_id
 from kera.coordinator.schemas.checking import Checking, incompatible
 from kera.coordinator.schemas.columns import TypedStreams
 from kera.coordinator.schemas.records import DEFAULT_COMPATIBILITY, SCHEMAS, SUBJECTS, changes_of
@@ -46,13 +48,16 @@ ATTEMPTS_MAX = 10
 class SchemaService:
     """See the head of this module."""
 
-    def __init__(self, state: State, guard: Guard | None) -> None:
+    def __init__(self, state: State, guard: Guard | None, shares: Shares) -> None:
         """`guard`: the coordinator's own; None: security is off."""
         self._state = state
         self._guard = guard
         self._registry = Registry()
         self._checking = Checking()
-        self.columns = TypedStreams(state, lambda: self._registry, self._checking, _caller_principal)
+        self._shares = shares
+        self.columns = TypedStreams(
+            state, lambda: self._registry, self._checking, _caller_principal, check_share=self._check_share
+        )
         """Schemas of typed streams."""
 
     def load(self) -> None:
@@ -129,6 +134,7 @@ class SchemaService:
         change = self._registry.registered(
             subject, schema, new_id=new_id, by=_caller_principal(), now_us=state.clock.now_us()
         )
+        self._check_share(change)
         await self._write(change, {LAST_SCHEMA_ID: number(new_id)} if change.schemas else {})
         if change.record is not None:
             last = change.record.versions[-1]
@@ -146,7 +152,9 @@ class SchemaService:
             if subject:
                 if self._registry.compatibility(subject) == (wanted or self._registry.default, wanted is None):
                     return
-                await self._write(self._registry.with_compatibility(subject, wanted))
+                change = self._registry.with_compatibility(subject, wanted, by=_caller_principal())
+                self._check_share(change)
+                await self._write(change)
             elif wanted is not None:
                 await self._state.write({DEFAULT_COMPATIBILITY: wanted.encode()})
                 self._registry.default = wanted
@@ -172,6 +180,13 @@ class SchemaService:
 
         await self._state.change(take(), for_caller=True)
         return answer
+
+    def _check_share(self, change: Change) -> None:
+        principal = self._shares.caller()
+        if change.added_bytes:
+            self._shares.check(
+                SCHEMAS_LIMIT, BYTES_MAX, principal, lambda: self._registry.bytes_by[principal] + change.added_bytes
+            )
 
     async def _write(self, change: Change, more: Mapping[str, bytes | None] | None = None) -> None:
         await self._state.write({**changes_of(change), **(more or {})})
