@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import gc
 import random
 import shutil
@@ -215,6 +216,55 @@ async def test_what_is_persisted_survives_the_loss_of_the_host(cluster: RunningC
         assert found[streamlet] == follower.seen[streamlet] == [number for number, _ in delivered]
         places = [(ordinal, each.record) for ordinal, (_, each) in enumerate(delivered) if not is_nowhere(each)]
         assert all(ordinal == record for ordinal, record in places)
+
+
+async def test_a_time_whose_records_are_lost_is_a_loss_for_each_reader(cluster: RunningCluster, client: Client) -> None:
+    """The records of the time are lost with the memory of the host; those before and behind them are there."""
+    await client.admin.create_stream("s", durability="leader")
+    async with client.producer() as producer:
+        await producer.prepare("s")
+        await producer.send("s", b"before", timestamp_us=1_000_000)
+    async with client.producer(durability="persisted") as producer:
+        await producer.prepare("s")
+        await producer.send("s", b"on disk", timestamp_us=2_000_000)
+    async with client.producer() as producer:
+        await producer.prepare("s")
+        await producer.send("s", b"lost", timestamp_us=3_000_000)
+    await asyncio.to_thread(lose_host, cluster)
+    await asyncio.to_thread(cluster.restart, BROKER)
+    async with client.producer() as producer:
+        await producer.prepare("s")
+        await producer.send("s", b"behind", timestamp_us=4_000_000)
+    for unit in ("chunk", "record"):
+        ((place,),) = (await client.positions_at("s", 3_000_000, unit=unit)).values()  # type: ignore[call-overload]
+        assert place.lost_from is not None
+        assert await lost_range(client, "s", place.start) == (place.lost_from, place.position)
+        async with client.consumer("s", start={0: [place]}, end="latest") as reader:
+            with pytest.raises(DataLost):
+                await drained(reader)
+        async with client.consumer("s", start={0: [place]}, end="latest", on_data_lost="skip") as reader:
+            async with asyncio.timeout(TIMEOUT_S):
+                assert [record.value async for record in reader] == [b"behind"]
+    for time_us, value in ((1_500_000, b"on disk"), (2_000_000, b"on disk")):
+        ((place,),) = (await client.positions_at("s", time_us)).values()
+        assert place.lost_from is None
+        async with asyncio.timeout(TIMEOUT_S):
+            chunk = await anext(client.read_range("s", 0, 0, place, None))
+        assert value in chunk.batch["value"].to_pylist()
+
+    async with client.group_consumer("late", "s", on_data_lost="skip") as group:
+        async with asyncio.timeout(TIMEOUT_S):
+            await anext(aiter(group))
+    moment = datetime.datetime.fromtimestamp(3, datetime.UTC)
+    plan = await client.admin.plan_reset("late", "s", moment)
+    assert [change.note.partition(" from ")[0] for change in plan.changes] == ["records"]
+    assert plan.changes[0].note.endswith("are lost")
+    await client.admin.reset_consumer_group("late", "s", moment)
+    async with client.group_consumer("late", "s") as group:
+        async with asyncio.timeout(TIMEOUT_S):
+            with pytest.raises(DataLost):
+                await anext(aiter(group))
+            assert (await anext(aiter(group))).value == b"behind"
 
 
 # --- retention, truncation, deletion -----------------------------------------------------------------------

@@ -352,6 +352,9 @@ class Client:
         ``"chunk"`` the place is the start of the first chunk that has a record at or after the time; the chunk may
         begin with older records. By ``"record"`` it is that record itself, and one chunk of each entry is read to find
         it. The result can be a consumer's `start`. Times need not ascend: later records may be older than the time.
+
+        Where records right before the place are lost, they may have been of that time: `ChunkPlace.lost_from` says from
+        where on, and a consumer that starts there gets `DataLost`, or skips them, as its setting `on_data_lost` says.
         """
         return await positions_at(self._cluster, stream, timestamp_us, unit=unit)
 
@@ -406,7 +409,7 @@ class Client:
         first_record = None
         if isinstance(start, ChunkPlace):
             first_record = start.record if start.skip_records else None
-            start = start.position
+            start = start.start
         start = check_position("start", start)
         end = None if end is None else check_position("end", end)
         if end is None:

@@ -34,6 +34,14 @@ class ChunkPlace(NamedTuple):
     """Size of the chunks between the query's start and `position`."""
     skip_records: int = 0
     """How many records of the chunk at `position` lie before `record`; 0: `record` is the chunk's first one."""
+    lost_from: Position | None = None
+    """The start of what is lost right before `position`, where the record that was asked for may have been; None:
+    nothing is. A reader that starts at this place gets `DataLost` first, or goes on behind it, as its settings say."""
+
+    @property
+    def start(self) -> Position:
+        """The position for a reader to start at, so that it learns what is lost; an end is at `position`."""
+        return self.position if self.lost_from is None else self.lost_from
 
 
 Positions = Mapping[int, Sequence[Position]]

@@ -1227,6 +1227,7 @@ class ChunkPlace(_message.Message):
     RECORD_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
+    LOST_FROM_FIELD_NUMBER: _builtins.int
     record: _builtins.int
     """Ordinal of the record there."""
     bytes: _builtins.int
@@ -1237,6 +1238,10 @@ class ChunkPlace(_message.Message):
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
     def place(self) -> _common_pb2.Cursor: ...
+    @_builtins.property
+    def lost_from(self) -> _common_pb2.Cursor:
+        """What was from here up to `place` is lost or damaged, and what was asked for may have been there; absent: nothing is."""
+
     def __init__(
         self,
         *,
@@ -1245,10 +1250,11 @@ class ChunkPlace(_message.Message):
         record: _builtins.int = ...,
         bytes: _builtins.int = ...,
         moved: _builtins.bool = ...,
+        lost_from: _common_pb2.Cursor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "place", b"place"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost_from", b"lost_from", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "moved", b"moved", "place", b"place", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "lost_from", b"lost_from", "moved", b"moved", "place", b"place", "record", b"record"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,8 @@ SEGMENTS_MAX = 100
 def fill(log: Log, count: int, **fields: Any) -> None:
     done = log.sequences[1]
     for number in range(done, done + count):
-        log.append(record_count=10, max_timestamp_us=100 + number, **fields)
+        times = {"min_timestamp_us": 100 + number, "max_timestamp_us": 100 + number}
+        log.append(record_count=10, **{**times, **fields})
 
 
 @pytest.fixture
@@ -287,7 +288,8 @@ def test_a_gap_is_passed_over_and_a_start_in_it_is_lost(full: Log) -> None:
     full.streamlet.next_group_id = 1 << 24
     fill(full, 5)
     place = find(full, timestamp_us=111)
-    assert place == FoundPlace(gap.end, 110, 11 * CHUNK_BYTES)
+    assert place == FoundPlace(gap.end, 110, 11 * CHUNK_BYTES, lost_from=gap.start)
+    assert find(full, timestamp_us=112).lost_from is None, "it is behind a chunk that is there"
     assert find(full, Position(2, 1, 2048), records_max=30) == FoundPlace(gap.end._replace(offset=2048), 130, 3072)
     bounds = listed(full, Position(2, 1, 0)).segments
     assert [(each.start, each.end) for each in bounds[:2]] == [
@@ -317,17 +319,18 @@ def test_a_damaged_chunk_counts_as_one_with_the_records_that_are_missing(damaged
 
     assert [place.position.offset for place in counts.values()] == [1024, 1024, 3072, 0, 1024]
     assert [place.record for place in counts.values()] == [10, 10, 30, 40, 50]
-    assert find_loading(damaged, Position(1, 1, 1024), records_max=1)[0] == FoundPlace(Position(1, 1, 3072), 30, 2048)
-    assert find_loading(damaged, Position(1, 2, 0), bytes_max=1)[0] == FoundPlace(Position(1, 2, 1024), 50, 1024)
+    assert find_loading(damaged, Position(1, 1, 1024), records_max=1)[0] == FoundPlace(
+        Position(1, 1, 3072), 30, 2048, lost_from=Position(1, 1, 1024)
+    )
+    assert find_loading(damaged, Position(1, 2, 0), bytes_max=1)[0] == FoundPlace(
+        Position(1, 2, 1024), 50, 1024, lost_from=Position(1, 2, 0)
+    )
 
 
 def test_a_damaged_chunk_has_no_time(damaged: Log) -> None:
-    assert [find_loading(damaged, timestamp_us=time_us)[0].record for time_us in (100, 101, 103, 104)] == [
-        0,
-        30,
-        30,
-        50,
-    ]
+    found = [find_loading(damaged, timestamp_us=time_us)[0] for time_us in (100, 101, 103, 104)]
+    assert [place.record for place in found] == [0, 30, 30, 50]
+    assert [place.lost_from for place in found] == [None, Position(1, 1, 1024), Position(1, 1, 1024), Position(1, 2, 0)]
 
 
 def test_segments_with_damage_are_told_of_like_others(damaged: Log) -> None:

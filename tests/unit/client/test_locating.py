@@ -197,7 +197,13 @@ async def test_what_was_lost_between_brokers_is_passed_over(client: RealBrokers)
     await lose(client, 2, Position(2, 1, 1024), 40)
 
     assert await find(client, records_max=50) == ChunkPlace(Position(3, 1, 0), 50, 4 * CHUNK_BYTES)
-    assert await find(client, timestamp_us=103) == ChunkPlace(Position(2, 1, 1024), 40, 3 * CHUNK_BYTES)
+    lost_from = Position(2, 1, 0)
+    assert await find(client, timestamp_us=103) == ChunkPlace(
+        Position(2, 1, 1024), 40, 3 * CHUNK_BYTES, lost_from=lost_from
+    )
+    assert (await find(client, timestamp_us=105)).lost_from is None
+    for records_max, lost in ((35, lost_from), (40, None), (50, None)):  # what is looked for is behind the last two
+        assert (await find(client, records_max=records_max)).lost_from == lost
     found = await segments(client, STREAM, 0, 0, EARLIEST, None)
     assert [each[:2] for each in found[:2]] == [
         (Position(1, 1, 0), Position(1, 1, 3072)),

@@ -6,7 +6,7 @@ import pickle
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from kera.core.errors import InvalidArgument, SchemaMismatch, UnknownStream
+from kera.core.errors import DataLost, InvalidArgument, SchemaMismatch, UnknownStream
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, columns_of
 from kera.spark_connector.reading.batch import KeraBatchReader
 from kera.spark_connector.reading.partition import KeraPartition
@@ -109,6 +109,20 @@ def test_times_bound_what_is_read(cluster: FakeClient) -> None:
     (partition,) = made.partitions()  # of the other streamlet, both times are in one chunk
     assert isinstance(partition, KeraPartition)
     assert (partition.piece.start, partition.piece.end, partition.piece.records) == (at(1), at(2), 3000)
+
+
+def test_a_time_whose_records_are_lost_is_a_loss(cluster: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.chunks = {0: [[2000, 3000, 4000]]}
+    numbers = cluster.streams["numbers"]
+    locate = numbers.locate
+    monkeypatch.setattr(numbers, "locate", lambda query: locate(query)._replace(lost_from=at(1)))
+
+    with pytest.raises(DataLost, match=r"option startingTimestamp: what .* is lost, and may have been of that time"):
+        reader(startingTimestamp="5").partitions()
+    (partition,) = reader(startingTimestamp="5", failOnDataLoss="false").partitions()
+    assert isinstance(partition, KeraPartition)
+    assert partition.piece.start == at(2)
+    reader(endingTimestamp="5").partitions()
 
 
 def test_shared_memory_goes_along_to_the_tasks(cluster: FakeClient) -> None:

@@ -7,7 +7,8 @@ looked at. If such a segment is on disk only, the answer names it: it has to be 
 Answers are for who reads on from them, and reading goes by its own rules (``kera.broker.log.read_plan``): only what is
 behind the durable head counts, and at the end of an interval that is closed it goes on at another broker. Two things
 differ, as nothing is read here: lost positions on the way (`Gap`) are passed over, and a damaged chunk (`Hole`) counts
-as one of those records that are missing there, of no time. Only a start that is lost is an error.
+as one of those records that are missing there, of no time. Only a start that is lost is an error. An answer right
+behind what is lost or damaged says so (`FoundPlace.lost_from`): the record that was asked for may have been there.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Progress(NamedTuple):
     """Size of the chunks that were passed over."""
     start_record: int | None = None
     """Ordinal at the start, as soon as it is known."""
+    lost_from: Position | None = None
+    """Where something begins that is lost or damaged, and that ends at `position`."""
 
 
 class FoundPlace(NamedTuple):
@@ -62,6 +65,8 @@ class FoundPlace(NamedTuple):
     """Size of the chunks before it, from the start on."""
     moved: bool = False
     """It is behind `position`: at another broker, or to be looked for with another request."""
+    lost_from: Position | None = None
+    """See `Progress.lost_from`. Not of a chunk that begins with records before the time that was asked for."""
 
 
 class Step(NamedTuple):
@@ -118,8 +123,11 @@ def locate(streamlet: Streamlet, index: int, query: Query, begun: Progress, segm
     entry = entry_of(streamlet, index)
     interval = interval_at(streamlet, begun.position.group_id)
     start = _first(entry, interval, begun.position)
+    gap = entry.loss_before_start()
+    if gap is not None and begun.position in {EARLIEST, entry.start}:
+        begun = begun._replace(lost_from=min(begun.position, gap.start))
     if start is None:
-        return Step(_moved(interval, index, begun.bytes), begun, 0)
+        return Step(_moved(interval, index, begun), begun, 0)
     if start == EARLIEST:
         return Step(FoundPlace(EARLIEST, entry.start_record, 0), begun, 0)
     key, offset = resolve(streamlet, entry, start)
@@ -136,28 +144,38 @@ def _walk(
 ) -> Step:
     """Go on with a search from a place that is in the interval."""
     key, offset, passed = begun.position[:2], begun.position.offset, begun.bytes
+    lost_from = begun.lost_from
     walked = 0
     for piece in _pieces(entry, interval, key, offset, query.end):
         key, offset = piece.key, piece.offset
-        here = begun._replace(position=Position(*key, offset), bytes=passed)
+        here = Progress(Position(*key, offset), passed, begun.start_record, lost_from)
         if walked == segments_max:
-            return Step(FoundPlace(here.position, piece.found.first_record, passed, moved=True), here, walked, cut=True)
+            place = FoundPlace(here.position, piece.found.first_record, passed, moved=True, lost_from=lost_from)
+            return Step(place, here, walked, cut=True)
         walked += 1
         _check_end(streamlet, piece, query.end)
         stop = _stop(piece, query, passed, begun.start_record or 0) if piece.limit > offset else offset
         if stop is None:
             return Step(None, here, walked, missing=key)
+        lost_from = _lost_before(piece, stop, lost_from)
         passed, offset = passed + stop - offset, stop
         if stop < piece.limit:
+            if piece.segment is not None and _begins_before(piece.segment, stop, query.timestamp_us):
+                lost_from = None
             break
+        if entry.gap_at(Position(*key, stop)) is not None:
+            lost_from = lost_from or Position(*key, stop)
     else:
-        if _goes_on_elsewhere(entry, interval, key, Position(*key, offset), query.end):
-            return Step(_moved(interval, entry.index, passed), begun, walked)
-    here = begun._replace(position=Position(*key, offset), bytes=passed)
+        here = Progress(Position(*key, offset), passed, begun.start_record, lost_from)
+        if _goes_on_elsewhere(entry, interval, key, here.position, query.end):
+            return Step(_moved(interval, entry.index, here), begun, walked)
+    here = Progress(Position(*key, offset), passed, begun.start_record, lost_from)
+    if lost_from == here.position:
+        lost_from = None  # who reads from there is told
     record = _record_at(streamlet, entry, key, offset)
     if record is None:
         return Step(None, here, walked, missing=key)
-    return Step(FoundPlace(here.position, record, passed), here, walked)
+    return Step(FoundPlace(here.position, record, passed, lost_from=lost_from), here, walked)
 
 
 def list_segments(
@@ -245,8 +263,8 @@ def _goes_on_elsewhere(entry: Entry, interval: Interval, key: Key, here: Positio
     return interval.closed and (end is None or here < end) and following_in(entry, key, interval) is None
 
 
-def _moved(interval: Interval, index: int, passed: int) -> FoundPlace:
-    return FoundPlace(interval.following, interval.end_record(index), passed, moved=True)
+def _moved(interval: Interval, index: int, here: Progress) -> FoundPlace:
+    return FoundPlace(interval.following, interval.end_record(index), here.bytes, moved=True, lost_from=here.lost_from)
 
 
 # -- within a segment ------------------------------------------------------------------------------------------
@@ -307,6 +325,22 @@ def _stop_by_time(piece: _Piece, timestamp_us: int) -> int | None:
     late = starts[words[(starts + MAX_TIMESTAMP_AT) // words.itemsize] >= timestamp_us]
     damaged = {hole.start for hole in segment.holes}
     return next((start for start in map(int, late) if start not in damaged), piece.limit)
+
+
+def _lost_before(piece: _Piece, stop: int, before: Position | None) -> Position | None:
+    """Where damage begins that ends at `stop`; `before`: where something lost begins that ends where the piece does."""
+    if stop == piece.offset:
+        return before
+    holes = piece.segment.holes if piece.segment is not None else ()
+    start = next((max(hole.start, piece.offset) for hole in holes if hole.end == stop), None)
+    if start is None:
+        return None
+    return before if start == piece.offset and before is not None else Position(*piece.key, start)
+
+
+def _begins_before(segment: Segment, offset: int, timestamp_us: int | None) -> bool:
+    """Whether a chunk begins before the time that was asked for: then what was before it was older."""
+    return timestamp_us is not None and segment.header_at(offset).min_timestamp_us < timestamp_us
 
 
 def _record_at(streamlet: Streamlet, entry: Entry, key: Key, offset: int) -> int | None:

@@ -129,6 +129,8 @@ class Lookups:
             answer = lookup.place
             _fill(answer.place, start, step.place.position)
             answer.record, answer.bytes, answer.moved = step.place.record, step.place.bytes, step.place.moved
+            if step.place.lost_from is not None:
+                _fill(answer.lost_from, start, step.place.lost_from)
         return entry, step
 
     async def _look_into(

@@ -5,6 +5,7 @@ record (`Unit`) can lie within a chunk. To find it, the one chunk at the boundar
 
 An entry that has moved is followed from broker to broker, each of which tells how far one gets with it. What was lost
 between two of them is passed over, as brokers do with what was lost within an interval: who reads the range is told.
+A place right behind something lost says so (`ChunkPlace.lost_from`), if what was asked for may have been there.
 """
 
 from __future__ import annotations
@@ -253,6 +254,8 @@ class _Search:
     """Size of the chunks that were passed over."""
     start_record: int | None = None
     """Ordinal at the query's start, which a query for records begins with."""
+    lost_from: Position | None = None
+    """Where something lost begins that ends at `position`."""
     place: ChunkPlace | None = None
     """The answer."""
 
@@ -318,20 +321,29 @@ class _Search:
         answer = answers[-1]
         position = position_of(answer.place)
         if self.bytes and self._is_over(answer):
-            self.place = ChunkPlace(self.position, self.record, self.bytes)
+            self.place = self._found()
             return True
         further = position > self.position
+        if answer.HasField("lost_from"):
+            self.lost_from = position_of(answer.lost_from)
+        elif answer.bytes:
+            self.lost_from = None
         self.position, self.record, self.bytes = position, answer.record, self.bytes + answer.bytes
         end = self.query.end
         used_up = self.query.timestamp_us is None and self.bytes > 0 and self.left <= 0
         if not answer.moved or used_up or (end is not None and position >= end):
-            self.place = ChunkPlace(position, answer.record, self.bytes)
+            self.place = self._found()
         return further or self.place is not None
+
+    def _found(self) -> ChunkPlace:
+        wanted = self._wanted_record
+        may_be_lost = self.query.timestamp_us is not None or (wanted is not None and self.record > wanted)
+        return ChunkPlace(self.position, self.record, self.bytes, lost_from=self.lost_from if may_be_lost else None)
 
     def boundary_before(self, place: ChunkPlace) -> ChunkPlace:
         """The boundary that the record in question does not lie before; `place` is the answer by chunks."""
         wanted = self._wanted_record
-        if wanted is None or place.record <= wanted:
+        if wanted is None or place.record <= wanted or place.lost_from is not None:
             return place
         return ChunkPlace(self.query.start, self.start_record or 0, 0)  # its first chunk has more than `records_max`
 
@@ -346,7 +358,9 @@ class _Search:
             index = pc.index(late_enough, value=True).as_py()
             skipped = count if index < 0 else index
         if skipped < count:
-            return ChunkPlace(chunk.start, first + skipped, boundary.bytes, skipped)
+            return ChunkPlace(
+                chunk.start, first + skipped, boundary.bytes, skipped, None if skipped else boundary.lost_from
+            )
         return ChunkPlace(chunk.next, first + count, boundary.bytes + chunk.header.chunk_bytes)
 
     @property
@@ -363,10 +377,14 @@ class _Search:
 
     def _skip(self, error: DataLost) -> None:
         """Go on behind what is not there any more."""
+        if self.bytes:  # else it may just have been removed by retention
+            self.lost_from = self.lost_from or self.position
         self.position = _available(error)
         self.record = error.attributes.get("available_record", self.record)
         if not self.bytes:
             self.start_record = None  # it starts there
+        elif self.query.records_max is not None and self.left < 0:
+            self.place = self._found()  # the record is one of those that are lost
 
 
 async def _round(cluster: Cluster, name: str, stream_id: int, searches: Sequence[_Search]) -> None:

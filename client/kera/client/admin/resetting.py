@@ -19,7 +19,7 @@ from kera.client.cluster.asking import same_stream
 from kera.client.cluster.batches import batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.consuming.committed import streamlets_max
-from kera.client.positions import check_place
+from kera.client.positions import ChunkPlace, check_place
 from kera.client.types import EntryBounds, StreamDescription, fill_cursor, position_of
 from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.base.telemetry import get_logger
@@ -40,6 +40,13 @@ class _Target(NamedTuple):
     """Ordinal of the record there; None: not known, or the first one that there is."""
     note: str = ""
     """See `CursorChange.note`."""
+
+    @classmethod
+    def at(cls, place: ChunkPlace) -> _Target:
+        """Before what is lost right before a place: the consumer that reads it next is told."""
+        lost = place.lost_from
+        note = "" if lost is None else f"records from {tuple(lost)} up to {tuple(place.position)} are lost"
+        return cls(place.start, place.record, note)
 
 
 _Targets = Mapping[int, Sequence[_Target]]
@@ -147,10 +154,7 @@ async def _targets(
         return await _by_record(cluster, stream, known, to, chosen)
     if isinstance(to, datetime.datetime):
         places = await positions_at(cluster, stream.name, round(to.timestamp() * 1e6))
-        return {
-            streamlet_id: [_Target(place.position, place.record) for place in places[streamlet_id]]
-            for streamlet_id in chosen
-        }
+        return {streamlet_id: [_Target.at(place) for place in places[streamlet_id]] for streamlet_id in chosen}
     check_place("to", to, ("earliest", "latest"), others="a time (datetime), ToOffset, ShiftBy")
     if isinstance(to, Mapping):
         _check_positions(stream, to, await cluster.bounds(stream.name))
@@ -243,8 +247,8 @@ async def at_offsets(
             queries[entry] = ChunkQuery(entry.streamlet_id, entry.entry, known.start, known.end, records_max=before)
     for entry, place in zip(queries, await locate(cluster, stream.name, list(queries.values())), strict=True):
         # The first chunk is always passed, however many records it has.
-        is_behind = place.record > wanted[entry]
-        found[entry] = _Target(EARLIEST) if is_behind else _Target(place.position, place.record)
+        is_behind = place.record > wanted[entry] and place.lost_from is None
+        found[entry] = _Target(EARLIEST) if is_behind else _Target.at(place)
     return found
 
 

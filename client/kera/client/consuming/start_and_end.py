@@ -72,7 +72,7 @@ def _given(positions: Places, streamlet_id: int, entry: int, stream: StreamDescr
             stream=stream.name,
             streamlet_id=streamlet_id,
         ) from None
-    return given.position if isinstance(given, ChunkPlace) else Position(*given)
+    return given.start if isinstance(given, ChunkPlace) else Position(*given)
 
 
 def first_records(start: Start | Places, stream: StreamDescription) -> dict[EntryId, int]:

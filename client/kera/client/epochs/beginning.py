@@ -118,7 +118,7 @@ class Beginning:
         first_us = min(max(first * self._epoch_us, -(1 << 63)), (1 << 63) - 1)
         places = await positions_at(self._cluster, stream.name, first_us)
         return {
-            (streamlet_id, number): place.position
+            (streamlet_id, number): place.start if isinstance(self._start_at, int) else place.position
             for streamlet_id, entries in places.items()
             for number, place in enumerate(entries)
         }

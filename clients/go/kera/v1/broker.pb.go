@@ -2577,7 +2577,9 @@ type ChunkPlace struct {
 	// Bytes of chunks between the query's start and the place.
 	Bytes uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// What was asked for is not here but behind it: the entry goes on at another broker, at `place`.
-	Moved         bool `protobuf:"varint,5,opt,name=moved,proto3" json:"moved,omitempty"`
+	Moved bool `protobuf:"varint,5,opt,name=moved,proto3" json:"moved,omitempty"`
+	// What was from here up to `place` is lost or damaged, and what was asked for may have been there; absent: nothing is.
+	LostFrom      *Cursor `protobuf:"bytes,6,opt,name=lost_from,json=lostFrom,proto3" json:"lost_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2645,6 +2647,13 @@ func (x *ChunkPlace) GetMoved() bool {
 		return x.Moved
 	}
 	return false
+}
+
+func (x *ChunkPlace) GetLostFrom() *Cursor {
+	if x != nil {
+		return x.LostFrom
+	}
+	return nil
 }
 
 type ListSegmentsRequest struct {
@@ -3867,14 +3876,15 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\ftimestamp_us\x18\x05 \x01(\x03H\x00R\vtimestampUsB\a\n" +
 	"\x05limit\"C\n" +
 	"\x14LocateChunksResponse\x12+\n" +
-	"\x06places\x18\x01 \x03(\v2\x13.kera.v1.ChunkPlaceR\x06places\"\x9d\x01\n" +
+	"\x06places\x18\x01 \x03(\v2\x13.kera.v1.ChunkPlaceR\x06places\"\xcb\x01\n" +
 	"\n" +
 	"ChunkPlace\x12$\n" +
 	"\x05error\x18\x01 \x01(\v2\x0e.kera.v1.ErrorR\x05error\x12%\n" +
 	"\x05place\x18\x02 \x01(\v2\x0f.kera.v1.CursorR\x05place\x12\x16\n" +
 	"\x06record\x18\x03 \x01(\x04R\x06record\x12\x14\n" +
 	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x14\n" +
-	"\x05moved\x18\x05 \x01(\bR\x05moved\"\x82\x01\n" +
+	"\x05moved\x18\x05 \x01(\bR\x05moved\x12,\n" +
+	"\tlost_from\x18\x06 \x01(\v2\x0f.kera.v1.CursorR\blostFrom\"\x82\x01\n" +
 	"\x13ListSegmentsRequest\x12%\n" +
 	"\x05start\x18\x01 \x01(\v2\x0f.kera.v1.CursorR\x05start\x12!\n" +
 	"\x03end\x18\x02 \x01(\v2\x0f.kera.v1.CursorR\x03end\x12!\n" +
@@ -4097,68 +4107,69 @@ var file_kera_v1_broker_proto_depIdxs = []int32{
 	36, // 41: kera.v1.LocateChunksResponse.places:type_name -> kera.v1.ChunkPlace
 	55, // 42: kera.v1.ChunkPlace.error:type_name -> kera.v1.Error
 	57, // 43: kera.v1.ChunkPlace.place:type_name -> kera.v1.Cursor
-	57, // 44: kera.v1.ListSegmentsRequest.start:type_name -> kera.v1.Cursor
-	57, // 45: kera.v1.ListSegmentsRequest.end:type_name -> kera.v1.Cursor
-	39, // 46: kera.v1.ListSegmentsResponse.segments:type_name -> kera.v1.SegmentBounds
-	57, // 47: kera.v1.ListSegmentsResponse.next:type_name -> kera.v1.Cursor
-	57, // 48: kera.v1.SegmentBounds.start:type_name -> kera.v1.Cursor
-	57, // 49: kera.v1.SegmentBounds.end:type_name -> kera.v1.Cursor
-	59, // 50: kera.v1.SealStreamletsResponse.states:type_name -> kera.v1.StreamletState
-	60, // 51: kera.v1.TakeOverRequest.source:type_name -> kera.v1.RecoverySource
-	43, // 52: kera.v1.TakeOverRequest.streams:type_name -> kera.v1.TakeOverStream
-	61, // 53: kera.v1.TakeOverRequest.backups:type_name -> kera.v1.BackupInfo
-	62, // 54: kera.v1.TakeOverStream.stream:type_name -> kera.v1.StreamInfo
-	63, // 55: kera.v1.TakeOverStream.starts:type_name -> kera.v1.EntryStart
-	57, // 56: kera.v1.TakeOverStream.cursors:type_name -> kera.v1.Cursor
-	59, // 57: kera.v1.TakeOverStream.handed_over:type_name -> kera.v1.StreamletState
-	45, // 58: kera.v1.TakeOverResponse.streamlets:type_name -> kera.v1.TakenOver
-	59, // 59: kera.v1.TakenOver.state:type_name -> kera.v1.StreamletState
-	62, // 60: kera.v1.OpenStreamletsRequest.stream:type_name -> kera.v1.StreamInfo
-	59, // 61: kera.v1.OpenStreamletsRequest.handed_over:type_name -> kera.v1.StreamletState
-	53, // 62: kera.v1.PunctuateRequest.durability:type_name -> kera.v1.Durability
-	52, // 63: kera.v1.PunctuateResponse.streamlets:type_name -> kera.v1.PunctuatedStreamlet
-	55, // 64: kera.v1.PunctuatedStreamlet.error:type_name -> kera.v1.Error
-	0,  // 65: kera.v1.Broker.MultiWriteChunks:input_type -> kera.v1.MultiWriteChunksRequest
-	5,  // 66: kera.v1.Broker.MultiReadChunks:input_type -> kera.v1.MultiReadChunksRequest
-	8,  // 67: kera.v1.Broker.GetNextGroups:input_type -> kera.v1.GetNextGroupsRequest
-	11, // 68: kera.v1.Broker.GetNextSegments:input_type -> kera.v1.GetNextSegmentsRequest
-	14, // 69: kera.v1.Broker.GetAvailableGroups:input_type -> kera.v1.GetAvailableGroupsRequest
-	16, // 70: kera.v1.Broker.GetAvailableSegments:input_type -> kera.v1.GetAvailableSegmentsRequest
-	18, // 71: kera.v1.Broker.DescribeStreamlets:input_type -> kera.v1.DescribeStreamletsRequest
-	22, // 72: kera.v1.Broker.TruncateStreamlets:input_type -> kera.v1.TruncateStreamletsRequest
-	25, // 73: kera.v1.Broker.CommitCursors:input_type -> kera.v1.CommitCursorsRequest
-	27, // 74: kera.v1.Broker.MeasureLag:input_type -> kera.v1.MeasureLagRequest
-	30, // 75: kera.v1.Broker.ListGroups:input_type -> kera.v1.ListGroupsRequest
-	33, // 76: kera.v1.Broker.LocateChunks:input_type -> kera.v1.LocateChunksRequest
-	37, // 77: kera.v1.Broker.ListSegments:input_type -> kera.v1.ListSegmentsRequest
-	50, // 78: kera.v1.Broker.Punctuate:input_type -> kera.v1.PunctuateRequest
-	40, // 79: kera.v1.Broker.SealStreamlets:input_type -> kera.v1.SealStreamletsRequest
-	42, // 80: kera.v1.Broker.TakeOver:input_type -> kera.v1.TakeOverRequest
-	46, // 81: kera.v1.Broker.OpenStreamlets:input_type -> kera.v1.OpenStreamletsRequest
-	48, // 82: kera.v1.Broker.DropStream:input_type -> kera.v1.DropStreamRequest
-	1,  // 83: kera.v1.Broker.MultiWriteChunks:output_type -> kera.v1.MultiWriteChunksResponse
-	7,  // 84: kera.v1.Broker.MultiReadChunks:output_type -> kera.v1.MultiReadChunksResponse
-	9,  // 85: kera.v1.Broker.GetNextGroups:output_type -> kera.v1.GetNextGroupsResponse
-	12, // 86: kera.v1.Broker.GetNextSegments:output_type -> kera.v1.GetNextSegmentsResponse
-	15, // 87: kera.v1.Broker.GetAvailableGroups:output_type -> kera.v1.GetAvailableGroupsResponse
-	17, // 88: kera.v1.Broker.GetAvailableSegments:output_type -> kera.v1.GetAvailableSegmentsResponse
-	19, // 89: kera.v1.Broker.DescribeStreamlets:output_type -> kera.v1.DescribeStreamletsResponse
-	23, // 90: kera.v1.Broker.TruncateStreamlets:output_type -> kera.v1.TruncateStreamletsResponse
-	26, // 91: kera.v1.Broker.CommitCursors:output_type -> kera.v1.CommitCursorsResponse
-	28, // 92: kera.v1.Broker.MeasureLag:output_type -> kera.v1.MeasureLagResponse
-	31, // 93: kera.v1.Broker.ListGroups:output_type -> kera.v1.ListGroupsResponse
-	35, // 94: kera.v1.Broker.LocateChunks:output_type -> kera.v1.LocateChunksResponse
-	38, // 95: kera.v1.Broker.ListSegments:output_type -> kera.v1.ListSegmentsResponse
-	51, // 96: kera.v1.Broker.Punctuate:output_type -> kera.v1.PunctuateResponse
-	41, // 97: kera.v1.Broker.SealStreamlets:output_type -> kera.v1.SealStreamletsResponse
-	44, // 98: kera.v1.Broker.TakeOver:output_type -> kera.v1.TakeOverResponse
-	47, // 99: kera.v1.Broker.OpenStreamlets:output_type -> kera.v1.OpenStreamletsResponse
-	49, // 100: kera.v1.Broker.DropStream:output_type -> kera.v1.DropStreamResponse
-	83, // [83:101] is the sub-list for method output_type
-	65, // [65:83] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	57, // 44: kera.v1.ChunkPlace.lost_from:type_name -> kera.v1.Cursor
+	57, // 45: kera.v1.ListSegmentsRequest.start:type_name -> kera.v1.Cursor
+	57, // 46: kera.v1.ListSegmentsRequest.end:type_name -> kera.v1.Cursor
+	39, // 47: kera.v1.ListSegmentsResponse.segments:type_name -> kera.v1.SegmentBounds
+	57, // 48: kera.v1.ListSegmentsResponse.next:type_name -> kera.v1.Cursor
+	57, // 49: kera.v1.SegmentBounds.start:type_name -> kera.v1.Cursor
+	57, // 50: kera.v1.SegmentBounds.end:type_name -> kera.v1.Cursor
+	59, // 51: kera.v1.SealStreamletsResponse.states:type_name -> kera.v1.StreamletState
+	60, // 52: kera.v1.TakeOverRequest.source:type_name -> kera.v1.RecoverySource
+	43, // 53: kera.v1.TakeOverRequest.streams:type_name -> kera.v1.TakeOverStream
+	61, // 54: kera.v1.TakeOverRequest.backups:type_name -> kera.v1.BackupInfo
+	62, // 55: kera.v1.TakeOverStream.stream:type_name -> kera.v1.StreamInfo
+	63, // 56: kera.v1.TakeOverStream.starts:type_name -> kera.v1.EntryStart
+	57, // 57: kera.v1.TakeOverStream.cursors:type_name -> kera.v1.Cursor
+	59, // 58: kera.v1.TakeOverStream.handed_over:type_name -> kera.v1.StreamletState
+	45, // 59: kera.v1.TakeOverResponse.streamlets:type_name -> kera.v1.TakenOver
+	59, // 60: kera.v1.TakenOver.state:type_name -> kera.v1.StreamletState
+	62, // 61: kera.v1.OpenStreamletsRequest.stream:type_name -> kera.v1.StreamInfo
+	59, // 62: kera.v1.OpenStreamletsRequest.handed_over:type_name -> kera.v1.StreamletState
+	53, // 63: kera.v1.PunctuateRequest.durability:type_name -> kera.v1.Durability
+	52, // 64: kera.v1.PunctuateResponse.streamlets:type_name -> kera.v1.PunctuatedStreamlet
+	55, // 65: kera.v1.PunctuatedStreamlet.error:type_name -> kera.v1.Error
+	0,  // 66: kera.v1.Broker.MultiWriteChunks:input_type -> kera.v1.MultiWriteChunksRequest
+	5,  // 67: kera.v1.Broker.MultiReadChunks:input_type -> kera.v1.MultiReadChunksRequest
+	8,  // 68: kera.v1.Broker.GetNextGroups:input_type -> kera.v1.GetNextGroupsRequest
+	11, // 69: kera.v1.Broker.GetNextSegments:input_type -> kera.v1.GetNextSegmentsRequest
+	14, // 70: kera.v1.Broker.GetAvailableGroups:input_type -> kera.v1.GetAvailableGroupsRequest
+	16, // 71: kera.v1.Broker.GetAvailableSegments:input_type -> kera.v1.GetAvailableSegmentsRequest
+	18, // 72: kera.v1.Broker.DescribeStreamlets:input_type -> kera.v1.DescribeStreamletsRequest
+	22, // 73: kera.v1.Broker.TruncateStreamlets:input_type -> kera.v1.TruncateStreamletsRequest
+	25, // 74: kera.v1.Broker.CommitCursors:input_type -> kera.v1.CommitCursorsRequest
+	27, // 75: kera.v1.Broker.MeasureLag:input_type -> kera.v1.MeasureLagRequest
+	30, // 76: kera.v1.Broker.ListGroups:input_type -> kera.v1.ListGroupsRequest
+	33, // 77: kera.v1.Broker.LocateChunks:input_type -> kera.v1.LocateChunksRequest
+	37, // 78: kera.v1.Broker.ListSegments:input_type -> kera.v1.ListSegmentsRequest
+	50, // 79: kera.v1.Broker.Punctuate:input_type -> kera.v1.PunctuateRequest
+	40, // 80: kera.v1.Broker.SealStreamlets:input_type -> kera.v1.SealStreamletsRequest
+	42, // 81: kera.v1.Broker.TakeOver:input_type -> kera.v1.TakeOverRequest
+	46, // 82: kera.v1.Broker.OpenStreamlets:input_type -> kera.v1.OpenStreamletsRequest
+	48, // 83: kera.v1.Broker.DropStream:input_type -> kera.v1.DropStreamRequest
+	1,  // 84: kera.v1.Broker.MultiWriteChunks:output_type -> kera.v1.MultiWriteChunksResponse
+	7,  // 85: kera.v1.Broker.MultiReadChunks:output_type -> kera.v1.MultiReadChunksResponse
+	9,  // 86: kera.v1.Broker.GetNextGroups:output_type -> kera.v1.GetNextGroupsResponse
+	12, // 87: kera.v1.Broker.GetNextSegments:output_type -> kera.v1.GetNextSegmentsResponse
+	15, // 88: kera.v1.Broker.GetAvailableGroups:output_type -> kera.v1.GetAvailableGroupsResponse
+	17, // 89: kera.v1.Broker.GetAvailableSegments:output_type -> kera.v1.GetAvailableSegmentsResponse
+	19, // 90: kera.v1.Broker.DescribeStreamlets:output_type -> kera.v1.DescribeStreamletsResponse
+	23, // 91: kera.v1.Broker.TruncateStreamlets:output_type -> kera.v1.TruncateStreamletsResponse
+	26, // 92: kera.v1.Broker.CommitCursors:output_type -> kera.v1.CommitCursorsResponse
+	28, // 93: kera.v1.Broker.MeasureLag:output_type -> kera.v1.MeasureLagResponse
+	31, // 94: kera.v1.Broker.ListGroups:output_type -> kera.v1.ListGroupsResponse
+	35, // 95: kera.v1.Broker.LocateChunks:output_type -> kera.v1.LocateChunksResponse
+	38, // 96: kera.v1.Broker.ListSegments:output_type -> kera.v1.ListSegmentsResponse
+	51, // 97: kera.v1.Broker.Punctuate:output_type -> kera.v1.PunctuateResponse
+	41, // 98: kera.v1.Broker.SealStreamlets:output_type -> kera.v1.SealStreamletsResponse
+	44, // 99: kera.v1.Broker.TakeOver:output_type -> kera.v1.TakeOverResponse
+	47, // 100: kera.v1.Broker.OpenStreamlets:output_type -> kera.v1.OpenStreamletsResponse
+	49, // 101: kera.v1.Broker.DropStream:output_type -> kera.v1.DropStreamResponse
+	84, // [84:102] is the sub-list for method output_type
+	66, // [66:84] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_broker_proto_init() }

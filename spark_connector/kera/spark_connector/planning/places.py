@@ -46,6 +46,11 @@ class Where:
     """The incarnation of streams that the places are of, where the text says so."""
 
     @property
+    def is_start(self) -> bool:
+        """Whether a query begins there."""
+        return self.option.startswith("starting")
+
+    @property
     def by_time(self) -> bool:
         """Whether times say where, and not offsets."""
         said = (

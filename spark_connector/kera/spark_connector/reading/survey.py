@@ -96,7 +96,27 @@ async def resolve_places(client: Client, where: Where, now: Now, *, now_us: int,
     except InvalidCursor as error:
         raise InvalidArgument(f"option {where.option}: {error.message}", option=where.option) from error
     answers = {question: _offset_of(place) for question, place in zip(asked, places, strict=True)}
+    if where.is_start:
+        for question, place in zip(asked, places, strict=True):
+            _check_lost(where, question, place, fail_on_data_loss=fail_on_data_loss)
     return resolve(where, now, answers, now_us=now_us, fail_on_data_loss=fail_on_data_loss)
+
+
+def _check_lost(where: Where, question: Question, place: ChunkPlace, *, fail_on_data_loss: bool) -> None:
+    """Whether what is at a time may be lost. Raises `DataLost`, or says it in the log."""
+    if place.lost_from is None:
+        return
+    error = DataLost(
+        f"option {where.option}: what {question.entry} had from {tuple(place.lost_from)} up to {tuple(place.position)}"
+        " is lost, and may have been of that time. Set failOnDataLoss to false to begin with what is there",
+        option=where.option,
+        lost_from=tuple(place.lost_from),
+        available_from=tuple(place.position),
+        **question.entry._asdict(),
+    )
+    if fail_on_data_loss:
+        raise error
+    log.warning("%s", error.message)
 
 
 async def answered(client: Client, asking: Asking[T]) -> T:
