@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from kera.client import Client, ClientSettings
+from kera.client.admin.daemons import describe_daemon
 from kera.coordinator.store.leadership import LEADER
-from kera.coordinator.store.metadata import StoredRecord
+from kera.coordinator.store.metadata import StoredRecord, Write
 from kera.coordinator.store.zookeeper_session import ZooKeeperAddress, ZooKeeperSession
 from kera.coordinator.store.zookeeper_store import ZooKeeperStore
 from kera.core.base.settings import MIB
@@ -162,6 +163,29 @@ async def test_one_leads_and_the_others_say_who(world: World) -> None:
     async with await Client.connect(world.address(follower)) as knows_one:
         await knows_one.admin.create_stream("s")
         await knows_one.admin.delete_stream("s")
+
+
+async def test_a_record_that_somebody_deletes_in_zookeeper_is_put_back_while_one_leads(world: World) -> None:
+    """The next coordinator would refuse to lead without it."""
+    await world.settled()
+    await world.client.admin.create_stream("kept")
+    leader = await world.leader()
+    key, record = next(iter((await world.store.list("streams/")).items()))
+    await world.store.write(Write(key, None, record.version))
+    async with asyncio.timeout(TIMEOUT_S):
+        while (put_back := await world.store.get(key)) is None:
+            await asyncio.sleep(0.05)
+    assert put_back.value == record.value
+    (said,) = [line for line in world.log(leader) if line["event"].startswith("records of the metadata were put back")]
+    assert (said["level"], said["deleted"], said["changed"]) == ("error", [key], [])
+    checks = (await describe_daemon(world.address(leader))).checks
+    (records,) = [check for check in checks if check.name == "records"]
+    assert records.state == "warning"
+    assert records.text.startswith(f"somebody else deleted record {key} in the store")
+    await world.cluster.kill(leader)
+    await world.other_leads(than=leader)
+    assert [stream.name for stream in await world.client.admin.list_streams()] == ["kept"]
+    await world.client.admin.delete_stream("kept")
 
 
 @pytest.mark.parametrize("graceful", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -236,7 +236,7 @@ async def test_a_time_whose_records_are_lost_is_a_loss_for_each_reader(cluster: 
         await producer.prepare("s")
         await producer.send("s", b"behind", timestamp_us=4_000_000)
     for unit in ("chunk", "record"):
-        ((place,),) = (await client.positions_at("s", 3_000_000, unit=unit)).values()  # type: ignore[call-overload]
+        ((place,),) = (await client.positions_at("s", 3_000_000, unit=unit)).values()
         assert place.lost_from is not None
         assert await lost_range(client, "s", place.start) == (place.lost_from, place.position)
         async with client.consumer("s", start={0: [place]}, end="latest") as reader:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kazoo.protocol import serialization
 
 from kera.coordinator.store import zookeeper_election, zookeeper_session
+from kera.coordinator.store.ledger import Ledger
 from kera.coordinator.store.metadata import (
     Check,
     MetadataDamaged,
@@ -659,6 +660,22 @@ async def test_a_store_whose_records_are_all_gone_is_no_new_one(zookeeper: ZooKe
             await ZooKeeperStore.open(session)
         await session.delete_all(root)
         assert await (await ZooKeeperStore.open(session)).list("") == {}
+
+
+async def test_records_whose_directory_somebody_removes_are_put_back(zookeeper: ZooKeeper) -> None:
+    async with opened(zookeeper, new_root()) as (session, store):
+        ledger = await Ledger.load(store)
+        await ledger.write({"streams/1": b"1", "streams/2": b"2", "other": b"3"})
+        written = await store.list("")
+        await session.delete_all(f"{session.root}/records/streams")
+
+        changed = await ledger.changed_by_others(list(written))
+        assert changed == {"streams/1": 0, "streams/2": 0}
+        await ledger.restore(changed)
+
+        assert await store.list("") == written
+        assert await ledger.changed_by_others(list(written)) == {}
+        await ledger.write({"streams/1": b"more", "streams/3": b"3"})
 
 
 async def test_metadata_that_somebody_removes_are_an_error_that_says_so(

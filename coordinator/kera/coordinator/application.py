@@ -18,7 +18,7 @@ from kera.coordinator.cluster.broker_calls import GrpcBrokerCalls
 from kera.coordinator.cluster.catalog import Catalog
 from kera.coordinator.cluster.peers import GrpcMembers
 from kera.coordinator.coordinator import Coordinator
-from kera.coordinator.health import watch_leadership, watch_metadata
+from kera.coordinator.health import watch_leadership, watch_metadata, watch_records
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
 from kera.coordinator.settings import CoordinatorSettings
@@ -174,6 +174,8 @@ def build_leadership(
     watch_leadership(place.monitor.health, leadership, metrics.catching_up)
     if isinstance(place.store, LmdbStore):
         watch_metadata(place.monitor.health, place.store)
+    elif settings.zookeeper:
+        watch_records(place.monitor.health, metrics.changed_by_others)
     return leadership, guard
 
 

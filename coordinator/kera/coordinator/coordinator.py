@@ -9,6 +9,7 @@
     restarts         members stop, and are back a moment later   work         tasks in the background
     forgetting       members that are gone for good
     drops            brokers forget streams that are gone
+    rereading        records that somebody else changed in the store are put back
     feature_levels   what all daemons of the cluster understand
     producers        ids, names, and that earlier ones are refused
     consumer_groups  which consumer reads what, and how far it is
@@ -59,6 +60,7 @@ from kera.coordinator.operations.loads import MeasuredLoads
 from kera.coordinator.operations.members import Members
 from kera.coordinator.operations.migration import Migration, ObserveMove
 from kera.coordinator.operations.producers import Producers
+from kera.coordinator.operations.rereading import Rereading
 from kera.coordinator.operations.restarts import Restarts
 from kera.coordinator.operations.restored import Restored
 from kera.coordinator.operations.stored import StoredBytes
@@ -112,6 +114,7 @@ class Coordinator:
         self.latency = LatencyService(state, guard, self.consumer_groups.registry, shares)
         loads = MeasuredLoads(state.brokers)
         self.stored = StoredBytes(state.brokers, guard)
+        self.rereading = Rereading(state)
         self._drops = Drops(state)
         self.producers = Producers(state, shares)
         self.recoveries = Recoveries(state, self.consumer_groups.registry.cursors_of, observe_phase=observe_phase)
@@ -242,12 +245,15 @@ class Coordinator:
         self.control.start()
         self.consumer_groups.start()
         self.group_lags.start()
+        if self.state.settings.zookeeper:  # nobody else can write to a store that is locked
+            self.rereading.start()
 
     async def close(self) -> None:
         """End what it does by itself, and let changes that have begun end, which takes bounded time.
 
         The store and what reaches brokers and backups are closed by their owners.
         """
+        await self.rereading.close()
         await self.group_lags.close()
         await self.consumer_groups.close()
         self.producers.close()

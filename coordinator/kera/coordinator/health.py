@@ -28,6 +28,16 @@ def watch_leadership(health: Health, leadership: Leadership, catching_up: Callab
     health.add("leadership", role)
 
 
+def watch_records(health: Health, changed_by_others: Callable[[], str]) -> None:
+    """The records that coordinators share in ZooKeeper."""
+
+    def as_written() -> Finding:
+        changed = changed_by_others()
+        return concern(changed) if changed else well("are as coordinators wrote them")
+
+    health.add("records", as_written)
+
+
 def watch_metadata(health: Health, store: LmdbStore) -> None:
     """One that cannot write goes on with what does not change the metadata."""
     health.add("metadata", lambda: concern(store.problem) if store.problem else well("can be written"))

@@ -145,6 +145,10 @@ class CoordinatorMetrics:
         """For what the metadata of one that leads wait; empty if for nothing."""
         return self._leading.state.catching_up if self._leading is not None else ""
 
+    def changed_by_others(self) -> str:
+        """The records that somebody else changed in the store of one that leads, in words; empty: none."""
+        return self._leading.rereading.problem if self._leading is not None else ""
+
     @contextmanager
     def leading(self, coordinator: Coordinator) -> Iterator[None]:
         """While it leads, its state is what is shown."""

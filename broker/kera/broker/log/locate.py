@@ -52,7 +52,7 @@ class Progress(NamedTuple):
     start_record: int | None = None
     """Ordinal at the start, as soon as it is known."""
     lost_from: Position | None = None
-    """Where something begins that is lost or damaged, and that ends at `position`."""
+    """The start of something lost or damaged that ends at `position`."""
 
 
 class FoundPlace(NamedTuple):
@@ -328,7 +328,7 @@ def _stop_by_time(piece: _Piece, timestamp_us: int) -> int | None:
 
 
 def _lost_before(piece: _Piece, stop: int, before: Position | None) -> Position | None:
-    """Where damage begins that ends at `stop`; `before`: where something lost begins that ends where the piece does."""
+    """The start of damage that ends at `stop`; `before`: the start of a loss that ends where the piece begins."""
     if stop == piece.offset:
         return before
     holes = piece.segment.holes if piece.segment is not None else ()
@@ -339,7 +339,7 @@ def _lost_before(piece: _Piece, stop: int, before: Position | None) -> Position 
 
 
 def _begins_before(segment: Segment, offset: int, timestamp_us: int | None) -> bool:
-    """Whether a chunk begins before the time that was asked for: then what was before it was older."""
+    """A chunk begins before the time that is looked for: then the records before it were older, too."""
     return timestamp_us is not None and segment.header_at(offset).min_timestamp_us < timestamp_us
 
 

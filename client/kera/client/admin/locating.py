@@ -255,7 +255,7 @@ class _Search:
     start_record: int | None = None
     """Ordinal at the query's start, which a query for records begins with."""
     lost_from: Position | None = None
-    """Where something lost begins that ends at `position`."""
+    """The start of something lost that ends at `position`."""
     place: ChunkPlace | None = None
     """The answer."""
 

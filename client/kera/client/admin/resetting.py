@@ -43,7 +43,7 @@ class _Target(NamedTuple):
 
     @classmethod
     def at(cls, place: ChunkPlace) -> _Target:
-        """Before what is lost right before a place: the consumer that reads it next is told."""
+        """A place, or the start of the loss right before it, so that the next consumer learns of the loss."""
         lost = place.lost_from
         note = "" if lost is None else f"records from {tuple(lost)} up to {tuple(place.position)} are lost"
         return cls(place.start, place.record, note)

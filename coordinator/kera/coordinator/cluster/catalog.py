@@ -68,7 +68,7 @@ class Catalog:
         self._domain_of: dict[int, tuple[str, str]] = {}
         """For each stream, its creator and its memory domain."""
         self._domains: Counter[tuple[str, str]] = Counter()
-        """How many streams have the same."""
+        """The number of streams with the same two."""
         self._waited_for: Counter[str] = Counter()
         """By consumer groups, how many streams' retention waits for them."""
         self._of_broker: defaultdict[int, set[int]] = defaultdict(set)

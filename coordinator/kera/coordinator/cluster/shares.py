@@ -62,7 +62,7 @@ class Shares:
         return "" if who is None or who.is_daemon else who.principal
 
     def check(self, limit: Limit, total: int, principal: str, would_have: Callable[[], int]) -> None:
-        """Whether who asks may make a principal have so much of what the cluster has `total` of.
+        """Check whether the caller may let a principal have so much of what the cluster has `total` of.
 
         `would_have` is only called if there is a share. Raises `QuotaExceeded`.
         """
@@ -78,7 +78,7 @@ class Shares:
         )
 
     def _of(self, total: int) -> int | None:
-        """How much of `total` who asks may have; None: there is no share."""
+        """The caller's share of `total`; None: it has no share, and may have all."""
         peer = CALLER.get()
         who = None if peer is None or self._guard is None else peer.identity
         if who is None or self._guard is None or who.is_daemon or who.is_super:

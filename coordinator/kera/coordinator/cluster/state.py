@@ -150,16 +150,23 @@ class State:
             values[stream_key(stream.stream_id)] = stream.SerializeToString()
         if not changes and not values:
             return
+        await self._stored(self.ledger.write({**changes, **values}))
+        for stream in streams:
+            self.catalog.add(stream)
+            await pace.step()
+
+    async def restore(self, versions: Mapping[str, int]) -> None:
+        """See `Ledger.restore`; likewise."""
+        await self._stored(self.ledger.restore(versions))
+
+    async def _stored(self, writing: Coroutine[Any, Any, None]) -> None:
         try:
-            await self.ledger.write({**changes, **values})
+            await writing
         except (VersionConflict, MetadataStoreFailed) as error:
             if not self.lost.done():
                 log.error("this coordinator stops: its memory may differ from the store", error=error.message)
                 self.lost.set_result(error)
             raise
-        for stream in streams:
-            self.catalog.add(stream)
-            await pace.step()
 
     async def change(self, operation: Coroutine[Any, Any, T], *, for_caller: bool = False) -> T:
         """Do `operation` while nothing else changes anything, to its end.

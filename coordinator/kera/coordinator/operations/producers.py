@@ -107,7 +107,7 @@ class Producers:
         self._names: dict[int, str] = {}
         """By id."""
         self._named_by: Counter[str] = Counter()
-        """How many names each principal was the first to ask for."""
+        """The number of names that each principal was the first to ask for."""
         self.owners = ProducerOwners(state, self.name_of)
         self._version = state.coordinator_epoch << _COORDINATOR_SHIFT
         self._fences: dict[int, ProducerFence] = {}

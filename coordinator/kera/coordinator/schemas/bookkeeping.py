@@ -47,7 +47,7 @@ class Change(NamedTuple):
     schemas: Mapping[int, messages.SchemaRecord | None]
     """By id."""
     added_bytes: int = 0
-    """How much more of the registry is its author's."""
+    """The bytes of the registry that its author has more."""
 
 
 class Registry:

@@ -6,8 +6,9 @@ another coordinator write as well, the versions no longer agree, and `Ledger.wri
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kera.coordinator.store import census
 from kera.coordinator.store.metadata import MetadataStore, StoredRecord, Write
@@ -70,11 +71,31 @@ class Ledger:
         """Make `changes` durable, all or none; only then are they seen here. Raises what the store raises."""
         await self._write(census.counted_with(changes, self.get))
 
+    async def changed_by_others(self, keys: Sequence[str]) -> dict[str, int]:
+        """Those of some records that the store does not have as they are here, with the version there; 0: none.
+
+        What is just being written is among them. Raises what the store raises.
+        """
+        found = await asyncio.gather(*map(self._store.get, keys))
+        return {
+            key: 0 if there is None else there.version
+            for key, there in zip(keys, found, strict=True)
+            if there != self._records.get(key)
+        }
+
+    async def restore(self, versions: Mapping[str, int]) -> None:
+        """Write records as they are here over these versions in the store. Raises what the store raises."""
+        await self._put([Write(key, self.get(key), version) for key, version in versions.items()])
+
     async def _write(self, changes: Changes) -> None:
-        writes = [
-            Write(key, value, self._records[key].version if key in self._records else 0)
-            for key, value in changes.items()
-        ]
+        await self._put(
+            [
+                Write(key, value, self._records[key].version if key in self._records else 0)
+                for key, value in changes.items()
+            ]
+        )
+
+    async def _put(self, writes: Sequence[Write]) -> None:
         await self._store.write(*writes)
         for key, value, replaced_version in writes:
             if value is None:

@@ -59,7 +59,7 @@ class ZooKeeperStore:
         self._staging = StagedWrites(session, self._transactions, transaction_bytes_max)
         self._records = records_path(session.root)
         self._directories: set[str] = set()
-        """Those that are there for sure: they are never removed."""
+        """Those that are there, as KerA never removes one."""
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -102,7 +102,11 @@ class ZooKeeperStore:
     async def get(self, key: str) -> StoredRecord | None:
         """See `MetadataStore.get`."""
         await self._carry_out_pending()
-        return await self._transactions.read(self._transactions.path(key))
+        path = self._transactions.path(key)
+        found = await self._transactions.read(path)
+        if found is None:  # somebody may have deleted its directory as well
+            self._directories.discard(path.rpartition("/")[0])
+        return found
 
     async def list(self, prefix: str) -> dict[str, StoredRecord]:
         """See `MetadataStore.list`."""

@@ -47,7 +47,7 @@ class Where:
 
     @property
     def is_start(self) -> bool:
-        """Whether a query begins there."""
+        """A query begins there, and does not end."""
         return self.option.startswith("starting")
 
     @property

@@ -103,7 +103,7 @@ async def resolve_places(client: Client, where: Where, now: Now, *, now_us: int,
 
 
 def _check_lost(where: Where, question: Question, place: ChunkPlace, *, fail_on_data_loss: bool) -> None:
-    """Whether what is at a time may be lost. Raises `DataLost`, or says it in the log."""
+    """Check that no records right before a place are lost. Raises `DataLost`, or logs a warning."""
     if place.lost_from is None:
         return
     error = DataLost(

@@ -1,0 +1,98 @@
+"""Records in the store, read again while a coordinator leads, and put back where somebody else changed them.
+
+The coordinator that leads is the store's only writer, but in ZooKeeper somebody else can delete a node or set another
+value. The next coordinator that leads would find that the census is wrong, and refuse to. So the one that leads reads a
+few records each second, and all of them within a few minutes. What is in its memory is what was written last: it puts a
+record back that is not there as it wrote it, and says so in the log and in its health. That write depends, as each, on
+the record of the leader, so a coordinator that another one has replaced puts nothing back.
+
+Nodes that somebody added are not noticed here; the census tells of them to whoever leads next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from kera.coordinator.cluster.state import State
+from kera.coordinator.store.leadership import LEADER
+from kera.core.base.telemetry import get_logger
+from kera.core.errors import KeraError
+
+log = get_logger("kera.coordinator")
+
+PAUSE_S = 1.0
+TURNS_PER_ROUND = 60
+RECORDS_PER_TURN_MIN, RECORDS_PER_TURN_MAX = 10, 100
+SHOWN_S = 3600.0
+"""For so long health tells of a record that was put back."""
+
+
+class Rereading:
+    """See the head of this module."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._left: list[str] = []
+        """Keys that are yet to be read in this round."""
+        self._per_turn = RECORDS_PER_TURN_MIN
+        self._reading: asyncio.Task[None] | None = None
+        self._put_back, self._put_back_s = "", 0.0
+        """The records that were put back last, in words, and the time."""
+
+    def start(self) -> None:
+        """Read from now on."""
+        self._reading = asyncio.create_task(self._read_for_ever())
+
+    async def close(self) -> None:
+        """Read no more."""
+        if self._reading is not None:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+
+    @property
+    def problem(self) -> str:
+        """The records that somebody else changed in the store a short while ago, in words; empty: none."""
+        is_old = self._state.clock.monotonic_s() - self._put_back_s > SHOWN_S
+        return "" if is_old else self._put_back
+
+    async def _read_for_ever(self) -> None:
+        while not self._state.lost.done():
+            await asyncio.sleep(PAUSE_S)
+            try:
+                await self.turn()
+            except KeraError as error:
+                log.warning("records of the metadata could not be read again", error=error.message)
+            except Exception:
+                log.exception("unexpected exception while records of the metadata were read again")
+
+    async def turn(self) -> None:
+        """Compare the next few records, and put back those that somebody else changed. Raises what the store raises."""
+        ledger = self._state.ledger
+        if not self._left:
+            self._left = [key for key in ledger.snapshot() if key != LEADER]
+            wanted = -(-len(self._left) // TURNS_PER_ROUND)
+            self._per_turn = min(max(wanted, RECORDS_PER_TURN_MIN), RECORDS_PER_TURN_MAX)
+        some, self._left = self._left[: self._per_turn], self._left[self._per_turn :]
+        changed = await ledger.changed_by_others(some)
+        if changed:  # or just now by this coordinator: look again while it writes nothing
+            await self._state.change(self._restore(list(changed)))
+
+    async def _restore(self, keys: Sequence[str]) -> None:
+        state = self._state
+        changed = await state.ledger.changed_by_others(keys)
+        if not changed or state.lost.done():
+            return
+        await state.restore(changed)
+        deleted = [key for key, version in changed.items() if not version]
+        log.error(
+            "records of the metadata were put back: somebody else deleted or changed them in the store",
+            deleted=deleted,
+            changed=[key for key in changed if key not in deleted],
+        )
+        one, others = next(iter(changed)), f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        what = f"somebody else {'deleted' if one in deleted else 'changed'} record {one}{others} in the store"
+        self._put_back_s = state.clock.monotonic_s()
+        self._put_back = f"{what}, and the coordinator put it back; find who writes there: only coordinators may"

@@ -1,0 +1,126 @@
+"""Records that somebody else deletes or changes in the store while a coordinator leads: it puts them back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kera.coordinator.operations import rereading
+from kera.coordinator.store.leadership import LEADER, TermStore, _Term
+from kera.coordinator.store.ledger import Ledger
+from kera.coordinator.store.memory_store import MemoryStore
+from kera.coordinator.store.metadata import StoredRecord, VersionConflict, Write
+from tests.unit.coordinator.fake_cluster import Cluster
+
+
+@pytest.fixture
+async def led(cluster: Cluster) -> Cluster:
+    """With three streams."""
+    await cluster.register("a")
+    for name in ("one", "two", "three"):
+        await cluster.create(name)
+    return cluster
+
+
+async def go_round(cluster: Cluster) -> None:
+    """Have the coordinator read all records again."""
+    again = cluster.coordinator.rereading
+    for _ in range(1 + len(cluster.store.records) // rereading.RECORDS_PER_TURN_MIN):
+        await again.turn()
+
+
+def spoil(cluster: Cluster, key: str, record: StoredRecord | None) -> None:
+    """Somebody else puts a record into the store; None: takes it away."""
+    if record is None:
+        del cluster.store._records[key]
+    else:
+        cluster.store._records[key] = record
+
+
+def keys(cluster: Cluster, prefix: str) -> list[str]:
+    return sorted(key for key in cluster.store.records if key.startswith(prefix))
+
+
+async def test_a_record_that_somebody_deletes_or_changes_is_put_back(
+    led: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[dict[str, Any]] = []
+    monkeypatch.setattr(rereading.log, "error", lambda _, **fields: logged.append(fields))
+    before = {key: record.value for key, record in led.store.records.items()}
+    first, second, third = keys(led, "streams/")
+    spoil(led, first, None)
+    spoil(led, second, StoredRecord(b"spoilt", led.store.records[second].version + 1))
+    spoil(led, third, led.store.records[third]._replace(version=1000))
+    spoil(led, "census/streams", None)
+    assert led.coordinator.rereading.problem == ""
+
+    await go_round(led)
+
+    assert {key: record.value for key, record in led.store.records.items()} == before
+    assert sorted(key for fields in logged for key in fields["deleted"]) == ["census/streams", first]
+    assert sorted(key for fields in logged for key in fields["changed"]) == [second, third]
+    assert "in the store, and the coordinator put it back" in led.coordinator.rereading.problem
+    await led.create("four")
+    await led.alter("one", retention_ms=1000)
+    await led.restart()
+    assert len(led.coordinator.state.catalog) == 4
+
+
+async def test_health_tells_of_it_for_a_while(led: Cluster) -> None:
+    (first, *_) = keys(led, "streams/")
+    spoil(led, first, None)
+    await go_round(led)
+    assert led.coordinator.rereading.problem == (
+        f"somebody else deleted record {first} in the store, and the coordinator put it back; find who writes there:"
+        " only coordinators may"
+    )
+    led.clock.advance(rereading.SHOWN_S + 1)
+    assert led.coordinator.rereading.problem == ""
+
+
+async def test_what_the_coordinator_itself_writes_is_left_alone(led: Cluster) -> None:
+    writing = asyncio.create_task(led.coordinator.state.change(slow_write(led)))
+    while "some/key" not in led.store.records:
+        await asyncio.sleep(0)
+    await go_round(led)
+    await writing
+    assert led.coordinator.rereading.problem == ""
+    assert led.store.records["some/key"].value == b"2"
+
+
+async def slow_write(cluster: Cluster) -> None:
+    """Write a record twice, with pauses in which others run."""
+    for value in (b"1", b"2"):
+        await cluster.coordinator.state.write({"some/key": value})
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+async def test_a_round_is_bounded_per_turn(led: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rereading, "RECORDS_PER_TURN_MIN", 2)
+    asked: list[str] = []
+    get = led.store.get
+
+    async def noted(key: str) -> StoredRecord | None:
+        asked.append(key)
+        return await get(key)
+
+    monkeypatch.setattr(led.store, "get", noted)
+    await led.coordinator.rereading.turn()
+    assert len(asked) == 2
+    while len(asked) < len(led.store.records):
+        await led.coordinator.rereading.turn()
+    assert set(asked) == led.store.records.keys() - {LEADER}
+
+
+async def test_a_coordinator_that_leads_no_more_puts_nothing_back() -> None:
+    store = MemoryStore({LEADER: StoredRecord(b"one", 1), "a": StoredRecord(b"1", 1)})
+    ledger = await Ledger.load(TermStore(store, _Term(1, 1, lambda: 0.0)))
+    await store.write(Write(LEADER, b"other", 1), Write("a", b"2", 1))
+    changed = await ledger.changed_by_others(["a"])
+    assert changed == {"a": 2}
+    with pytest.raises(VersionConflict):
+        await ledger.restore(changed)
+    assert (await store.get("a")) == StoredRecord(b"2", 2)
