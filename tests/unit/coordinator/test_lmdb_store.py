@@ -24,7 +24,7 @@ from kera.coordinator.store.metadata import (
     Write,
 )
 from kera.core.base.health import Health, State
-from kera.core.errors import DiskFull, PathNotWritable, StartError
+from kera.core.errors import DiskFull, PathNotWritable, StartError, Unavailable
 
 MIB = 1 << 20
 
@@ -285,3 +285,33 @@ async def test_a_write_whose_caller_gives_up_is_carried_out_though_others_are_be
     store = open_store(tmp_path)
     assert len(await store.list("")) == len(writing)
     await store.close()
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_a_file_that_is_replaced_or_removed_while_it_is_open_is_not_written_to(
+    tmp_path: Path, *, replaced: bool
+) -> None:
+    """The commit would be lost with the process, as its file has no name any more."""
+    store = LmdbStore(tmp_path, bytes_max=1 << 20)
+    await store.write(Write("a", b"1", 0))
+    file, aside = tmp_path / "metadata" / "data.mdb", tmp_path / "aside"
+    file.rename(aside)
+    if replaced:
+        file.write_bytes(aside.read_bytes())
+    health = Health()
+    watch_metadata(health, store)
+    check = next(each for each in health.checks() if each.name == "metadata")
+    assert check.state is State.WARNING
+    assert f"{file} was removed or replaced while the coordinator runs" in check.text
+
+    with pytest.raises(Unavailable, match="put that back with kera cluster restore FILE"):
+        await store.write(Write("a", b"2", 1))
+    assert await store.get("a") == StoredRecord(b"1", 1)
+
+    aside.replace(file)
+    await store.write(Write("a", b"2", 1))
+    assert store.problem == ""
+    await store.close()
+    again = LmdbStore(tmp_path, bytes_max=1 << 20)
+    assert await again.get("a") == StoredRecord(b"2", 2)
+    await again.close()

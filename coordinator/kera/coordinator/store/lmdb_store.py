@@ -48,7 +48,7 @@ from kera.coordinator.store.metadata import (
 from kera.core.base.blocks import sync_directory
 from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
-from kera.core.errors import DiskFull, KeraError, StartError
+from kera.core.errors import DiskFull, KeraError, StartError, Unavailable
 from kera.server.lmdb_lock import reserve_lock
 
 log = get_logger("kera.metadata")
@@ -100,8 +100,8 @@ class LmdbStore:
         self._committing = committing or ThreadPoolExecutor(1, thread_name_prefix="kera-metadata")
         self._for_copy = for_copy or replace_damaged
         self._failing = Repeated(log)
-        self.problem = ""
-        """Why the last write failed; empty: it did not."""
+        self._problem = ""
+        """The reason why the last write failed; empty: it did not."""
         self._set_aside: Path | None = None
         """Where damaged metadata are, in whose place nothing has been written yet."""
         try:
@@ -177,6 +177,7 @@ class LmdbStore:
                 self._refuse_other_database()
                 self._check_format()
                 self._records = self._environment.open_db(b"records")
+                self._identity = _identity(file)
                 if is_new:  # a commit is none yet if the file's name can vanish
                     sync_directory(self._path)
                     sync_directory(self._path.parent)
@@ -253,14 +254,17 @@ class LmdbStore:
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._committing, self._commit, writes))
 
     def _commit(self, writes: tuple[Write | Check, ...]) -> None:
+        if (problem := self.problem) != self._problem:  # a commit would go to a file that has no name any more
+            self._failing.goes_on("cannot write metadata", level="error", path=str(self._path), error=problem)
+            raise Unavailable(f"metadata cannot be written: {problem}", path=str(self._path))
         try:
             self._carry_out(writes)
             self._set_aside = None  # for good: there is something in its place
             self._failing.over("metadata can be written again", path=str(self._path))
-            self.problem = ""
+            self._problem = ""
         except lmdb.Error as error:
             self._failing.goes_on("cannot write metadata", level="error", path=str(self._path), error=str(error))
-            self.problem = f"metadata cannot be written in {self._path}: {error}{self._hint(error)}"
+            self._problem = f"metadata cannot be written in {self._path}: {error}{self._hint(error)}"
             if self._is_as_before(writes):
                 full = isinstance(error, lmdb.MapFullError)
                 kind: type[KeraError] = MetadataStoreFull if full else DiskFull  # which goes on by itself
@@ -270,6 +274,18 @@ class LmdbStore:
                     path=str(self._path),
                 ) from error
             raise self._failed(error) from error
+
+    @property
+    def problem(self) -> str:
+        """The reason why the last write failed, or the next one will; empty: there is none."""
+        file = self._path / "data.mdb"
+        if _identity(file) == self._identity:
+            return self._problem
+        return (
+            f"{file} was removed or replaced while the coordinator runs, so nothing is written: save what the"
+            " coordinator has with kera cluster backup FILE, stop it, and put that back with kera cluster restore FILE"
+            f" --data-dir {self._directory.path} --force"
+        )
 
     def _carry_out(self, writes: tuple[Write | Check, ...]) -> None:
         with self._environment.begin(db=self._records, write=True) as transaction:
@@ -324,6 +340,15 @@ class LmdbStore:
         if os.strerror(errno.EROFS) in str(error):
             return "; stop the coordinator, repair the file system, mount it writable, and start the coordinator again"
         return ""
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """The file that has this name now; None: there is no such file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _unpack(data: bytes) -> StoredRecord:
