@@ -62,7 +62,7 @@ TIER_quick := -m "not slow"
 TIER_all := --hypothesis-profile full --hypothesis-seed "$$seed"
 WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}"; \
   echo "random examples: repeat them with SEED=$$seed"; \
-  export KERA_FUZZ_SEED="$$seed" KERA_SLOW_NETWORK=1;
+  export KERA_FUZZ_SEED="$$seed" KERA_SLOW_NETWORK=1 KERA_TESTS_FORK=0;
 
 .PHONY: help setup jar demo demo-check test test-all test-again test-bench test-fast coverage check check-all lint types proto proto-check go
 .PHONY: bench-connect bench bench-compare bench-log bench-streamlets bench-requests bench-real-time

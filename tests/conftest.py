@@ -7,8 +7,9 @@ Property tests (hypothesis) have two profiles:
   prints a blob that `@reproduce_failure` takes.
 """
 
+import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import kazoo.protocol.connection
 import kazoo.retry
@@ -73,6 +74,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Budget())
         config.pluginmanager.register(Failures(config.rootpath))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Tests stay to the end: the garbage collector looks through them neither now nor in tests that call it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups

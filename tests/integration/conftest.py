@@ -7,6 +7,7 @@ import pytest
 
 from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
+from tests.forked_programs import forked_programs, started_alone
 from tests.integration.control_support import control_cluster_of
 from tests.integration.go_client import GoClient, find_go
 from tests.integration.kafka import Kafka, kafka_or_skip
@@ -26,6 +27,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             shared = [each for each in ("zookeeper", "kafka") if each in getattr(item, "fixturenames", ())]
             group = shared[0] if shared else item.path.stem.removeprefix("test_")
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_are_forked() -> Iterator[None]:
+    """Programs of KerA start without their imports; before all other fixtures, so that it lasts as long as they do."""
+    with forked_programs():
+        yield
+
+
+@pytest.fixture
+def programs_start_alone() -> Iterator[None]:
+    """For tests that look at a program's command line."""
+    with started_alone():
+        yield
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ async def refused(bootstrap: str, **wrong: Any) -> list[str]:
     raise AssertionError("it was let in")
 
 
+@pytest.mark.usefixtures("programs_start_alone")
 async def test_no_secret_is_anywhere_but_where_it_was_put(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.spark_connector import configure
+from tests.forked_programs import forked_programs
 from tests.spark.support import QUICK_JVM, Kera, with_kera
 
 HERE = Path(__file__).parent
@@ -31,6 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("spark-processes" if own else "spark"))
             # Said on import by Spark, which is used without pandas here.
             item.add_marker(pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_are_forked() -> Iterator[None]:
+    """Programs of KerA start without their imports."""
+    with forked_programs():
+        yield
 
 
 @pytest.fixture(scope="session")
