@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.failures import without_group
+from tests.order import record
+
 SLOWEST = 20
+DURATIONS = Path("build/durations.txt")
+"""Below the root: what each group took, to replace `tests/durations.txt` with."""
 LEAST_S = 60.0
 """A run of less than this is not worth a table."""
 
@@ -19,7 +25,8 @@ LEAST_S = 60.0
 class Budget:
     """A plugin of pytest, for the process that reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        self._file = root / DURATIONS
         self._tests: defaultdict[str, float] = defaultdict(float)
         """Seconds of each test, by its name."""
         self._workers: defaultdict[str, float] = defaultdict(float)
@@ -37,9 +44,19 @@ class Budget:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print it."""
         if sum(self._tests.values()) >= LEAST_S:
+            record(self.groups(), self._file)
             terminalreporter.section("what the tests cost")
             for line in self.lines():
                 terminalreporter.line(line)
+
+    def groups(self) -> dict[str, float]:
+        """Seconds of each group of tests that pytest-xdist gave to a worker."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for name, seconds in self._tests.items():
+            test = without_group(name)
+            if test != name:
+                found[name[len(test) + 1 :]] += seconds
+        return found
 
     def lines(self) -> Iterator[str]:
         """The table: sums first, then the slowest tests."""

@@ -22,7 +22,9 @@ from tests import daemon_logs
 from tests.budget import Budget
 from tests.examples import register_profiles
 from tests.failures import Failures
+from tests.forked_programs import forked_programs
 from tests.hanging import Hanging
+from tests.order import put_in_order, recorded
 
 register_profiles()
 
@@ -30,9 +32,6 @@ register_profiles()
 # numbers, which hypothesis takes for an example that is not the same twice: they draw from others here.
 for module in (kazoo.protocol.connection, kazoo.retry, opentelemetry.exporter.otlp.common.http):
     module.random = random.Random()  # type: ignore[union-attr]
-
-FOLDERS = ("spark", "integration", "property", "unit")
-"""Those with the longest groups first, so that short tests fill what is left of the time of a worker."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +48,13 @@ def nobody_has_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.delenv("KERA_CONTEXT", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_are_forked() -> Iterator[None]:
+    """Programs of KerA start without their imports; before all other fixtures, so that it lasts as long as they do."""
+    with forked_programs():
         yield
 
 
@@ -72,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(daemon_logs)
     config.pluginmanager.register(Hanging())
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Budget())
+        config.pluginmanager.register(Budget(config.rootpath))
         config.pluginmanager.register(Failures(config.rootpath))
 
 
@@ -88,6 +94,5 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    places = {name: number for number, name in enumerate(FOLDERS)}
-    items.sort(key=lambda item: places.get(item.path.relative_to(config.rootpath).parts[1], len(FOLDERS)))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    put_in_order(items, recorded())

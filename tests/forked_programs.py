@@ -3,7 +3,7 @@
 `Forks` is a process that has imported what ``python -m kera.cli`` and the daemons need. For each such program that the
 process of the tests starts with `subprocess` or asyncio it forks a child: a child of the process of the tests, as
 the caller expects, with the same arguments, environment, directory and standard streams. What the child does from
-there on, and how it ends, is what the program does. Only its command line is shown by `/proc` as that of this module.
+there on, and how it ends, is what the program does. A program that starts others, as ``kera dev``, forks them likewise.
 
 A program is started in the ordinary way if it is another one, if its environment concerns Python itself or what is
 read at an import, or where the start has options that this module does not know. `started_alone` has all of them
@@ -13,6 +13,7 @@ started that way, for tests about the start itself.
 from __future__ import annotations
 
 import array
+import asyncio
 import atexit
 import contextlib
 import ctypes
@@ -31,6 +32,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from kera.cli._run import command_of
 from kera.cli.app import app
 
@@ -45,9 +48,12 @@ MODULES = (
 """Beginnings of the names of modules that are forked with ``-m``."""
 ABOUT_IMPORTS = ("sys.modules", "fork", "multiprocessing")
 """Text given to ``-c`` that imports KerA is forked, unless it has one of these words."""
+STARTING = ("dev", "node", "bench")
+"""Commands of `kera` that start programs themselves."""
+USERS = ("tests/integration/", "tests/spark/")
+"""Tests with such text that is a user's program. In unit tests it is about a module, and so about its import."""
 IMPORTED = (
     "grpc",
-    "uvloop",
     "kera.client",
     "kera.coordinator.__main__",
     "kera.backup.__main__",
@@ -67,6 +73,8 @@ READ_AT_IMPORTS = (
 )
 """Beginnings of the names of variables; a program in whose environment one differs is started in the ordinary way."""
 MESSAGE_BYTES_MAX = 1 << 20
+COMMAND_LINE_BYTES = 8192
+"""Room for the command line of a program, which takes the place of that of the process that forks."""
 CLONE_PARENT = 0x00008000
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 
@@ -74,34 +82,45 @@ SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 class Forks:
     """The process that forks, as the process of the tests sees it. Started by the main thread, which lives longest."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, process: subprocess.Popen[Any] | None, requests: socket.socket, environment: Mapping[str, str]
+    ) -> None:
+        requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES_MAX)
+        self._process = process
+        self._socket = requests
+        self._environment = dict(environment)
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def new(cls) -> Forks:
+        """One that imports everything first."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES_MAX)
-        self._environment = dict(os.environ)
         # Neither has threads of its own, which a fork would be without.
         alone = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forked_programs", str(theirs.fileno())],
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forked_programs", str(theirs.fileno()), " " * COMMAND_LINE_BYTES],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **alone},
                 cwd=Path(__file__).parent.parent,
             )
-        self._socket = ours
-        self._lock = threading.Lock()
+        return cls(process, ours, os.environ)
 
     def close(self) -> None:
         """End it; what it has forked goes on."""
         self._socket.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
-    def takes(self, argv: Sequence[object], environment: Mapping[str, str], directory: str) -> bool:
+    def takes(self, argv: Sequence[str], environment: Mapping[str, str], directory: str) -> bool:
         """Whether this program is one to fork."""
-        if len(argv) < 3 or argv[0] != sys.executable or not _is_keras(str(argv[1]), str(argv[2])):
-            return False
         names = [name for name in {*environment, *self._environment} if name.startswith(READ_AT_IMPORTS)]
+        if self._owner != os.getpid():  # a fork of the process of the tests: the child would not be its own
+            return False
         same = all(environment.get(name) == self._environment.get(name) for name in names)
-        return same and os.access(directory, os.X_OK) and len(json.dumps([argv, dict(environment)])) < 100_000
+        short = len("\0".join(argv).encode()) < COMMAND_LINE_BYTES and len(json.dumps(dict(environment))) < 100_000
+        return same and short and os.access(directory, os.X_OK)
 
     def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
         """The process id of a new child of this process; `streams` are its standard ones."""
@@ -112,33 +131,47 @@ class Forks:
             return int(self._socket.recv(64))
 
 
-def _is_keras(flag: str, program: str) -> bool:
+def _is_keras(argv: Sequence[str]) -> bool:
     """Whether an interpreter runs a program of KerA's with these arguments."""
+    if len(argv) < 3 or argv[0] != sys.executable:
+        return False
+    flag, program = argv[1:3]
     if flag == "-c":
-        return "kera" in program and not any(word in program for word in ABOUT_IMPORTS)
+        whose = os.environ.get("PYTEST_CURRENT_TEST", "")
+        return whose.startswith(USERS) and "kera" in program and not any(word in program for word in ABOUT_IMPORTS)
     return flag == "-m" and program.startswith(MODULES)
 
 
 _forks: Forks | None = None
-_alone = 0
+_alone = 1
+"""How many blocks want no forks."""
 _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def forked_programs() -> Iterator[None]:
     """Have programs forked from here on."""
-    global _forks  # noqa: PLW0603 - there is one for the process
-    if _forks is not None or SYS_CLONE is None or os.environ.get("KERA_TESTS_FORK") == "0":
+    global _forks, _alone  # noqa: PLW0603 - there is one for the process
+    if SYS_CLONE is None or os.environ.get("KERA_TESTS_FORK") == "0":
         yield
         return
-    _forks = Forks()
     subprocess.Popen._execute_child = _start  # type: ignore[attr-defined]
+    _alone -= 1
     try:
         yield
     finally:
+        _alone += 1
         subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
-        _forks.close()
-        _forks = None
+        if _forks is not None:
+            _forks.close()
+            _forks = None
+
+
+def begin_to_fork() -> None:
+    """Import what programs need, before a thread asks for one: only the main thread can do that, see `Forks`."""
+    global _forks  # noqa: PLW0603 - as above
+    if _forks is None and not _alone and threading.current_thread() is threading.main_thread():
+        _forks = Forks.new()
 
 
 @contextlib.contextmanager
@@ -159,24 +192,27 @@ def _start(popen: subprocess.Popen[Any], *arguments: Any) -> None:
     _, gid, gids, uid, umask, start_new_session, process_group = arguments[16:23]
     argv = [os.fspath(each) for each in args] if isinstance(args, (list, tuple)) else []
     environment = dict(os.environ if env is None else env)
-    directory = os.fspath(cwd) if cwd is not None else os.getcwd()  # noqa: PTH109 - it may be bytes
+    directory = os.path.abspath(cwd or ".")  # noqa: PTH100 - it may be bytes
     unknown = (executable, preexec_fn, pass_fds, shell, gid, gids, uid)
     if (
-        _forks is None
-        or _alone
+        _alone
         or any(unknown)
         or umask not in {-1, None}
         or process_group not in {-1, None}
         or any(isinstance(each, bytes) for each in [*argv, *environment, directory])
-        or not _forks.takes(argv, environment, directory)
+        or not _is_keras(argv)
     ):
+        _execute_child(popen, *arguments)
+        return
+    begin_to_fork()
+    if _forks is None or not _forks.takes(argv, environment, directory):
         _execute_child(popen, *arguments)
         return
     streams = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
     if any(os.isatty(each) for each in streams):
         _execute_child(popen, *arguments)
         return
-    request = {"argv": argv[1:], "env": environment, "cwd": directory, "session": bool(start_new_session)}
+    request = {"argv": argv, "env": environment, "cwd": directory, "session": bool(start_new_session)}
     popen.pid = _forks.fork(request, streams)
     popen._child_created = True  # type: ignore[attr-defined]
     popen._close_pipe_fds(*arguments[10:16])  # type: ignore[attr-defined]
@@ -194,6 +230,14 @@ def _fork_beside() -> int:
     else:
         python.PyOS_AfterFork_Parent()
     return int(pid)
+
+
+def _show(argv: Sequence[str]) -> None:
+    """Have `/proc` show this command line."""
+    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    text = b"".join(os.fsencode(each) + b"\0" for each in argv)[: end - start]
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, len(text))
 
 
 def _serve(requests: socket.socket) -> dict[str, Any] | None:
@@ -216,13 +260,14 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
 
 
 def _become(program: Mapping[str, Any]) -> None:
-    """Be what `python -m` would be now."""
+    """Be what an interpreter with these arguments would be now."""
+    _show(program["argv"])
     if program["session"]:
         os.setsid()
     os.environ.clear()
     os.environ.update(program["env"])
     os.chdir(program["cwd"])
-    flag, text, *arguments = program["argv"]
+    flag, text, *arguments = program["argv"][1:]
     sys.path[0] = program["cwd"] if flag == "-m" else ""
     sys.argv = [flag if flag == "-c" else text, *arguments]
     sys.stdin = open(0, encoding=sys.stdin.encoding, errors=sys.stdin.errors)  # noqa: SIM115 - a descriptor
@@ -258,6 +303,30 @@ def _end(code: int) -> None:
     os._exit(code)
 
 
+def _fork_for_others(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """Begin to fork programs for this one; in each of them, gives what it is to be."""
+    global _forks, _alone  # noqa: PLW0603 - in this program
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        os.setsid()  # what is told to all of a program's group is not for this
+        _show(["forks"])
+        with Path(os.devnull).open("r+b") as nothing:
+            for number in range(3):
+                os.dup2(nothing.fileno(), number)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        program = _serve(theirs)
+        if program is None:
+            os._exit(0)
+        return program
+    theirs.close()
+    _forks = Forks(None, ours, environment)
+    _alone = 0
+    subprocess.Popen._execute_child = _start  # type: ignore[attr-defined]
+    uvloop.new_event_loop = asyncio.new_event_loop  # whose processes are those of `subprocess`
+    return None
+
+
 def _main() -> None:
     for name in IMPORTED:
         __import__(name)
@@ -267,8 +336,11 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         program = _serve(requests)
-    if program is not None:
-        _become(program)
+    if program is None:
+        return
+    if program["argv"][1:3] == ["-m", "kera.cli"] and program["argv"][3:4] and program["argv"][3] in STARTING:
+        program = _fork_for_others(program["env"]) or program
+    _become(program)
 
 
 if __name__ == "__main__":

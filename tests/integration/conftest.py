@@ -7,7 +7,7 @@ import pytest
 
 from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
-from tests.forked_programs import forked_programs, started_alone
+from tests.forked_programs import begin_to_fork, started_alone
 from tests.integration.control_support import control_cluster_of
 from tests.integration.go_client import GoClient, find_go
 from tests.integration.kafka import Kafka, kafka_or_skip
@@ -21,19 +21,19 @@ SHM = Path("/dev/shm")
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a module go to one worker, so that no cluster of theirs starts twice; so do those with a server."""
+    """The tests with a server go to one worker, as do those of a module."""
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
-            shared = [each for each in ("zookeeper", "kafka") if each in getattr(item, "fixturenames", ())]
-            group = shared[0] if shared else item.path.stem.removeprefix("test_")
-            item.add_marker(pytest.mark.xdist_group(group))
+            for group in ("zookeeper", "kafka"):
+                if group in getattr(item, "fixturenames", ()):
+                    item.add_marker(pytest.mark.xdist_group(group))
+                    break
 
 
 @pytest.fixture(scope="session", autouse=True)
-def programs_are_forked() -> Iterator[None]:
-    """Programs of KerA start without their imports; before all other fixtures, so that it lasts as long as they do."""
-    with forked_programs():
-        yield
+def forks_are_ready() -> None:
+    """Clusters are started by threads, which cannot begin to fork."""
+    begin_to_fork()
 
 
 @pytest.fixture

@@ -33,6 +33,8 @@ pytestmark = pytest.mark.timeout(180)
 TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "grpc"])
 EXPIRED_S = 3.0
 """Within which what an expired token was shown for is over."""
+PAUSE_S = 0.02
+"""Between the records of a stream that somebody reads meanwhile."""
 SHORT_S = (4, 16, 64)
 """For how long a token is good that is to expire soon: on a busy machine the first may expire before it is used."""
 
@@ -174,6 +176,7 @@ async def test_a_consumer_ends_when_its_token_expires(issuing: Issuing, admin: C
         await producer.prepare(stream)
         while not task.done():
             await producer.send(stream, b"one")
+            await asyncio.sleep(PAUSE_S)
         assert time.time() >= until_s
     assert isinstance(reading.error, AuthenticationFailed), reading.error
     assert "the token expired" in reading.error.message
@@ -191,6 +194,7 @@ async def test_a_consumer_goes_on_if_there_is_a_newer_token_in_the_file(
         while time.time() < until_s + EXPIRED_S:
             await producer.send(stream, b"one")
             sent += 1
+            await asyncio.sleep(PAUSE_S)
         await until(lambda: task.done() or reading.records >= sent)
     assert reading.error is None
     assert reading.records == sent

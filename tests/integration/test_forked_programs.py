@@ -29,7 +29,7 @@ def how(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def is_forked(pid: int) -> bool:
-    return b"tests.forked_programs" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"JE_ARROW_MALLOC_CONF" in Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def test_it_has_its_arguments_environment_directory_and_streams(tmp_path: Path) -> None:
@@ -79,6 +79,8 @@ async def test_asyncio_has_it_too_and_it_takes_signals(how: str) -> None:
     assert process.stdout is not None
     assert await process.stdout.readline() == b"up\n"
     assert is_forked(process.pid) is (how == "forked")
+    shown = Path(f"/proc/{process.pid}/cmdline").read_text().rstrip("\0")
+    assert shown.split("\0") == [sys.executable, "-c", program]
     assert os.getsid(process.pid) == process.pid
     process.send_signal(signal.SIGTERM)
     assert await process.wait() == -signal.SIGTERM

@@ -15,7 +15,7 @@ SEED = 7
 
 @pytest.mark.timeout(180)
 async def test_whatever_comes_to_their_ports_daemons_live_and_others_lose_nothing(tmp_path: Path) -> None:
-    report = await daemons.run(tmp_path, SEED, 10.0, idle_s=1.0)
+    report = await daemons.run(tmp_path, SEED, 2.0, idle_s=0.5)
     assert report.defects == []
     assert report.verdict == "kept"
     assert report.acknowledged > 0
@@ -47,7 +47,7 @@ async def test_what_strangers_say_is_to_come_takes_no_memory_of_a_daemon(tmp_pat
 
 @pytest.mark.timeout(180)
 async def test_a_poisoned_chunk_is_read_or_refused_with_its_place_by_each_kind_of_consumer(tmp_path: Path) -> None:
-    reports = await consumers.run(tmp_path, SEED, 5.0, commands=1)
+    reports = await consumers.run(tmp_path, SEED, 2.0, commands=1)
     assert [report.defects for report in reports] == [[], [], []]
     for report in reports[:2]:
         assert report.outcomes["corrupt_chunk"] > 0

@@ -37,6 +37,7 @@ async def client(members: SharedCluster) -> AsyncIterator[Client]:
         yield connected
 
 
+@pytest.mark.slow
 def test_it_is_formatted_and_vetted_and_its_own_tests_pass(go: GoClient) -> None:
     assert go.unformatted() == ""
     vetted = go.tool("vet", "./...")

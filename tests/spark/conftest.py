@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.spark_connector import configure
-from tests.forked_programs import forked_programs
+from tests.forked_programs import begin_to_fork
 from tests.spark.support import QUICK_JVM, Kera, with_kera
 
 HERE = Path(__file__).parent
@@ -35,10 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def programs_are_forked() -> Iterator[None]:
-    """Programs of KerA start without their imports."""
-    with forked_programs():
-        yield
+def forks_are_ready() -> None:
+    """Clusters are started by threads, which cannot begin to fork."""
+    begin_to_fork()
 
 
 @pytest.fixture(scope="session")

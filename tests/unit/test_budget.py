@@ -1,10 +1,12 @@
 """What tests/budget.py prints of a run."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from tests.budget import Budget
+from tests.order import record, recorded
 
 
 def report(name: str, seconds: float, *, when: str = "call", marks: Iterable[str] = ()) -> pytest.TestReport:
@@ -21,8 +23,8 @@ def report(name: str, seconds: float, *, when: str = "call", marks: Iterable[str
 
 
 @pytest.fixture
-def budget() -> Budget:
-    budget = Budget()
+def budget(tmp_path: Path) -> Budget:
+    budget = Budget(tmp_path)
     for each in (
         report("tests/unit/core/test_a.py::test_x", 1.0),
         report("tests/spark/test_b.py::test_y", 20.0, when="setup"),
@@ -56,3 +58,19 @@ def test_workers_have_their_sums(budget: Budget) -> None:
     other.worker_id = "gw1"  # type: ignore[attr-defined]  # set by pytest-xdist
     budget.pytest_runtest_logreport(other)
     assert any(line.startswith("workers: ") and "gw1 7 s" in line for line in budget.lines())
+
+
+def test_what_groups_took_is_recorded_the_longest_first(tmp_path: Path) -> None:
+    budget = Budget(tmp_path)
+    for name, seconds in (("a.py::x[@]@one", 2.0), ("a.py::y@one", 4.4), ("b.py::z@two", 9.0), ("b.py::z@three", 1.0)):
+        budget.pytest_runtest_logreport(report(f"tests/unit/{name}", seconds))
+    record(budget.groups(), tmp_path / "durations")
+    assert (tmp_path / "durations").read_text() == "9 two\n6 one\n"
+
+
+def test_recorded_durations_are_of_groups_that_there_are(request: pytest.FixtureRequest) -> None:
+    root = request.config.rootpath
+    modules = [name for name in recorded() if name.startswith("tests.")]
+    assert modules
+    gone = [name for name in modules if not root.joinpath(*name.split(".")).with_suffix(".py").exists()]
+    assert gone == []

@@ -1,0 +1,53 @@
+"""Which worker runs what, and in which order: the longest groups first, so that no worker is left with one at the end.
+
+A group is what runs on one worker: those of a marker ``xdist_group``, else the tests of a module. `RECORDED` has how
+long the longer ones take, measured by `tests.budget` in a run of `make test`; others come after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+FOLDERS = ("spark", "integration", "simulation", "property", "unit")
+"""Those with the longest groups first."""
+RECORDED = Path(__file__).with_name("durations.txt")
+"""Lines of a number of seconds and the name of a group. They decide about the order only: old ones do no harm."""
+WORTH_S = 3.0
+"""Groups that take less are not recorded."""
+
+
+def group_of(item: pytest.Item) -> str:
+    """What the test belongs to; a test without a group gets that of its module."""
+    marker = item.get_closest_marker("xdist_group")
+    if marker is None:
+        module = item.path.relative_to(item.config.rootpath).with_suffix("")
+        marker = pytest.mark.xdist_group(".".join(module.parts)).mark
+        item.add_marker(pytest.mark.xdist_group(*marker.args))
+    return str(marker.args[0])
+
+
+def put_in_order(items: list[pytest.Item], recorded: Mapping[str, float]) -> None:
+    """Sort tests by what their groups take."""
+    places = {name: number for number, name in enumerate(FOLDERS)}
+
+    def place(item: pytest.Item) -> tuple[float, int]:
+        folder = item.path.relative_to(item.config.rootpath).parts[1]
+        return -recorded.get(group_of(item), 0.0), places.get(folder, len(FOLDERS))
+
+    items.sort(key=place)
+
+
+def recorded() -> dict[str, float]:
+    """Seconds of each recorded group."""
+    pairs = (line.split() for line in RECORDED.read_text().splitlines())
+    return {name: float(seconds) for seconds, name in pairs}
+
+
+def record(seconds: Mapping[str, float], file: Path) -> None:
+    """Write what groups took to `file`, in the form of `RECORDED`."""
+    long = sorted((-each, name) for name, each in seconds.items() if each >= WORTH_S)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(f"{-each:.0f} {name}\n" for each, name in long))
