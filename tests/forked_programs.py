@@ -323,7 +323,7 @@ def _fork_for_others(environment: Mapping[str, str]) -> dict[str, Any] | None:
     _forks = Forks(None, ours, environment)
     _alone = 0
     subprocess.Popen._execute_child = _start  # type: ignore[attr-defined]
-    uvloop.new_event_loop = asyncio.new_event_loop  # whose processes are those of `subprocess`
+    uvloop.new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]  # whose processes are those of `subprocess`
     return None
 
 

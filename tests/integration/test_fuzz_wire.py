@@ -14,7 +14,10 @@ SEED = 7
 
 
 @pytest.mark.timeout(180)
-async def test_whatever_comes_to_their_ports_daemons_live_and_others_lose_nothing(tmp_path: Path) -> None:
+async def test_whatever_comes_to_their_ports_daemons_live_and_others_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemons, "BATCH", daemons.BATCH_SLOW)
     report = await daemons.run(tmp_path, SEED, 2.0, idle_s=0.5)
     assert report.defects == []
     assert report.verdict == "kept"

@@ -128,7 +128,7 @@ def test_a_micro_batch_ends_at_the_same_time_everywhere_and_available_now_with_t
     assert end["epoch"] == {"ms": 1000, "first": 20, "next": 22}
 
 
-@both_engines
+@columnar_first
 def test_what_spark_writes_in_the_order_of_time_is_in_the_epochs_of_its_times(kera: Kera, stream: str) -> None:
     history(kera, stream, 1)
     rows = kera.spark.range(1000, numPartitions=1).select(
@@ -144,7 +144,7 @@ def test_what_spark_writes_in_the_order_of_time_is_in_the_epochs_of_its_times(ke
     assert kera.run(read) == {number: list(range(100 * number, 100 * number + 100)) for number in range(9)}
 
 
-@both_engines
+@columnar_first
 def test_an_entry_that_is_silent_holds_up_nothing_where_its_broker_goes_by_the_clock(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
@@ -257,7 +257,7 @@ def test_micro_batches_of_several_streams_end_at_the_same_time(kera: Kera, strea
     assert found == {0: [], 1: [("one", 10)], 2: [("one", 11)], 3: [("one", 12), ("other", 12)]}
 
 
-@both_engines
+@columnar_first
 def test_a_typed_stream_tells_its_epochs_too(kera: Kera, stream: str, tmp_path: Path) -> None:
     import pyarrow as pa
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(240)
 RECORDS = 35
 
 
-@both_engines
+@columnar_first
 def test_records_wait_for_each_other_and_each_comes_once(kera: Kera, stream: str, tmp_path: Path, engine: str) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(5))

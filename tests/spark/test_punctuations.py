@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client
-from tests.spark.support import Kera, both_engines, start, wait_until
+from tests.spark.support import Kera, columnar_first, start, wait_until
 
 YEAR_S = 366 * 86_400
 
@@ -32,7 +32,7 @@ async def is_due(client: Client, stream: str) -> bool:
     return entry.promised_us is not None and entry.promised_us > (entry.watermark_us or 0)
 
 
-@both_engines
+@columnar_first
 @pytest.mark.parametrize("shared_memory", ["auto", pytest.param("never", marks=pytest.mark.slow)])
 def test_a_batch_and_a_query_read_records_and_nothing_else(
     kera: Kera, stream: str, tmp_path: Path, shared_memory: str

@@ -22,7 +22,7 @@ from kera.client import Client
 from kera.client.producing.partitioner import streamlet_of
 from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.chaos import spark_job
-from tests.spark.support import Kera, both_engines, numbers, wait_until, written
+from tests.spark.support import Kera, both_engines, columnar_first, numbers, wait_until, written
 
 UTC = datetime.UTC
 FAILED = (PySparkException, Py4JJavaError)
@@ -152,7 +152,7 @@ def test_records_come_in_with_all_that_their_columns_say(kera: Kera, stream: str
     assert (second.value, second.key, second.timestamp_us, second.headers.pairs) == (None, None, micros, ())
 
 
-@both_engines
+@columnar_first
 def test_a_map_whose_keys_repeat_becomes_all_headers(kera: Kera, stream: str, tmp_path: Path) -> None:
     """Spark makes no such map itself, but keeps one that a file has."""
     kera.create(stream)
@@ -292,7 +292,7 @@ def test_a_frame_without_rows_writes_nothing(kera: Kera, stream: str) -> None:
     assert written(kera, stream) == []
 
 
-@both_engines
+@columnar_first
 def test_partitions_may_be_many_and_some_of_them_empty(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=STREAMLETS)
     frame = counting(kera, 200, partitions=40).where(F.col("value") % 20 < 7)
@@ -425,7 +425,7 @@ def test_where_auto_means_the_columnar_engine_python_writes_what_that_does_not(
         save(kera, frame, stream, mode="overwrite")
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+@pytest.mark.parametrize("codec", ["lz4", pytest.param("zstd", marks=pytest.mark.slow)])
 @both_engines
 def test_a_stream_may_be_compressed(kera: Kera, stream: str, codec: str) -> None:
     kera.create(stream, codec=codec, streamlets=2)
@@ -569,7 +569,7 @@ def test_a_query_that_would_replace_what_was_written_is_refused(kera: Kera, stre
         query.awaitTermination()
 
 
-@both_engines
+@columnar_first
 def test_updates_are_written_by_batches_with_the_number_of_the_micro_batch(
     kera: Kera, stream: str, texts: Texts
 ) -> None:
@@ -609,7 +609,7 @@ def test_a_streaming_query_that_cannot_be_written_ends_with_the_reason(
     assert message in str(raised.value)
 
 
-@both_engines
+@columnar_first
 def test_what_was_read_can_be_written_as_it_is(kera: Kera, stream: str, tmp_path: Path) -> None:
     copy = stream + "-copy"
     kera.create(stream, streamlets=2)
