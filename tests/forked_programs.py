@@ -44,16 +44,17 @@ MODULES = (
     "kera.backup",
     "kera.spark_connector.service",
     "tests.integration.",
+    "tests.simulation",
 )
 """Beginnings of the names of modules that are forked with ``-m``."""
 ABOUT_IMPORTS = ("sys.modules", "fork", "multiprocessing")
 """Text given to ``-c`` that imports KerA is forked, unless it has one of these words."""
+DAEMONS = ("coordinator", "broker", "backup")
 STARTING = ("dev", "node", "bench")
 """Commands of `kera` that start programs themselves."""
 USERS = ("tests/integration/", "tests/spark/")
 """Tests with such text that is a user's program. In unit tests it is about a module, and so about its import."""
 IMPORTED = (
-    "grpc",
     "kera.client",
     "kera.coordinator.__main__",
     "kera.backup.__main__",
@@ -93,14 +94,21 @@ class Forks:
         self._lock = threading.Lock()
 
     @classmethod
-    def new(cls) -> Forks:
-        """One that imports everything first."""
+    def new(cls, *, daemons: bool) -> Forks:
+        """One that imports everything first: what gRPC writes is for daemons' logs, and not for users of commands."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Neither has threads of its own, which a fork would be without.
         alone = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forked_programs", str(theirs.fileno()), " " * COMMAND_LINE_BYTES],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.forked_programs",
+                    str(theirs.fileno()),
+                    str(daemons),
+                    " " * COMMAND_LINE_BYTES,
+                ],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **alone},
                 cwd=Path(__file__).parent.parent,
@@ -142,7 +150,8 @@ def _is_keras(argv: Sequence[str]) -> bool:
     return flag == "-m" and program.startswith(MODULES)
 
 
-_forks: Forks | None = None
+_forks: dict[bool, Forks] = {}
+"""By whether they are for daemons."""
 _alone = 1
 """How many blocks want no forks."""
 _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
@@ -151,7 +160,7 @@ _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 @contextlib.contextmanager
 def forked_programs() -> Iterator[None]:
     """Have programs forked from here on."""
-    global _forks, _alone  # noqa: PLW0603 - there is one for the process
+    global _alone  # noqa: PLW0603 - there is one for the process
     if SYS_CLONE is None or os.environ.get("KERA_TESTS_FORK") == "0":
         yield
         return
@@ -162,16 +171,15 @@ def forked_programs() -> Iterator[None]:
     finally:
         _alone += 1
         subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
-        if _forks is not None:
-            _forks.close()
-            _forks = None
+        for forks in _forks.values():
+            forks.close()
+        _forks.clear()
 
 
 def begin_to_fork() -> None:
     """Import what programs need, before a thread asks for one: only the main thread can do that, see `Forks`."""
-    global _forks  # noqa: PLW0603 - as above
-    if _forks is None and not _alone and threading.current_thread() is threading.main_thread():
-        _forks = Forks.new()
+    if not _forks and not _alone and threading.current_thread() is threading.main_thread():
+        _forks.update({daemons: Forks.new(daemons=daemons) for daemons in (False, True)})
 
 
 @contextlib.contextmanager
@@ -205,7 +213,8 @@ def _start(popen: subprocess.Popen[Any], *arguments: Any) -> None:
         _execute_child(popen, *arguments)
         return
     begin_to_fork()
-    if _forks is None or not _forks.takes(argv, environment, directory):
+    forks = _forks.get(argv[2] == "kera.cli" and len(argv) > 3 and argv[3] in DAEMONS)
+    if forks is None or not forks.takes(argv, environment, directory):
         _execute_child(popen, *arguments)
         return
     streams = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
@@ -213,7 +222,7 @@ def _start(popen: subprocess.Popen[Any], *arguments: Any) -> None:
         _execute_child(popen, *arguments)
         return
     request = {"argv": argv, "env": environment, "cwd": directory, "session": bool(start_new_session)}
-    popen.pid = _forks.fork(request, streams)
+    popen.pid = forks.fork(request, streams)
     popen._child_created = True  # type: ignore[attr-defined]
     popen._close_pipe_fds(*arguments[10:16])  # type: ignore[attr-defined]
 
@@ -278,6 +287,9 @@ def _become(program: Mapping[str, Any]) -> None:
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(text, "<string>", "exec"), main.__dict__)
         return
+    for name in (text, f"{text}.__main__"):  # it would warn of one that is there
+        if not hasattr(sys.modules.get(name), "__path__"):
+            sys.modules.pop(name, None)
     try:
         runpy.run_module(text, run_name="__main__", alter_sys=True)
         ended = SystemExit(0)
@@ -305,7 +317,7 @@ def _end(code: int) -> None:
 
 def _fork_for_others(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """Begin to fork programs for this one; in each of them, gives what it is to be."""
-    global _forks, _alone  # noqa: PLW0603 - in this program
+    global _alone  # noqa: PLW0603 - in this program
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         ours.close()
@@ -320,7 +332,7 @@ def _fork_for_others(environment: Mapping[str, str]) -> dict[str, Any] | None:
             os._exit(0)
         return program
     theirs.close()
-    _forks = Forks(None, ours, environment)
+    _forks.update(dict.fromkeys((False, True), Forks(None, ours, environment)))
     _alone = 0
     subprocess.Popen._execute_child = _start  # type: ignore[attr-defined]
     uvloop.new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]  # whose processes are those of `subprocess`
@@ -328,6 +340,8 @@ def _fork_for_others(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _main() -> None:
+    if sys.argv[2] == str(True):
+        __import__("grpc")
     for name in IMPORTED:
         __import__(name)
     command_of(app)
