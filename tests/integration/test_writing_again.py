@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from kera.client import PRODUCER_IDS, Appender, AppendResult, Client
 from kera.local.cluster import RunningCluster
-from kera.spark_connector.writing.streamlet_log import StreamletLog
 from kera.spark_connector.writing.streamlet_writer import StreamletWriter
+from kera.spark_connector.writing.task import StreamletLog
 
 NAME = PRODUCER_IDS[7]
 CHUNK_BYTES = 8 << 10

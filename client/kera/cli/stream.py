@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kera.cli._arrow_types import parse_columns
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
@@ -19,7 +18,6 @@ from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_docume
 from kera.cli._run import UsageError, run_async
 from kera.cli._schema_files import arrow_schema_of
 from kera.cli._sizes import parse_size
-from kera.cli._stream_document import stream_document
 from kera.cli._table import fields, format_time, plural, table
 from kera.core.base.internal_names import is_internal
 from kera.core.base.sizes import format_size
@@ -28,7 +26,12 @@ from kera.core.errors import KeraError, UnknownStream
 from kera.core.push import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kera.client import Client, EntryBounds, Position, StreamConfig, StreamDescription
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 app = Commands(help="Create, list, describe, alter, truncate and delete streams.", no_args_is_help=True)
 
@@ -41,6 +44,71 @@ PUNCTUATION_HELP = (
 )
 GRACE_HELP = "How long after its time a record may come before its entry may count as silent."
 AHEAD_HELP = "With epochs: refuse records with times further ahead of the clock; 0s: take any."
+
+
+def stream_document(stream: StreamDescription, bounds: dict[int, list[EntryBounds]] | None = None) -> dict[str, Any]:
+    """`stream` as JSON; with `bounds`, also what each entry holds. Offsets have their older names beside them."""
+    document: dict[str, Any] = {
+        "name": stream.name,
+        "stream_id": stream.stream_id,
+        "created_us": stream.created_us,
+        "created_by": stream.created_by,
+        "config": dataclasses.asdict(stream.config),
+        "typed": stream.typed,
+        "schema_id": stream.schema_id,
+        "schema": [
+            {"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in stream.schema
+        ],
+        "key_column": stream.key_column,
+        "timestamp_column": stream.timestamp_column,
+        "streamlets": [
+            {
+                "streamlet": streamlet,
+                "broker_id": assignment.broker_id,
+                "broker_epoch": assignment.broker_epoch,
+            }
+            for streamlet, assignment in sorted(stream.assignments.items())
+        ],
+    }
+    if bounds is not None:
+        for streamlet in document["streamlets"]:
+            streamlet["entries"] = [
+                {
+                    "first_offset": bound.first_record,
+                    "end_offset": bound.next_record,
+                    "first_record": bound.first_record,
+                    "next_record": bound.next_record,
+                    "length_bytes": bound.length_bytes,
+                    "start": bound.start._asdict(),
+                    "end": bound.end._asdict(),
+                }
+                for bound in bounds.get(streamlet["streamlet"], [])
+            ]
+    return document
+
+
+def parse_columns(columns: Iterable[str], *, option: str = "--column") -> pa.Schema:
+    """A schema from ``name:type`` texts, values of `option`, such as ``fare:float64`` or ``tags:list<string>``.
+
+    The names of types are Arrow's own, so that ``kera stream create`` takes the output of ``kera stream describe``.
+    Raises `UsageError` that names the wrong text.
+    """
+    import pyarrow as pa
+
+    from kera.core.format.arrow_types import arrow_type
+
+    fields = []
+    for column in columns:
+        name, colon, kind = column.partition(":")
+        if not (name and colon and kind):
+            raise UsageError(f"{option} {column}: write NAME:TYPE, as in fare:float64", column=column)
+        found = arrow_type(kind.strip())
+        if found is None:
+            known = "int64, float64, string, bool, timestamp[us, UTC]"
+            message = f"{option} {column}: Arrow has no type {kind.strip()}; try {known}"
+            raise UsageError(message, column=column)
+        fields.append(pa.field(name, found))
+    return pa.schema(fields)
 
 
 @app.command()

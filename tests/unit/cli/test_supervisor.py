@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from kera.core.errors import InternalError, PathNotWritable
-from kera.local.child import Child, ChildStartError
-from kera.local.log_tail import log_tail
+from kera.local.child import Child, ChildStartError, log_tail
 
 READY = """
 import json, os, sys

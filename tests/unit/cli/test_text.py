@@ -3,10 +3,10 @@
 import pyarrow as pa
 import pytest
 
-from kera.cli._arrow_types import parse_columns
 from kera.cli._run import UsageError
 from kera.cli._sizes import parse_size
 from kera.cli._table import fields, format_time, plural, table
+from kera.cli.stream import parse_columns
 from kera.core.base.sizes import format_size
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from kera.client import Latency, LatencyConstraint, LatencyDescription, LatencyHop
-from kera.console.web.hops import WIDTH, bars
+from kera.console.pages.latency import WIDTH, bars
 from kera.console.web.words import microseconds
 from kera.core.errors import NotAllowed, UnknownLatencyConstraint
 from tests.unit.console.conftest import MakeBrowser

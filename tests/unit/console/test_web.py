@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kera.console.pages.paging import paged
 from kera.console.pages.signing import way_on
 from kera.console.settings import ConsoleSettings, parse_listen, url_of
-from kera.console.watching.samples import Histories
 from kera.console.watching.sessions import Sessions
+from kera.console.watching.view import Histories
 from kera.console.web.charts import HEIGHT, WIDTH, ceiling, chart
 from kera.console.web.gate import comes_from_us, host_in, is_ours
 from kera.console.web.parameters import Parameters

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.spark_connector.writing.filling import LATEST, Filling
+from kera.spark_connector.writing.task import LATEST, Filling
 
 
 def test_a_chunk_fills_for_what_storing_leaves_of_the_target() -> None:

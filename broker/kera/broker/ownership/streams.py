@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Iterable, Iterator
+from collections.abc import Callable, Container, Generator, Iterable, Iterator
 
 from kera.broker.event import Event
 from kera.broker.log.entry import Entry
@@ -11,7 +11,6 @@ from kera.broker.log.streamlet import PRODUCER_LIMITS, ProducerLimits, Streamlet
 from kera.broker.ownership.moved_starts import MovedStarts
 from kera.broker.ownership.opener import StreamletOpener
 from kera.broker.ownership.producer_fences import ProducerFences
-from kera.broker.ownership.removal import StreamletRemoval
 from kera.broker.ownership.stored import Full
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.stream_records import assignments_version, is_news, put_stream
@@ -23,9 +22,40 @@ from kera.broker.storage.restart import Restart, Unserved
 from kera.core.base.done import Done, nothing
 from kera.core.base.ids import EntryId, Position
 from kera.core.base.turns import at_once
-from kera.core.errors import InvalidArgument, NotReplicated, Unavailable, UnknownStream
+from kera.core.errors import InvalidArgument, KeraError, NotReplicated, Unavailable, UnknownStream
 from kera.server.lineage import comes_from
 from kera.v1 import common_pb2
+
+
+class StreamletRemoval:
+    """Removes what is left of streamlets that are not open here, on disk and in memory. Belongs to one event loop."""
+
+    def __init__(self, memory: PersistenceManager, restart: Restart) -> None:
+        self._memory = memory
+        self._restart = restart
+        self._waiting: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        """Streamlets whose records and files are being removed, with who waits for that."""
+
+    def remove(self, stream_id: int, streamlet_id: int, done: Done = nothing) -> None:
+        """Remove what is left of a streamlet that is not open; `done` when its files are gone."""
+        self._restart.drop_leftovers(lambda *streamlet: streamlet == (stream_id, streamlet_id))
+        waiting = self._waiting.setdefault((stream_id, streamlet_id), [])
+
+        def removed(error: KeraError | None) -> None:
+            self._waiting.pop((stream_id, streamlet_id), None)
+            for go_on in waiting:
+                go_on()
+            done(error)
+
+        self._memory.removals.drop_streamlet(stream_id, streamlet_id, removed)
+
+    def when_removed(self, stream_id: int, streamlet_id: int, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when nothing of an earlier time of the streamlet is being removed any more."""
+        waiting = self._waiting.get((stream_id, streamlet_id))
+        if waiting is None:
+            go_on()
+        else:
+            waiting.append(go_on)
 
 
 class Streams:

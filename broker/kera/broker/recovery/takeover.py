@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kera.broker.backup_ways import OVER_TCP, BackupWays
@@ -24,13 +24,12 @@ from kera.broker.log.bounds import removed_before
 from kera.broker.log.entry import Entry
 from kera.broker.log.waiting import until_done, woken
 from kera.broker.ownership.streams import Streams
-from kera.broker.records import Change, EntryRecord, Graft, OriginRecord
+from kera.broker.records import Change, EntryRecord, Graft, OriginRecord, SegmentAddress, UnsureTail
 from kera.broker.recovery.plan import EntryPlan, EntryStart, StreamletPlan
 from kera.broker.recovery.progress import WAITS_MAX, RebuildProgress, RecoveryTotals
 from kera.broker.recovery.rebuild import Rebuild, RebuildLimits
 from kera.broker.recovery.scan import Launches, Ref
 from kera.broker.recovery.survey import Materials, Sought, Sources, Survey, SurveyResult, SurveyResults, launches, seek
-from kera.broker.recovery.unsure_tails import found_unsure, settled
 from kera.broker.replication.manager import Replication
 from kera.broker.storage.index_format import (
     delete_segment,
@@ -42,7 +41,7 @@ from kera.broker.storage.index_format import (
 )
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart
-from kera.broker.storage.unsure import delete_unsure, put_unsure
+from kera.broker.storage.unsure import Index, delete_unsure, put_unsure, unsure_tail
 from kera.core.base.done import nothing
 from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.base.telemetry import get_logger
@@ -57,6 +56,29 @@ UNOPENED_S_MAX = 10.0
 """How long it is told why streamlets could not be opened: whoever wants them tries again sooner."""
 FLUSH_WAIT_S = 5.0
 """For older groups of a streamlet that is open already to be on disk."""
+
+
+def found_unsure(index: Index, ref: Ref, plan: StreamletPlan) -> dict[int, UnsureTail]:
+    """By entry, where unsure tails begin; what was found before may be unsure still."""
+    found = {}
+    for number, entry in enumerate(plan.entries):
+        if entry.unsure is not None:
+            known = unsure_tail(index, EntryId(*ref, number))
+            found[number] = entry.unsure if known is None else min(known, entry.unsure)
+    return found
+
+
+def settled(entries: Iterable[Entry], uncovered: Collection[SegmentAddress]) -> list[Entry]:
+    """Entries whose unsure tails have their replicas, and are unsure no more; `uncovered`: segments that have not."""
+    found = []
+    for entry in entries:
+        tail = entry.unsure
+        if tail is not None and not any(
+            address.entry == entry.index and address[3:] >= tail.position[:2] for address in uncovered
+        ):
+            entry.unsure = None
+            found.append(entry)
+    return found
 
 
 @dataclass(slots=True)

@@ -23,13 +23,13 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
 from kera.broker.counters import PushTotals
 from kera.broker.latency.hold_timer import HoldTimer
 from kera.broker.latency.holding import HELD_BYTES_MAX, Held, Hold, Holds
-from kera.broker.log.arena import Arena
+from kera.broker.log.arena import Arena, Slot
 from kera.broker.log.arena_file import ArenaFile
 from kera.broker.log.bounds import end_of, lag_records
 from kera.broker.log.entry import Entry
@@ -40,7 +40,6 @@ from kera.broker.ownership.streams import Streams
 from kera.broker.serving.following import Follower, Loading, Watches
 from kera.broker.serving.inbox import Inbox
 from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, PushLimits
-from kera.broker.serving.reader_leases import ReaderLeases
 from kera.broker.slices import Loop, Slices
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.base.ids import Position
@@ -54,6 +53,50 @@ from kera.v1 import push_pb2
 log = get_logger("kera.push")
 
 Reason = push_pb2.PushEnd.Reason
+
+
+class ReaderLeases:
+    """The slots of memory that a reader of this node holds: a leased slot is not reused. Belongs to one connection."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._counts: Counter[int] = Counter()
+        """By slot; none is 0."""
+
+    def add(self, slot: Slot) -> None:
+        """The reader gets another run of chunks in this slot."""
+        slot.lease()
+        self._counts[slot.index] += 1
+
+    def release(self, index: int) -> None:
+        """The reader has let go of one. Raises `ProtocolError` if it had none."""
+        left = self._counts[index] - 1
+        if left < 0:
+            raise ProtocolError(f"slot {index} is not leased to this reader", slot=index)
+        if left:
+            self._counts[index] = left
+        else:
+            del self._counts[index]
+        self._arena.slot(index).release()
+
+    def release_all(self) -> None:
+        """The reader is gone; may be repeated."""
+        counts, self._counts = self._counts, Counter()
+        for index, count in counts.items():
+            self._arena.slot(index).release(count)
+
+    @property
+    def too_many(self) -> bool:
+        """Whether all readers hold half of the memory, or this one a quarter.
+
+        Of the latter, what is being written to does not count: it is in memory in any case, and many subscriptions that
+        follow their entries lease all of it for a moment.
+        """
+        arena, mine = self._arena, self._counts
+        slots = arena.slot_count
+        if 2 * arena.leased_slots > slots:
+            return True
+        return 4 * len(mine) > slots and 4 * sum([not arena.slot(index).open for index in mine]) > slots
 
 
 class Push:

@@ -7,7 +7,7 @@ or records of them. Between entries there is no order, as between partitions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Self, get_args
@@ -23,19 +23,63 @@ from kera.client.consuming.data_frames import ReadsTables, Rows
 from kera.client.consuming.decoding import DecodedRecords, Decoding, MakeDecoding
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.one_by_one import OneByOne
-from kera.client.consuming.open_chunk import OpenChunk
 from kera.client.consuming.records import records_of
 from kera.client.consuming.start_and_end import End, Start, first_records, ranges_to_read
 from kera.client.positions import Places, Positions, check_place
 from kera.client.settings import ConsumerSettings
 from kera.client.tasks import Turns
 from kera.client.types import Record, StreamDescription
-from kera.core.base.ids import EntryId, Position
+from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import ClosedError, InvalidArgument, KeraError
 from kera.core.format.arrow_types import empty_batch
 
 LOOKED_UP_AT_ONCE_MAX = 64
 """Streams: of ten thousand, one after the other would take half a minute."""
+
+
+class OpenChunk:
+    """A chunk whose records are being delivered one by one, or several that have come together.
+
+    Each chunk is delivered with its last record, so that one is kept back. The records before it are at hand: they are
+    taken without asking anybody.
+    """
+
+    def __init__(self, offer: Callable[[Iterator[Record]], None]) -> None:
+        """`offer` is told what is at hand, whenever that is something else."""
+        self._offer = offer
+        self.chunk: ChunkBatch | None = None
+        self.at_hand: Iterator[Record] = iter(())
+        """The records up to the last one of a chunk."""
+        self._records: Iterator[Record] = iter(())
+        self._ends: Iterator[tuple[int, Position]] = iter(())
+        """See `ChunkBatch.ends`: of what comes behind `_span`."""
+        self._span = (0, 0, EARLIEST)
+        """The chunk that is being delivered: its first and last record, and where the next one starts."""
+
+    def open(self, chunk: ChunkBatch, records: Iterator[Record]) -> None:
+        """Begin with its records."""
+        self.chunk, self._records, self._ends = chunk, records, chunk.ends()
+        self._offer_from(chunk.header.first_record)
+
+    def pass_end(self) -> tuple[Position, Record | None]:
+        """Deliver a chunk whose other records were taken: where the next one starts, and its last record, if any."""
+        first, last, behind = self._span
+        record = next(self._records, None) if first <= last else None
+        self._offer_from(last + 1)
+        return behind, record
+
+    def close(self) -> None:
+        """Have no chunk."""
+        self.chunk, self._records, self.at_hand = None, iter(()), iter(())
+        self._offer(self.at_hand)
+
+    def _offer_from(self, first: int) -> None:
+        for last, behind in self._ends:
+            self._span = first, last, behind
+            self.at_hand = islice(self._records, max(0, last - first))
+            self._offer(self.at_hand)
+            return
+        self.close()
 
 
 class Consumer(DecodedRecords, ReadsTables):

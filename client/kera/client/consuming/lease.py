@@ -15,20 +15,64 @@ and *committed* when that has answered: nobody reads it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kera.client.cluster.fetch import Fetched
 from kera.client.cluster.intervals import start_of_group
-from kera.client.consuming.cutting import Cut, bytes_behind, cut_behind
 from kera.client.consuming.ranges import Range
 from kera.client.types import fill_cursor, position_of
 from kera.core.base.ids import EntryId, Position
-from kera.core.errors import DataLost
+from kera.core.errors import CorruptChunk, DataLost
+from kera.core.format.chunk import iterate_chunks
 from kera.v1 import consumer_group_pb2
 
 Gap = tuple[int, int]
 """Ordinals of records that are gone: of the first one, and of the one behind them."""
+
+
+class Cut(NamedTuple):
+    """A place in a group where a chunk ends."""
+
+    position: Position
+    record: int
+    """Ordinal of the record there."""
+
+
+def bytes_behind(fetched: Fetched, position: Position) -> int:
+    """How many bytes of what was fetched lie behind a position."""
+    if fetched.next <= position:
+        return 0
+    begins_before = fetched.start < position and fetched.next[:2] == position[:2]
+    return fetched.next.offset - position.offset if begins_before else fetched.size_bytes
+
+
+def cut_behind(fetched: Fetched, position: Position, bytes_min: int) -> Cut | None:
+    """The first place in what was fetched with at least so many bytes between it and `position`, in the same group.
+
+    A consumer that is asked for the rest of a group keeps what it has begun, up to such a place. Only headers are read.
+    None: there is no such place, or the bytes cannot be relied upon.
+    """
+    try:
+        found = next((cut for cut, behind in _places(fetched, position) if behind >= bytes_min), None)
+    except CorruptChunk:
+        return None
+    return found if fetched.slot is None or fetched.slot.intact else None
+
+
+def _places(fetched: Fetched, position: Position) -> Iterator[tuple[Cut, int]]:
+    """Where chunks end behind a position of the same group, and how many bytes lie between."""
+    start, passed = fetched.start, 0
+    for buffer in fetched.buffers:
+        for header, _ in iterate_chunks(memoryview(buffer)):
+            if header.group_id != position.group_id:
+                return
+            if header.segment_id != start.segment_id:
+                start = Position(header.group_id, header.segment_id, 0)
+            start = start._replace(offset=start.offset + header.chunk_bytes)
+            if start > position:
+                passed += header.chunk_bytes
+                yield Cut(start, header.first_record + header.record_count), passed
 
 
 class LeaseKey(NamedTuple):

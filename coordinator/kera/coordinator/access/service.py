@@ -26,15 +26,16 @@ from kera.coordinator.access.records import (
     token_key,
     user_key,
 )
-from kera.coordinator.access.remarks import remark_on
 from kera.coordinator.access.telling import Telling, TellMember
+from kera.coordinator.cluster.catalog import Catalog
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
 from kera.coordinator.store.ledger import number
 from kera.core.access.accounts import Token
-from kera.core.access.identity import USER, Identity, check_name, check_principal
+from kera.core.access.identity import EVERYBODY, USER, Identity, check_name, check_principal
 from kera.core.access.rights import CLUSTER, Operation, Rights, check_resource, covers, operation_word
-from kera.core.errors import InvalidArgument, NotAllowed, UnknownUser
+from kera.core.base.spelling import closest
+from kera.core.errors import InvalidArgument, NotAllowed, UnknownStream, UnknownUser
 from kera.core.rpc import api
 from kera.core.rpc.method import Peer
 from kera.server.access.audit import Audit
@@ -46,6 +47,33 @@ TOKEN_LIFETIME_MS = 24 * 3600 * 1000
 DECOYS_BYTES = 32
 TOKEN_RENEWABLE_MS = 7 * 24 * 3600 * 1000
 """From when it was issued."""
+
+
+COMPARED_MAX = 1000
+"""Names of streams, to find what somebody has meant: comparing more would hold everybody up."""
+
+
+def remark_on(rule: messages.AccessRule, catalog: Catalog, records: AccessRecords) -> str:
+    """A remark on a valid rule that may not be meant, as nothing has the names in it. Empty: there is none."""
+    remarks = []
+    kind, _, name = rule.resource.partition(":")
+    if kind == "stream" and not name.endswith("*"):
+        try:
+            catalog.named(name)
+        except UnknownStream:
+            known = [stream.name for stream in catalog.streams()] if len(catalog) <= COMPARED_MAX else []
+            meant = closest(name, known)
+            remarks.append(f"there is no stream {name!r} now" + (f"; did you mean {meant!r}?" if meant else ""))
+    if kind == "domain" and not name.endswith("*"):
+        domains = {stream.config.memory_domain for stream in catalog.streams()}
+        if name not in domains:
+            meant = closest(name, sorted(domains))
+            text = f"no stream is in memory domain {name!r} now"
+            remarks.append(text + (f"; did you mean {meant!r}?" if meant else ""))
+    user = rule.principal.removeprefix(USER)
+    if rule.principal.startswith(USER) and rule.principal != EVERYBODY and records.user(user) is None:
+        remarks.append(f"no user {user!r} is kept here, which is right for one with a certificate or a JWT")
+    return "; ".join(remarks)
 
 
 class AccessService:

@@ -35,10 +35,18 @@ from kera.core.errors import KeraError, PathNotWritable, PortTaken, ProtocolErro
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.arriving import ARRIVING_BYTES_MAX, Arriving
 from kera.core.rpc.connections import BACKLOG, CONNECTIONS_MAX_DEFAULT
-from kera.core.rpc.frame_answers import encode_answer, encode_refusal
 from kera.core.rpc.frame_sharing import Shared
-from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_error, lazy_memory, method_at
-from kera.core.rpc.handling import deferred_reply, run_handler
+from kera.core.rpc.frames import (
+    NO_REQUEST,
+    FrameHeader,
+    FrameProtocol,
+    Kind,
+    encode_error,
+    encode_frame,
+    lazy_memory,
+    method_at,
+)
+from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
 from kera.core.rpc.holds import Holds
 from kera.core.rpc.limits import (
     BULK_BYTES_MAX,
@@ -67,6 +75,23 @@ _REFUSED_S = 1.0
 """For a peer to read why it is refused: it could not any more if the connection were closed with something unread."""
 _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
+
+
+_REPLY = Kind.REPLY
+"""Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
+
+
+def encode_answer(header: FrameHeader, method: Method[Any, Any], reply: Reply[Any], bulk_bytes_max: int) -> list[Any]:
+    """A reply in pieces, see `encode_frame`; what cannot be sent becomes an error."""
+    try:
+        return encode_frame(_REPLY, method, header.request_id, reply.message, reply.bulk, bulk_bytes_max)
+    except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
+        return [encode_refusal(header, method, error)]
+
+
+def encode_refusal(header: FrameHeader, method: Method[Any, Any] | None, error: BaseException) -> bytes:
+    """An error."""
+    return encode_error(header.method, header.request_id, error_reply(error, method))
 
 
 @dataclass(frozen=True, slots=True)

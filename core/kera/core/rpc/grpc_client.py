@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -12,13 +13,13 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # an extension without stubs
 
+from kera.core.base.address import CLOSED_AT_ONCE, not_taken
 from kera.core.base.closing import is_being_cancelled
 from kera.core.base.freed_memory import keep_freed_memory
 from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.rpc import api, grpc_forks
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options
-from kera.core.rpc.grpc_reasons import WRONG_HOST, reason_of_tls
 from kera.core.rpc.grpc_strangers import beside_call
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_request
 from kera.core.rpc.method import REFUSALS, Introduction, Method, Reply, RequestT, ResponseT, introduce
@@ -37,6 +38,45 @@ _NO_ADDRESS = "Failed to create channel to "
 INTRODUCTION_S = 10.0
 """For each step of showing who we are."""
 _Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+WRONG_HOST = "call host does not match SSL server name"
+"""For a certificate whose subject alone names a host, as was once usual; it comes with a status of its own."""
+_CLOSED = ("Socket closed", "Connection reset by peer")
+_VERIFICATION = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:;]+)")
+_ANOTHER_HOST = not_taken("it is for another host")
+_WORDS = {
+    "Hostname Verification Check failed": _ANOTHER_HOST,
+    "Peer name": _ANOTHER_HOST,
+    WRONG_HOST: _ANOTHER_HOST,
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
+    "missing selected ALPN": "it speaks TLS and not gRPC: that is another port, of frames or metrics",
+    "NO_COMMON_SIGNATURE_ALGORITHMS": "one of the two certificates has a key of a kind that gRPC does not know; RSA"
+    " will do, and EC with P-256 or P-384",
+}
+
+
+def reason_of_tls(details: str, tls: Tls | None) -> str:
+    """Why TLS made no connection, in our words; `details` are gRPC's. Empty: it is not about TLS.
+
+    A server of gRPC that refuses a handshake closes the connection and says nothing, so the caller has to look at its
+    own certificate to find out.
+    """
+    found = _VERIFICATION.search(details)
+    if found is not None:
+        return not_taken(found[1])
+    for words, reason in _WORDS.items():
+        if words in details:
+            return reason
+    if not any(words in details for words in _CLOSED):
+        return ""
+    if tls is None:
+        return CLOSED_AT_ONCE
+    if tls.files.cert is None:
+        return "it closes the connection at once; if it wants a certificate, set tls_cert and tls_key"
+    text = f"it closes the connection at once, as if it did not take {tls.files.cert}"
+    own = tls.own_refusal()
+    return f"{text}: {own}" if own else f"{text}; its log says why"
 
 
 class GrpcChannel:

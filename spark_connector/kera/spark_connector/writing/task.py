@@ -25,12 +25,18 @@ from pyspark.sql.types import StructType
 
 from kera.core.errors import KeraError, ProducerFenced, SchemaMismatch, UnknownStream
 from kera.spark_connector.writing.columns import Columns
-from kera.spark_connector.writing.filling import Filling
-from kera.spark_connector.writing.streamlet_log import StreamletLog
 from kera.spark_connector.writing.streamlet_writer import StreamletWriter
 
 if TYPE_CHECKING:
-    from kera.client import Appender, Client, StreamDescription
+    from kera.client import Appender, AppendResult, Client, StreamDescription
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kera.core.base.ids import Position
+from kera.core.errors import InternalError
+from kera.spark_connector.writing.stored_chunks import StoredChunks
 
 CHUNK_BYTES = 1 << 20
 """Rows are gathered until they are so many bytes; a chunk is at most twice as large."""
@@ -40,6 +46,82 @@ GATHERED_BYTES_MAX = 32 << 20
 QUEUED_BYTES_MAX = 32 << 20
 TIMER_S = 0.001
 """It is looked no more often which chunks are due."""
+
+
+MARGIN = 0.1
+LEFT = 0.5
+"""Minimum share of the target."""
+LATEST = 32
+"""Chunks that count."""
+SLACK = 1 / 8
+"""So much earlier a chunk goes, if others do: each look and each request costs more than it saves."""
+
+
+class StreamletLog:
+    """A `kera.spark_connector.writing.streamlet_writer.Log` in a cluster."""
+
+    def __init__(
+        self, client: Client, appender: Appender, streamlet_id: int, *, took: Callable[[float], None] | None = None
+    ) -> None:
+        """`took` is told how many seconds each append takes."""
+        self._chunks = StoredChunks(
+            client, appender.stream.name, streamlet_id, appender.producer_id, appender.producer_epoch
+        )
+        self._appender = appender
+        self._took = took
+        self._last: AppendResult | None = None
+        """The result of the last append."""
+        self._found: Position | None = None
+        """Where the last chunk ended that was read back."""
+
+    async def append(self, rows: pa.RecordBatch, sequence: int) -> tuple[int, bool]:
+        """See `kera.spark_connector.writing.streamlet_writer.Log.append`."""
+        begun_s = time.monotonic()
+        self._last = appended = await self._appender.append(self._chunks.streamlet_id, rows, sequence)
+        if self._took is not None:
+            self._took(time.monotonic() - begun_s)
+        return appended.record_count, appended.duplicate
+
+    async def stored(self, sequence: int) -> pa.RecordBatch | None:
+        """See `kera.spark_connector.writing.streamlet_writer.Log.stored`. To be asked right after `append`."""
+        if self._last is None:
+            raise InternalError("what is there is read after an append has found it")
+        chunk = await self._chunks.find(self._last.entry, self._last.position, sequence, self._found)
+        if chunk is None:
+            return None
+        self._found = chunk.next
+        return chunk.batch
+
+
+class Filling:
+    """How long a chunk of a task that writes with ``latencyTarget`` may fill. Times in seconds, on any clock.
+
+    A row is to be stored at most so long after the task has it. So a chunk goes, full or not, when its first row has
+    been there for
+
+        the target - the time that storing takes - a tenth of the target
+
+    The time that storing takes is the worst of the latest chunks. Where that leaves less than half of the target, half
+    of it is taken: more chunks would not be stored faster. Java has the same in ``kera.spark.write.Filling``.
+    """
+
+    def __init__(self, target_s: float) -> None:
+        self._target_s = target_s
+        self._took_s: deque[float] = deque(maxlen=LATEST)
+
+    def stored(self, took_s: float) -> None:
+        """A chunk was acknowledged so long after it was closed."""
+        self._took_s.append(took_s)
+
+    @property
+    def fills_s(self) -> float:
+        """How long a chunk may fill."""
+        left_s = self._target_s * (1 - MARGIN) - max(self._took_s, default=0.0)
+        return max(left_s, self._target_s * LEFT)
+
+    def is_due(self, since_s: float, now_s: float) -> bool:
+        """Whether a chunk goes whose first row has been there `since_s`, when one is looked at `now_s`."""
+        return now_s - since_s >= self.fills_s * (1 - SLACK)
 
 
 @dataclass(frozen=True)
