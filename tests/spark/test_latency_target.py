@@ -68,7 +68,8 @@ def test_a_backlog_is_taken_in_more_than_one_micro_batch_and_a_restart_goes_on(
     assert sizes[0] < records / 2  # 4 MiB of 12, as nothing is known yet
 
 
-@columnar_first
+@pytest.mark.slow
+@both_engines
 def test_with_a_trigger_interval_records_wait_too_and_each_comes_once(
     kera: Kera, stream: str, tmp_path: Path, engine: str
 ) -> None:

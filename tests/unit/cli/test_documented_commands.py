@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import typer
 
+from kera.cli._run import command_of
 from kera.cli.app import app
 from tests.docs_examples import PAGES, calls, commands, examples
 
@@ -20,7 +21,7 @@ CALLS = [
 
 def parse(arguments: list[str]) -> None:
     """Have the command line take arguments, and do nothing. Raises what typer raises."""
-    command: Any = typer.main.get_command(app)
+    command: Any = command_of(app)
     name, context, left = "kera", None, list(arguments)
     while True:
         context = command.make_context(name, left, parent=context)
