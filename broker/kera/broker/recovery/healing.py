@@ -74,14 +74,14 @@ class Healing:
     def helps(self, job: LoadJob) -> bool:
         """Whether something is missing of a segment that backups may have."""
         lacking = job.error is None and job.holes and not job.segment.dropped
-        return bool(lacking) and any(True for _ in self._sources(job.segment.address))
+        return bool(lacking) and any(True for _ in self._sources(job))
 
-    def _sources(self, address: SegmentAddress) -> Iterator[_Source]:
-        replication = self._replication
-        for place in replication.coverage.covering(address):
-            yield _Source(place.virtual_segment_id, [*place.backups, *place.left], due=bool(place.backups))
-        for place in replication.logs.opened.values():
-            if address in place.addresses():
+    def _sources(self, job: LoadJob) -> Iterator[_Source]:
+        """Virtual segments that have, or may have, something of what is missing: not those beside a known loss."""
+        address, replication = job.segment.address, self._replication
+        for place in (*replication.coverage.covering(address), *replication.logs.opened.values()):
+            extents = [extent for extent in place.extents if extent.address == address]
+            if any(extent.start < hole.end and hole.start < extent.end for extent in extents for hole in job.holes):
                 yield _Source(place.virtual_segment_id, [*place.backups, *place.left], due=bool(place.backups))
         for virtual_segment_id, backup_ids in replication.backlog.strangers_of(address.stream_id).items():
             yield _Source(virtual_segment_id, backup_ids, due=False)
@@ -110,13 +110,15 @@ class Healing:
             return
         chunks: Chunks = {}
         reasons: list[str] = []
-        for source in list(self._sources(segment.address)):
+        for source in list(self._sources(job)):
             failed = await self._collect(source, segment.address, chunks)
             reasons += [failed] if failed else []
             if sum(len(chunk) for _, chunk in chunks.values()) >= record.length:
                 break
         if chunks:
+            damaged = len(job.holes)
             await asyncio.to_thread(_put, job, record, chunks)
+            self._memory.totals.chunks_damaged += max(0, damaged - len(job.holes))  # those that are left are counted
         if job.holes and reasons:
             job.failure = Recovering(
                 f"{place_of(segment.address)} is damaged on the broker's disk, and a backup that has it cannot be read"

@@ -83,6 +83,7 @@ async def test_what_a_file_does_not_have_is_read_from_backups_and_written_to_a_n
         before = [files[FIRST], files[SECOND]]
         await node.until(lambda: sum("wrote it to a new file" in line["event"] for line in lines) == 2)
     assert not any("not be served" in line["event"] for line in lines)
+    assert node.engine.memory.totals.chunks_damaged == 2
     assert aside(node) == ([] if damage is gone else sorted(path.name for path in before))
     if damage is swapped:
         told = [line for line in lines if "mixed up" in line["event"]]
@@ -121,6 +122,19 @@ async def test_readers_wait_for_backups_that_are_away_and_have_what_the_file_has
         await backup.start()
     node.told()
     assert (await node.read())[0] == chunks
+    await node.stop()
+
+
+async def test_nobody_waits_for_backups_that_have_nothing_of_what_is_missing(world: Cluster) -> None:
+    """As when a recovery found that no backup has it."""
+    info, _, files = await stored(world)
+    for backup in world.backups:
+        await backup.stop()
+    flipped(files)
+    node = await start(world, info)
+    for place in node.engine.replication.coverage.segments.values():
+        place.extents = [extent for extent in place.extents if extent.address != FIRST]
+    assert await answer(node) == "data_lost"
     await node.stop()
 
 
