@@ -13,7 +13,7 @@
 #include "twin.h"
 #include "types.h"
 
-// As in kera/client/producing/record_arguments.py.
+// As in kera/client/producing/records.py.
 #define RECORD_OVERHEAD_BYTES 32
 #define KEY_OVERHEAD_BYTES 8
 

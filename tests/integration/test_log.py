@@ -191,7 +191,7 @@ async def test_what_is_persisted_survives_the_loss_of_the_host(cluster: RunningC
         asyncio.TaskGroup() as tasks,
     ):
         await producer.prepare("s")
-        identity = producer._identity
+        identity = producer._writers.identity
         follower = Follower(consumer)
         following = tasks.create_task(follower.run())
         async with load(producer) as running:
@@ -208,7 +208,7 @@ async def test_what_is_persisted_survives_the_loss_of_the_host(cluster: RunningC
         )
         following.cancel()
         assert follower.error is None, "nothing that was acknowledged or seen is lost"
-        assert producer._identity == identity
+        assert producer._writers.identity == identity
     found = await read(client)
     for streamlet in range(2):
         delivered = running.of(streamlet)

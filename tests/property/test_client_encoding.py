@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kera.client.producing.encoding import check_rows, payloads, record_payloads, records_to_batch, timestamps
 from kera.client.producing.partitioner import partition_by_key, primary_keys, streamlet_of
-from kera.client.producing.record_arguments import RECORD_OVERHEAD_BYTES, bytes_of, headers_bytes
 from kera.client.producing.record_message import write_message
+from kera.client.producing.records import RECORD_OVERHEAD_BYTES, bytes_of, headers_bytes
 from kera.client.producing.stream_writer import BATCH_OVERHEAD_BYTES
 from kera.core.errors import RecordTooLarge
 from kera.core.format.chunk import HEADER_BYTES, chunk_bytes_of, padded

@@ -67,23 +67,23 @@ def seen(producer: Producer) -> Any:
                 chunk.timestamps_us,
                 len(chunk.times_s),
                 chunk.size,
-                producer._filling.get(name) is chunk,
+                producer._writers.filling.get(name) is chunk,
             )
             for streamlet, chunk in writer.open_chunks.items()
         }
-        for name, writer in producer._writers.items()
+        for name, writer in producer._writers.by_name.items()
     }
-    return chunks, producer._buffer.left_bytes, producer._room_wanted_bytes, producer._filling.keys()
+    return chunks, producer._buffer.left_bytes, producer._records.room_wanted_bytes, producer._writers.filling.keys()
 
 
 def step(producer: Producer, send: Any, what: Any) -> Any:
     """Do one thing; what came of it, without what is the same in no two producers."""
     if what == "close":
-        producer._writers["s"].close_open_chunks()
+        producer._writers.by_name["s"].close_open_chunks()
     elif what == "close_all":
-        producer._close_open_chunks()
+        producer._writers.close_open_chunks()
     elif what == "fail":
-        producer._writers["t"].abandon(RuntimeError("no more"))  # type: ignore[arg-type]
+        producer._writers.by_name["t"].abandon(RuntimeError("no more"))  # type: ignore[arg-type]
     else:
         stream, value, fields = what
         found = outcome(send, stream, value, **fields)
@@ -107,9 +107,9 @@ async def run(directory: Path, steps: list[Any]) -> None:
             for producer in (fast, slow):
                 for name in ("s", "t", "typed"):
                     await producer.prepare(name)
-            slow._writers["s"].sticky_streamlet = fast._writers["s"].sticky_streamlet
+            slow._writers.by_name["s"].sticky_streamlet = fast._writers.by_name["s"].sticky_streamlet
             for what in steps:
-                both = ((fast, fast.send), (slow, Producer.send.__get__(slow)))
+                both = ((fast, fast.send), (slow, slow._records.send))
                 first, second = [(step(producer, send, what), seen(producer)) for producer, send in both]
                 assert first == second
             for producer in (fast, slow):

@@ -146,6 +146,7 @@ WALL_CLOCK = {
     "client/kera/client/admin/daemons.py": "how far the clocks of daemons are off",
     "client/kera/client/consuming/traced.py": "when a span has begun, as shown",
     "client/kera/client/producing/appender.py": "timestamps of records that have none",
+    "client/kera/client/producing/batches.py": "timestamps of records that have none",
     "client/kera/client/producing/producer.py": "timestamps of records that have none",
     "coordinator/kera/coordinator/application.py": "epochs are above what the clock says, too",
     "coordinator/kera/coordinator/access/service.py": "when users were changed, as shown; when tokens expire",

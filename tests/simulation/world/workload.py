@@ -78,8 +78,8 @@ class Workload:
                 ) as producer,
             ):
                 await producer.prepare(STREAM)
-                self.identities.add((producer._identity.producer_id, producer._identity.first_epoch))
-                who = f"{name}#{producer._identity.first_epoch}" if plan.named else name
+                self.identities.add((producer._writers.identity.producer_id, producer._writers.identity.first_epoch))
+                who = f"{name}#{producer._writers.identity.first_epoch}" if plan.named else name
                 pause_s = plan.load_s * plan.burst / plan.records
                 for first in range(0, plan.records, plan.burst):
                     if first:

@@ -35,6 +35,8 @@ class Buffer(Room):
         """Why nothing more is taken, though nobody has closed the producer."""
         self.ended = False
         """Nothing more is taken: the producer is closed, or has failed."""
+        self.closed = False
+        """Somebody has closed the producer."""
         self.is_inherited = False
         """This is a child process, and everything here is its parent's."""
         self._unfinished: set[PendingChunk] = set()
@@ -153,7 +155,7 @@ class Buffer(Room):
 
     def close(self) -> None:
         """Take nothing more, and give up what is not finished."""
-        self.ended = True
+        self.ended = self.closed = True
         self._room.set()
         for bundle in list(self._bundles):
             self.take_apart(bundle)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kera.client import arguments
 from kera.client.cluster.asking import ask_broker, broker_failed, same_stream
 from kera.client.cluster.batches import CURSORS_MAX, batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import retrying
-from kera.client.producing.buffer import Buffer
-from kera.client.settings import ProducerSettings
-from kera.client.stream_config import durability_value
 from kera.client.types import StreamDescription
-from kera.core.errors import KeraError, ProtocolError, UnknownStream
+from kera.core.errors import KeraError, ProtocolError
 from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2, common_pb2
 
-_TIMESTAMP_US_MAX = (1 << 63) - 1
+TIMESTAMP_US_MAX = (1 << 63) - 1
 
 
 class Punctuated(NamedTuple):
@@ -31,50 +26,6 @@ class Punctuated(NamedTuple):
     """That have got so far by now: to the others nothing was ever written."""
     written: int
     """Into so many of them a punctuation was written, as far as brokers have answered; the others had got so far."""
-
-
-class Punctuates(ABC):
-    """The part of a `Producer` that says up to which time a stream is complete."""
-
-    _buffer: Buffer
-    _cluster: Cluster
-    settings: ProducerSettings
-
-    async def punctuate(self, stream: str, timestamp_us: int) -> Punctuated:
-        """Say that nothing older than a time comes behind what is in a stream, so that its epochs up to then close.
-
-        What was accepted before is delivered first, as `flush` does it. Then brokers write a punctuation into all
-        entries that were ever written to and have not got so far; to say it twice, or a time that has passed, does no
-        harm. Records that are older are taken all the same, and count as late (docs/epochs.md).
-
-        Returns when it is as durable as records are acknowledged at. Raises what `flush` does, `InvalidArgument` for a
-        stream without epochs, `TimestampAhead`, `NotAllowed`, `UnknownStream`.
-        """
-        unit = " (whole microseconds since the Unix epoch)"
-        timestamp_us = arguments.whole("timestamp_us", timestamp_us, 0, _TIMESTAMP_US_MAX, what=unit)
-        known = await self._described(stream)
-        await self.flush()
-        if self._buffer.ended:
-            raise self._not_ready(stream)
-        try:
-            return await punctuate(self._cluster, known, timestamp_us, durability_value(self.settings.durability))
-        except UnknownStream:
-            await self._look_again(stream)  # so that `prepare` finds another one of that name
-            raise
-
-    @abstractmethod
-    async def flush(self) -> None:
-        """Wait until everything accepted so far is delivered or failed."""
-
-    @abstractmethod
-    async def _described(self, name: str) -> StreamDescription: ...
-
-    @abstractmethod
-    async def _look_again(self, name: str) -> None:
-        """Somebody has said that a stream was deleted: learn whether it was."""
-
-    @abstractmethod
-    def _not_ready(self, stream: str) -> KeraError: ...
 
 
 async def punctuate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +10,6 @@ import pyarrow as pa
 import pydantic_core
 
 from kera.client.arrow_input import Columns, record_batches
-from kera.client.producing.outcome import BatchDelivery
 from kera.client.serializers.columns.models import batch_of
 from kera.client.serializers.protocols import Context
 from kera.client.serializers.refusing import cannot_encode
@@ -45,7 +43,7 @@ def columns_of_frame(
     key_column: str | None,
     timestamp_column: str | None,
 ) -> list[pa.RecordBatch]:
-    """A frame as batches of a stream's columns; see `SendsRows.send_frame`."""
+    """A frame as batches of a stream's columns; see `Producer.send_frame`."""
     batches = record_batches(frame)
     named = {"value_column": value_column, "key_column": key_column, "timestamp_column": timestamp_column}
     given = {parameter: name for parameter, name in named.items() if name is not None}
@@ -139,50 +137,3 @@ def _as_json(batch: pa.RecordBatch, stream: str) -> pa.Array:
         )
     except (pydantic_core.PydanticSerializationError, ValueError, TypeError) as error:
         raise cannot_encode(Context(stream), error) from error
-
-
-class SendsRows(ABC):
-    """The other inputs of a producer, besides records and batches."""
-
-    @abstractmethod
-    async def prepare(self, stream: str) -> StreamDescription:
-        """Look up a stream."""
-
-    @abstractmethod
-    async def send_batch(self, stream: str, batch: Columns, *, streamlet: int | None = None) -> BatchDelivery:
-        """Accept all rows of `batch`."""
-
-    async def send_rows(self, stream: str, rows: Iterable[Any], *, streamlet: int | None = None) -> BatchDelivery:
-        """Accept instances of a dataclass or a pydantic model as rows of a stream with columns; see `send_batch`.
-
-        They are made columns all at once. All are of one model, whose fields are columns of the stream
-        (``create_stream(schema=Model)``). Raises `CannotEncode` with the row and the field that has no place in its
-        column, and what `send_batch` raises; then no row was accepted.
-        """
-        return await self.send_batch(stream, batch_of_rows(rows, await self.prepare(stream)), streamlet=streamlet)
-
-    async def send_frame(
-        self,
-        stream: str,
-        frame: Columns,
-        *,
-        value_column: str | None = None,
-        key_column: str | None = None,
-        timestamp_column: str | None = None,
-        streamlet: int | None = None,
-    ) -> BatchDelivery:
-        """Accept a data frame of pandas or polars, or what else `send_batch` takes, for a stream of either kind.
-
-        The columns go to those of a stream that has some by their names. Of one of the default schema, `key_column` has
-        the keys, `timestamp_column` the times, and `value_column` the values, text or bytes; without the latter, the
-        values are JSON objects of all other columns. Raises `InvalidArgument` for columns that are not there or go
-        nowhere, `CannotEncode`, and what `send_batch` raises; then no row was accepted.
-        """
-        batches = columns_of_frame(
-            frame,
-            await self.prepare(stream),
-            value_column=value_column,
-            key_column=key_column,
-            timestamp_column=timestamp_column,
-        )
-        return await self.send_batch(stream, pa.Table.from_batches(batches), streamlet=streamlet)

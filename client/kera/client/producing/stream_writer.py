@@ -11,7 +11,7 @@ these at the same time: what comes later is sent later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -23,7 +23,7 @@ from kera.client.producing.epoch_cuts import epoch_end_us, is_one_epoch
 from kera.client.producing.gathering import GatheredDelivery, Gathering
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import BundleOutcome, Outcome
-from kera.client.producing.pace import NOTHING_DUE, Due, Pace, all_of, earlier
+from kera.client.producing.pace import NOTHING_DUE, Due, Pace, earlier
 from kera.client.producing.partition_payloads import Payloads, one_by_one, partition_payloads, spread
 from kera.client.producing.partitioner import PARTITIONERS, Partition, partition_by_key, primary_keys, whole
 from kera.client.producing.routes import Routes
@@ -415,11 +415,6 @@ class StreamWriter:
             gathering.fail(error)
         self._gatherings.clear()
         self._filling.pop(self.stream.name, None)
-
-
-def close_due_chunks(writers: Mapping[str, StreamWriter], lanes: set[Lane], pace: Pace, *, idle: bool) -> Due:
-    """Those of several streams, see `StreamWriter.close_due_chunks`."""
-    return all_of([writer.close_due_chunks(lanes, pace, idle=idle) for writer in writers.values()])
 
 
 def _bytes_of(batch: pa.RecordBatch, limit: int) -> int:

@@ -200,7 +200,7 @@ async def test_the_length_of_epochs_is_learnt_with_where_streamlets_are(
     info = epochs.infos["s"]
     info.config.epoch_ms = 1000
     info.config_version += 1
-    writer = producer._writers["s"]
+    writer = producer._writers.by_name["s"]
     await producer.routes.refresh(writer.lanes)
     for time_us in (5, EPOCH_US, 1_000_000):
         producer.send("s", b"x", timestamp_us=time_us, streamlet=0)

@@ -326,7 +326,7 @@ def test_who_has_nothing_to_tell_and_no_chunk_that_waits_is_silent() -> None:
         await asyncio.sleep(2 * INTERVAL_S)  # sleep: virtual time
         seen = requests_of(ways)
         await asyncio.sleep(60)  # sleep: virtual time
-        return len(seen), producer.routes.wait_s(producer._writers["s"].lanes.lanes[0]) > 0
+        return len(seen), producer.routes.wait_s(producer._writers.by_name["s"].lanes.lanes[0]) > 0
 
     assert virtually(1, 0.002, main)[1] == (0, False)
 
