@@ -32,8 +32,8 @@ from crc32c import crc32c
 from bench.common import Broker, Figures, alternating, broker, directory, parser, sample_chunk, say, size
 from kera.cli.bench._cpu import cpu_seconds
 from kera.client import Client
-from kera.client.producing.conforming import conform
-from kera.client.producing.encoding import payloads
+from kera.client.producing.encoding.conforming import conform
+from kera.client.producing.encoding.payloads import payloads
 from kera.core.base.freed_memory import keep_freed_memory
 from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.base.settings import GIB, KIB, MIB

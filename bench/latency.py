@@ -33,7 +33,7 @@ from bench.common import IN_MEMORY, Broker, Figures, broker, directory, parser, 
 from bench.cpu import run_s
 from bench.latency_reader import Reader, Seen
 from kera.client import Client, Producer
-from kera.client.producing.records import RECORD_OVERHEAD_BYTES
+from kera.client.producing.open_chunks.records import RECORD_OVERHEAD_BYTES
 from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.base.settings import KIB, MIB
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from bench.common import IN_MEMORY, Broker, Figures, broker, say
 from bench.cpu import run_s
 from kera.client import Client, LatencyDescription
-from kera.client.producing.records import RECORD_OVERHEAD_BYTES
+from kera.client.producing.open_chunks.records import RECORD_OVERHEAD_BYTES
 from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.base.settings import KIB, MIB
 from kera.core.errors import KeraError

@@ -18,7 +18,7 @@ from bench.native_cost import beside
 from bench.stages.around import MESSAGE_BYTES_MAX, Cluster, deliver, header_of, until_sent
 from bench.stages.producing import stored
 from kera.cli.bench._payload import make_value
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.encoding.partitioner import streamlet_of
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.format.schema import DEFAULT_SCHEMA

@@ -26,8 +26,8 @@ from bench.common import BROKER, IN_MEMORY, Figures, alternating, directory, par
 from bench.cpu import each_s
 from kera.cli.bench._latency import Latencies
 from kera.client import Client
-from kera.client.producing.conforming import conform
-from kera.client.producing.encoding import payloads
+from kera.client.producing.encoding.conforming import conform
+from kera.client.producing.encoding.payloads import payloads
 from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.base.settings import GIB, KIB, MIB
 from kera.core.rpc import api

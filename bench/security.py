@@ -26,8 +26,8 @@ from bench.common import IN_MEMORY, Figures, alternating, directory, parser, sam
 from kera.cli.bench._latency import Latencies
 from kera.client import Client, ClientSettings
 from kera.client.cluster.cluster import Cluster
-from kera.client.producing.conforming import conform
-from kera.client.producing.encoding import payloads
+from kera.client.producing.encoding.conforming import conform
+from kera.client.producing.encoding.payloads import payloads
 from kera.core.access.credentials import of_daemon
 from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.base.settings import KIB, MIB

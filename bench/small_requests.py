@@ -44,7 +44,7 @@ from bench.common import (
 from bench.cpu import run_s
 from kera.cli.bench._payload import make_batch
 from kera.client import Client
-from kera.client.producing.encoding import payloads
+from kera.client.producing.encoding.payloads import payloads
 from kera.client.types import StreamDescription
 from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.base.settings import GIB, KIB

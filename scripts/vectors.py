@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from crc32c import crc32c
 
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.encoding.partitioner import streamlet_of
 from kera.core.errors import DataLost, KeraError, NotOwner, OutOfSequence, UnknownStream
 from kera.core.format.chunk import (
     ARROW_VERSION,

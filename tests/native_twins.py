@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kera.client.consuming import records
-from kera.client.producing import encoding
+from kera.client.producing.encoding import payloads as encoding
 from kera.client.types import Record
 from kera.core.errors import KeraError
 from kera.core.format import checksum, chunk, combined_checksum, header_table, joining, key_hashes, many_chunks

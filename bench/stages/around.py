@@ -158,6 +158,7 @@ class Cluster:
         """`push`: a broker pushes over this; None: it does not. `streamlets`: of its stream."""
         self.settings = ClientSettings()
         self.request_timeout_s = 60.0
+        self.is_inherited = False
         self.timing = Timing()
         self.runtime = MACHINE
         self.at_work = AtWork(MACHINE.clock)

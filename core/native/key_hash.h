@@ -1,4 +1,4 @@
-// How the key of a record decides its streamlet, see kera/client/producing/partitioner.py.
+// How the key of a record decides its streamlet, see kera/client/producing/encoding/partitioner.py.
 #ifndef KERA_KEY_HASH_H
 #define KERA_KEY_HASH_H
 

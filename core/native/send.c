@@ -13,7 +13,7 @@
 #include "twin.h"
 #include "types.h"
 
-// As in kera/client/producing/records.py.
+// As in kera/client/producing/open_chunks/records.py.
 #define RECORD_OVERHEAD_BYTES 32
 #define KEY_OVERHEAD_BYTES 8
 
@@ -193,7 +193,7 @@ static PyObject *send(PyObject *self, PyObject *const *args, Py_ssize_t count, P
 const char sender_doc[] = PyDoc_STR(
     "sender(twin, accepted, filling, open_chunks, room, chunk_bytes_max, partitioner): `Producer.send` of a producer,\n"
     "which calls `twin` for all but the usual. `accepted` is the type of what it returns, `partitioner` the name of\n"
-    "how keys decide. See kera.client.producing.send_path.");
+    "how keys decide. See kera.client.producing.open_chunks.records.");
 
 PyObject *sender(PyObject *module, PyObject *args)
 {

@@ -1,4 +1,4 @@
-// What `Producer.send` does to most records: kera/client/producing/send_path.py says what, and has the twins.
+// What `Producer.send` does to most records: kera/client/producing/open_chunks/records.py says what, and has the twin.
 #ifndef KERA_SEND_H
 #define KERA_SEND_H
 

@@ -20,8 +20,8 @@ from kera.client.cluster import push_connect
 from kera.client.cluster.fetch import Fetched, NewerSchema, Wanted, batches_of
 from kera.client.cluster.push import PushChannel, SubscriptionEnd
 from kera.client.cluster.read_session import ReadSession
-from kera.client.producing.partitioner import streamlet_of
-from kera.client.producing.stream_lanes import ProducerIdentity, StreamLanes
+from kera.client.producing.encoding.partitioner import streamlet_of
+from kera.client.producing.lanes.stream_lanes import ProducerIdentity, StreamLanes
 from kera.client.settings import ConsumerSettings
 from kera.client.types import BackupDescription, BrokerDescription, EntryBounds, StreamDescription, UnlistedStream
 from kera.coordinator.cluster import validation

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Record
-from kera.client.producing.partitioner import PARTITIONERS, partition_by_key, streamlet_of
+from kera.client.producing.encoding.partitioner import PARTITIONERS, partition_by_key, streamlet_of
 from kera.client.sync import Client
 from kera.connect.errors import SourceChanged
 from kera.connect.kafka.source import TopicSource

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.encoding.partitioner import streamlet_of
 from tests.chaos import go_chunks
 from tests.integration.control_support import broker_id_of, broker_name, broker_names, connect, now_us, until_recovered
 from tests.integration.go_client import TIMEOUT_S, GoClient, GoRecord, records_in

@@ -20,7 +20,7 @@ import pytest
 
 from kera.client import Client, Consumer, Producer
 from kera.client.admin.quotas import Quota
-from kera.client.producing.accumulator import Pending
+from kera.client.producing.open_chunks.accumulator import Pending
 from kera.core.access.rights import Operation
 from kera.core.errors import InvalidArgument, NotAllowed, QuotaExceeded, Uncertain, UnknownUser
 from tests.integration.secured_cluster import Secured

@@ -10,11 +10,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.client.producing.encoding import check_rows, payloads, record_payloads, records_to_batch, timestamps
-from kera.client.producing.partitioner import partition_by_key, primary_keys, streamlet_of
-from kera.client.producing.record_message import write_message
-from kera.client.producing.records import RECORD_OVERHEAD_BYTES, bytes_of, headers_bytes
-from kera.client.producing.stream_writer import BATCH_OVERHEAD_BYTES
+from kera.client.producing.encoding.partitioner import partition_by_key, primary_keys, streamlet_of
+from kera.client.producing.encoding.payloads import check_rows, payloads, record_payloads, records_to_batch, timestamps
+from kera.client.producing.encoding.record_message import write_message
+from kera.client.producing.open_chunks.records import RECORD_OVERHEAD_BYTES, bytes_of, headers_bytes
+from kera.client.producing.open_chunks.stream_writer import BATCH_OVERHEAD_BYTES
 from kera.core.errors import RecordTooLarge
 from kera.core.format.chunk import HEADER_BYTES, chunk_bytes_of, padded
 from kera.core.format.record_batch import decode_payload

@@ -22,10 +22,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kera.client.producing.encoding import Payload
-from kera.client.producing.lane import Failure, Lane, LaneIdentity, PendingChunk
-from kera.client.producing.lane_columns import NOBODY, LaneColumns
-from kera.client.producing.outcome import Outcome
+from kera.client.producing.encoding.payloads import Payload
+from kera.client.producing.lanes.lane import Failure, Lane, LaneIdentity, PendingChunk
+from kera.client.producing.lanes.lane_columns import NOBODY, LaneColumns
+from kera.client.producing.outcomes.outcome import Outcome
 from kera.core.errors import (
     ArenaFull,
     ClosedError,

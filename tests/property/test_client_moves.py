@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kera.client.consuming.consumer import Consumer
+from kera.client.producing.open_chunks.records import RECORD_OVERHEAD_BYTES
 from kera.client.producing.producer import Producer
-from kera.client.producing.records import RECORD_OVERHEAD_BYTES
 from kera.client.settings import ConsumerSettings, ProducerSettings
 from tests.unit.client.fake_support import Fleet, a_fleet
 from tests.unit.client.support import WAIT_S

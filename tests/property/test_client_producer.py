@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.encoding.partitioner import streamlet_of
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.errors import Unavailable

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.client.producing.epoch_cuts import (
+from kera.client.producing.encoding.epoch_cuts import (
     NEVER_US,
     cut_at_epochs,
     epoch_end_us,
@@ -17,7 +17,7 @@ from kera.client.producing.epoch_cuts import (
     is_one_epoch,
     rows_of_first_epoch,
 )
-from kera.client.producing.partitioner import Partition
+from kera.client.producing.encoding.partitioner import Partition
 from kera.client.types import StreamDescription
 from tests.unit.client.support import description
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kera.client.producing.pace import TIMER_S, Due, Lateness
+from kera.client.producing.latency.pace import Lateness
 from kera.client.producing.producer import Producer
+from kera.client.producing.sending.fill_time import TIMER_S, Due
 from kera.core.base.alarm import Alarm
 from kera.core.base.clock import FakeClock
 from kera.core.latency.report import INTERVAL_S

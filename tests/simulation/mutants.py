@@ -104,7 +104,7 @@ MUTANTS = (
         "what is not acknowledged is sent as something new",
         (
             (
-                CLIENT + "producing/lane.py",
+                CLIENT + "producing/lanes/lane.py",
                 "        if error.retriable and now_s < chunk.deadline_s:",
                 "        if isinstance(error, NotAccepted) and error.retriable and now_s < chunk.deadline_s:",
             ),

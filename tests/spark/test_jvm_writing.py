@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructType
 
 from kera.client import Client
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.encoding.partitioner import streamlet_of
 from kera.core.base.settings import MIB
 from kera.core.format.chunk import HEADER_BYTES, LEAN_VERSION, ChunkHeader, Codec, padded, verify_chunk
 from kera.core.format.lean import encode

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from kera.client import Client
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.encoding.partitioner import streamlet_of
 from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.chaos import spark_job
 from tests.spark.support import Kera, both_engines, columnar_first, numbers, wait_until, written

@@ -10,7 +10,8 @@ Promises: only the form of a value changes and never the value itself, so that r
     decimals                      ->  ones with at least as many digits before and behind the point
 
 What has the right type is not copied. Whether a type is taken depends on the types, and for units of time on the values
-as well. Nulls, and columns that are missing or too many, are left to `kera.client.producing.conforming.conform`.
+as well. Nulls, and columns that are missing or too many, are left to `conform` in
+`kera.client.producing.encoding.conforming`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from kera.cli._partitioner import PARTITIONER_OPTION, PartitionerChoice
 from kera.cli.connect import _telling
 from kera.cli.connect._telling import Bar, JsonLines, Lines, Teller, teller
-from kera.client.producing.partitioner import PARTITIONERS
+from kera.client.producing.encoding.partitioner import PARTITIONERS
 from kera.client.settings import PartitionerName
 from kera.connect.pieces import Progress
 from kera.connect.planning.rates import Rates

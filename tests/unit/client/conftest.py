@@ -9,8 +9,8 @@ import pytest
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import STEPS_MAX
-from kera.client.producing.limits import LIMITS, ProducerLimits
 from kera.client.producing.producer import Producer
+from kera.client.producing.sending.routes import LIMITS, ProducerLimits
 from kera.client.settings import ProducerSettings
 from kera.core.base.clock import SystemClock
 from kera.v1 import common_pb2

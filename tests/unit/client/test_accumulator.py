@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kera.client.producing.accumulator import Accumulator
-from kera.client.producing.outcome import Outcome
+from kera.client.producing.open_chunks.accumulator import Accumulator
+from kera.client.producing.outcomes.outcome import Outcome
 from kera.client.types import Delivery
 from kera.core.base.ids import EntryId, Position
 from kera.core.errors import ClosedError

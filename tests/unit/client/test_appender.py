@@ -7,7 +7,7 @@ import pytest
 
 from kera.client import Client
 from kera.client.producing.appender import Appender, AppendResult
-from kera.client.producing.partitioner import PARTITIONERS, streamlet_of
+from kera.client.producing.encoding.partitioner import PARTITIONERS, streamlet_of
 from kera.client.settings import ClientSettings
 from kera.core.base.ids import PRODUCER_IDS, EntryId, Position
 from kera.core.base.settings import InvalidSettings

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from kera.client.producing.conforming import conform
+from kera.client.producing.encoding.conforming import conform
 from kera.core.errors import InvalidArgument, SchemaMismatch
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.support import FakeCluster, description, stream_info

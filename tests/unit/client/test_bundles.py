@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.client.producing import routes
-from kera.client.producing.bundle import Bundle
-from kera.client.producing.outcome import BatchDelivery
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.encoding.partitioner import streamlet_of
+from kera.client.producing.lanes.bundle import Bundle
+from kera.client.producing.outcomes.outcome import BatchDelivery
 from kera.client.producing.producer import Producer
+from kera.client.producing.sending import routes
 from kera.core.errors import ArenaFull, ClosedError, Unavailable, Uncertain, UnknownStream
 from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc.wire import error_to_message

@@ -5,8 +5,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.client.producing.conforming import Conformer, conform
-from kera.client.producing.encoding import payloads
+from kera.client.producing.encoding.conforming import Conformer, conform
+from kera.client.producing.encoding.payloads import payloads
 from kera.core.errors import SchemaMismatch
 from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.v1 import common_pb2

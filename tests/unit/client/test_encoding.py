@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 
 from kera.client.arrow_input import as_type, null_column
-from kera.client.producing.conforming import conform
-from kera.client.producing.encoding import (
+from kera.client.producing.encoding.conforming import conform
+from kera.client.producing.encoding.partition_payloads import one_by_one, partition_payloads
+from kera.client.producing.encoding.partitioner import Partition
+from kera.client.producing.encoding.payloads import (
     Payload,
     check_rows,
     payloads,
     record_payloads,
     records_to_batch,
 )
-from kera.client.producing.partition_payloads import one_by_one, partition_payloads
-from kera.client.producing.partitioner import Partition
-from kera.client.producing.record_message import write_message
+from kera.client.producing.encoding.record_message import write_message
 from kera.client.types import StreamDescription
 from kera.core.errors import RecordTooLarge, SchemaMismatch
 from kera.core.format.chunk import (

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kera.client.producing.gathering import GatheredDelivery
-from kera.client.producing.outcome import BatchDelivery
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.encoding.partitioner import streamlet_of
+from kera.client.producing.open_chunks.gathering import GatheredDelivery
+from kera.client.producing.outcomes.outcome import BatchDelivery
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.base.clock import FakeClock

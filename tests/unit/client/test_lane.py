@@ -3,10 +3,10 @@
 import pyarrow as pa
 import pytest
 
-from kera.client.producing.encoding import Payload
-from kera.client.producing.lane import Lane, LaneIdentity, PendingChunk
-from kera.client.producing.lane_columns import LaneColumns
-from kera.client.producing.outcome import Outcome
+from kera.client.producing.encoding.payloads import Payload
+from kera.client.producing.lanes.lane import Lane, LaneIdentity, PendingChunk
+from kera.client.producing.lanes.lane_columns import LaneColumns
+from kera.client.producing.outcomes.outcome import Outcome
 from kera.core.errors import (
     ArenaFull,
     CorruptChunk,

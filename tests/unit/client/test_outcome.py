@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from kera.client.producing.accumulator import Accumulator
-from kera.client.producing.deliveries import Stored
-from kera.client.producing.outcome import Outcome
+from kera.client.producing.open_chunks.accumulator import Accumulator
+from kera.client.producing.outcomes.deliveries import Stored
+from kera.client.producing.outcomes.outcome import Outcome
 from kera.core.base.ids import EntryId, Position
 from kera.core.errors import ClosedError, Unavailable
 from kera.v1 import broker_pb2, common_pb2

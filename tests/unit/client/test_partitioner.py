@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from kera.client.producing.partitioner import (
+from kera.client.producing.encoding.partitioner import (
     CRC32C,
     PARTITIONERS,
     Partitioner,

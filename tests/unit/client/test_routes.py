@@ -8,16 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.client.producing.accumulator import Pending
-from kera.client.producing.buffer import Buffer
-from kera.client.producing.lane import LAST_EPOCH, Lane
-from kera.client.producing.limits import LIMITS, ProducerLimits
-from kera.client.producing.outcome import BatchDelivery
-from kera.client.producing.pace import Due, Pace
+from kera.client.producing.lanes.lane import LAST_EPOCH, Lane
+from kera.client.producing.lanes.stream_lanes import ProducerIdentity
+from kera.client.producing.open_chunks.accumulator import Pending
+from kera.client.producing.open_chunks.hooks import ChunkHooks
+from kera.client.producing.open_chunks.stream_writer import StreamWriter
+from kera.client.producing.outcomes.outcome import BatchDelivery
 from kera.client.producing.producer import Producer
-from kera.client.producing.routes import Routes
-from kera.client.producing.stream_lanes import ProducerIdentity
-from kera.client.producing.stream_writer import StreamWriter
+from kera.client.producing.sending.buffer import Buffer
+from kera.client.producing.sending.fill_time import Due, FillTime
+from kera.client.producing.sending.routes import LIMITS, ProducerLimits, Routes
 from kera.client.settings import ProducerSettings
 from kera.client.types import Delivery, StreamDescription
 from kera.core.base.ids import PRODUCER_EPOCHS
@@ -90,10 +90,12 @@ class Writing:
             fail=self.failures.append,
             limits=LIMITS,
         )
-        self.writer = StreamWriter(stream, ProducerIdentity(1, 1, LAST_EPOCH), options, self.buffer, self.routes, {})
+        self.writer = StreamWriter(
+            stream, ProducerIdentity(1, 1, LAST_EPOCH), options, self.buffer, self.routes, {}, ChunkHooks()
+        )
 
-    def close_due_chunks(self, lanes: set[Lane], pace: Pace, *, idle: bool) -> Due:
-        return self.writer.close_due_chunks(lanes, pace, idle=idle)
+    def close_due_chunks(self, lanes: set[Lane], fill_time: FillTime, *, idle: bool) -> Due:
+        return self.writer.close_due_chunks(lanes, fill_time, idle=idle)
 
     def send(self, value: bytes) -> Pending:
         self.buffer.take(len(value))

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kera.client.producing.conforming import conform
-from kera.client.producing.partition_payloads import spread
-from kera.client.producing.row_sizes import OVERHEAD_BYTES, RowSizes, lean_bytes_of, lean_room
+from kera.client.producing.encoding.conforming import conform
+from kera.client.producing.encoding.partition_payloads import spread
+from kera.client.producing.encoding.row_sizes import OVERHEAD_BYTES, RowSizes, lean_bytes_of, lean_room
 from kera.core.format.chunk import HEADER_BYTES, Codec
 from kera.core.format.payload import encode_lean
 from kera.core.format.schema import DEFAULT_SCHEMA

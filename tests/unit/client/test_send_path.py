@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
-from kera.client.producing.accumulator import Accumulator, Pending
-from kera.client.producing.buffer import Buffer
-from kera.client.producing.partitioner import PARTITIONERS, Partitioner, streamlet_of
+from kera.client.producing.encoding.partitioner import PARTITIONERS, Partitioner, streamlet_of
+from kera.client.producing.open_chunks.accumulator import Accumulator, Pending
+from kera.client.producing.producer import Producer
+from kera.client.producing.sending.buffer import Buffer
+from kera.client.producing.serializing import Serialization
+from kera.client.settings import ProducerSettings
+from kera.core.base.clock import FakeClock
 from kera.core.native import native
 from tests.native_twins import Refused, needs_native
 from tests.unit.client.conftest import MakeProducer
@@ -224,3 +228,27 @@ def test_it_is_collected_with_whom_it_asks() -> None:
     del owner
     gc.collect()
     assert seen() is None
+
+
+@pytest.mark.parametrize("has_clock", [False, True])
+@pytest.mark.parametrize("has_serializer", [False, True])
+async def test_a_producers_send_is_chosen_once(cluster: FakeCluster, *, has_clock: bool, has_serializer: bool) -> None:
+    serialization = Serialization(lambda value, _: value.encode(), None, None) if has_serializer else None
+    clock = FakeClock() if has_clock else None
+    async with Producer(cluster, ProducerSettings(), clock, serialization=serialization) as producer:  # type: ignore[arg-type]
+        assert (producer.send_bytes == producer._records.send) is has_clock
+        assert (type(producer.send_bytes) is type(Open().sender())) is not has_clock
+        assert (producer.send == producer.send_bytes) is not has_serializer
+        await producer.prepare("s")
+        async with asyncio.timeout(WAIT_S):
+            for send in (producer.send, Producer.send.__get__(producer)):  # the class's does what the instance's does
+                await send("s", "text" if has_serializer else b"text")
+    assert cluster.values() == [b"text", b"text"]
+
+
+async def test_an_argument_that_is_none_is_an_error_of_the_producers(
+    cluster: FakeCluster, make_producer: MakeProducer
+) -> None:
+    producer: Any = make_producer(cluster)
+    with pytest.raises(TypeError, match=r"^Producer\.send\(\) got an unexpected keyword argument 'key'"):
+        producer.send("s", b"value", key=b"a key")

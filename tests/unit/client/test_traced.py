@@ -12,8 +12,8 @@ from opentelemetry import trace as otel
 
 from kera.client.consuming.traced import ConsumerTraces, TracedIteration, _Seen, contexts_of, contexts_of_headers, trace
 from kera.client.headers import Header, Headers
-from kera.client.producing.accumulator import Accumulator, Pending
-from kera.client.producing.outcome import BatchDelivery, Outcome
+from kera.client.producing.open_chunks.accumulator import Accumulator, Pending
+from kera.client.producing.outcomes.outcome import BatchDelivery, Outcome
 from kera.client.producing.traced import ProducerTraces, with_context
 from kera.client.types import Record
 from kera.core.errors import BufferFull, Unavailable

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from kera.client.producing.encoding import records_to_batch
+from kera.client.producing.encoding.payloads import records_to_batch
 from kera.core import native
 from kera.core.errors import CorruptChunk
 from kera.core.format import chunk as chunk_module

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.encoding.partitioner import streamlet_of
 from kera.core.errors import CorruptChunk
 from kera.core.format.chunk import (
     HEADER_BYTES,

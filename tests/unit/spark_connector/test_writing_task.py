@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from kera.client import AppendResult, StreamDescription
-from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.encoding.partitioner import streamlet_of
 from kera.core.base.ids import EntryId, Position
 from kera.core.errors import KeraError, ProducerFenced, SchemaMismatch, Unavailable, UnknownStream
 from kera.spark_connector.writing import task as writing_task

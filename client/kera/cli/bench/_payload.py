@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pyarrow as pa
 
-from kera.client.producing.encoding import size_of
+from kera.client.producing.encoding.payloads import size_of
 from kera.connect.files.lines import null_column
 from kera.core.format.schema import DEFAULT_SCHEMA
 

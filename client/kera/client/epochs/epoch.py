@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.fetch import widened
-from kera.client.producing.encoding import times_of
+from kera.client.producing.encoding.payloads import times_of
 from kera.client.types import StreamDescription
 from kera.core.base.ids import EntryId
 from kera.core.errors import InvalidArgument, Unavailable

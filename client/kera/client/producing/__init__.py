@@ -1,6 +1,11 @@
 """Producers: records become chunks, chunks get their sequences, and each is stored once.
 
-``producer`` is what users have; ``accumulator`` gathers records, ``encoding`` makes chunks of them, ``lane`` gives
-sequences and keeps what is not acknowledged, ``stream_writer`` and ``routes`` know where chunks go, ``sender`` sends to
-one broker. ``appender`` writes without any of this, a call for a batch.
+    producer      what users have: puts the parts together
+    open_chunks   what is accepted, until its chunk is closed
+    sending       requests to brokers
+    lanes         the chunks of each streamlet, their sequences, and what is not acknowledged
+    encoding      payloads of chunks
+    outcomes      what becomes of them
+
+Each uses those below it only. ``appender`` writes without any of this but ``encoding``, a call for a batch.
 """

@@ -32,10 +32,10 @@ from kera.client import arguments
 from kera.client.cluster.asking import broker_failed, same_stream, submit_to_broker
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import RetryTime, jittered
-from kera.client.producing.conforming import Conformer
-from kera.client.producing.encoding import Payload, check_rows, payloads
-from kera.client.producing.epoch_cuts import rows_of_first_epoch
-from kera.client.producing.partitioner import CRC32C, PARTITIONERS, partition_by_key, primary_keys
+from kera.client.producing.encoding.conforming import Conformer
+from kera.client.producing.encoding.epoch_cuts import rows_of_first_epoch
+from kera.client.producing.encoding.partitioner import CRC32C, PARTITIONERS, partition_by_key, primary_keys
+from kera.client.producing.encoding.payloads import Payload, check_rows, payloads
 from kera.client.types import StreamDescription
 from kera.core.base.ids import PRODUCER_IDS, EntryId, Position
 from kera.core.errors import (
@@ -127,7 +127,7 @@ class Appender:
         )
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """`batch` with the columns of the stream; see `kera.client.producing.conforming.conform`.
+        """`batch` with the columns of the stream; see `kera.client.producing.encoding.conforming.conform`.
 
         Raises `SchemaMismatch`, and `RecordTooLarge` for a row that fits into no segment.
         """

@@ -23,17 +23,20 @@ from kera.client import arguments
 from kera.client.arrow_input import Columns
 from kera.client.cluster.cluster import Cluster
 from kera.client.headers import HeadersLike
-from kera.client.producing.accumulator import Pending
-from kera.client.producing.batches import Batches
-from kera.client.producing.buffer import Buffer
-from kera.client.producing.limits import LIMITS, ProducerLimits
-from kera.client.producing.outcome import BatchDelivery
+from kera.client.producing.latency.hooks import ProducerLatency
+from kera.client.producing.open_chunks.accumulator import Pending
+from kera.client.producing.open_chunks.batches import Batches
+from kera.client.producing.open_chunks.records import Records
+from kera.client.producing.open_chunks.stream_writers import StreamWriters
+from kera.client.producing.outcomes.outcome import BatchDelivery
 from kera.client.producing.punctuating import TIMESTAMP_US_MAX, Punctuated, punctuate
-from kera.client.producing.records import Records
+from kera.client.producing.quotas import QuotaPace, Quotas
 from kera.client.producing.rows import batch_of_rows, columns_of_frame
+from kera.client.producing.sending.buffer import Buffer
+from kera.client.producing.sending.hooks import Plugged, Plugins, SenderPort
+from kera.client.producing.sending.routes import LIMITS, ProducerLimits
 from kera.client.producing.serializing import Serialization
-from kera.client.producing.stream_writers import StreamWriters
-from kera.client.producing.traced import ProducerTraces
+from kera.client.producing.traced import ProducerTraces, RequestSpans
 from kera.client.settings import ProducerSettings
 from kera.client.stream_config import durability_value
 from kera.client.types import StreamDescription
@@ -52,9 +55,24 @@ class SendPath(NamedTuple):
     """The functions that take a record; both take the arguments of `Producer.send`."""
 
     send: Callable[..., Pending]
-    """What users call."""
+    """The function that users call."""
     send_bytes: Callable[..., Pending]
     """The same for values and keys that are serialized already."""
+
+
+class _PlugIns:
+    """The plug-ins of a producer. It sends as well without them."""
+
+    def __init__(self, settings: ProducerSettings, cluster: Cluster, traces: ProducerTraces | None) -> None:
+        self.latency = ProducerLatency(settings, cluster.at_work, cluster.runtime.clock.now_us)
+        self.quotas = Quotas()
+        self.of_senders = Plugins(self._at_sender, self.latency.times.created_us)
+        self._traces = traces
+
+    def _at_sender(self, port: SenderPort) -> Plugged:
+        latency, pace = self.latency.at_broker(port), QuotaPace(self.quotas, port)
+        spans = [] if self._traces is None else [RequestSpans(self._traces, port.broker_id)]
+        return Plugged(latency.pace, pace, [latency, pace, *spans])
 
 
 class Producer:
@@ -87,7 +105,16 @@ class Producer:
         """Serializers of values and keys; None: they are bytes."""
         traces = ProducerTraces(tracing) if tracing.is_on else None
         self._buffer = Buffer(int(settings.buffer_bytes_max))
-        self._writers = StreamWriters(cluster, settings, self._buffer, fail=self._fail, limits=limits, traces=traces)
+        self._plug_ins = _PlugIns(settings, cluster, traces)
+        self._writers = StreamWriters(
+            cluster,
+            settings,
+            self._buffer,
+            fail=self._fail,
+            limits=limits,
+            plugins=self._plug_ins.of_senders,
+            hooks=self._plug_ins.latency,
+        )
         self.routes = self._writers.routes
         self._records = Records(
             settings, self._buffer, self._writers, time.time if clock is None else lambda: clock.now_us() / 1e6
@@ -276,7 +303,7 @@ class Producer:
     @property
     def throttled_ms(self) -> int:
         """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
-        return self.routes.throttled_ms
+        return self._plug_ins.quotas.throttled_ms
 
     @property
     def late_ms(self) -> float:
@@ -284,7 +311,7 @@ class Producer:
 
         That is as long as the event loop was busy when one was due by ``linger_ms``, a latency target or a constraint.
         """
-        return self.routes.late_s * 1000
+        return self._plug_ins.latency.late_s * 1000
 
     async def _described(self, name: str) -> StreamDescription:
         return (await self._writers.writer(name)).stream

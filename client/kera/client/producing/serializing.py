@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kera.client.headers import HeadersLike
-from kera.client.producing.records import NO_KEYS
+from kera.client.producing.open_chunks.records import NO_KEYS
 from kera.client.serializers.choosing import serializer_of
 from kera.client.serializers.protocols import Context, NeedsSchema, Part, Registry, Schemas, Serializer
 from kera.client.serializers.refusing import cannot_encode

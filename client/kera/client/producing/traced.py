@@ -14,8 +14,7 @@ of so many streamlets that they go as bundles, are requests without a context: w
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,13 +23,13 @@ import pyarrow as pa
 
 from kera.client.arrow_input import Columns
 from kera.client.headers import NO_HEADERS, Headers, HeadersLike
-from kera.client.producing.accumulator import Pending
-from kera.client.producing.lane import PendingChunk
-from kera.client.producing.outcome import BatchDelivery, Outcome
+from kera.client.producing.open_chunks.accumulator import Pending
+from kera.client.producing.outcomes.outcome import BatchDelivery, Outcome
+from kera.client.producing.sending.hooks import SenderHooks
+from kera.client.producing.sending.request import Request
 from kera.client.types import StreamDescription
 from kera.core.errors import KeraError
 from kera.core.format.schema import DEFAULT_SCHEMA
-from kera.core.rpc import Reply
 from kera.core.rpc.wire import error_from_message
 from kera.core.tracing import LINKS_MAX, TRACEPARENT, TRACESTATE, Kind, Span, TraceContext, Tracing
 from kera.core.tracing.conventions import messaging
@@ -38,7 +37,6 @@ from kera.v1 import broker_pb2
 
 SendBatch = Callable[..., Awaitable[BatchDelivery]]
 _HEADERS = DEFAULT_SCHEMA.field("headers")
-Answered = asyncio.Future[Reply[broker_pb2.MultiWriteChunksResponse]]
 
 
 class ProducerTraces:
@@ -115,13 +113,11 @@ class ProducerTraces:
         if len(known) < LINKS_MAX:
             known.append(context)
 
-    def begin(
-        self, request: broker_pb2.MultiWriteChunksRequest, chunks: Iterable[PendingChunk], broker_id: int
-    ) -> SendSpan | None:
-        """A request is about to be sent; None: nobody traces anything of it."""
+    def begin(self, request: Request, broker_id: int) -> Span | None:
+        """The span of a request that is about to be sent; None: nobody traces anything of it."""
         if not self._of_chunks:
             return None
-        traced = [(chunk, found) for chunk in chunks if (found := self._of_chunks.get(chunk.delivered))]
+        traced = [(chunk, found) for chunk in request.chunks if (found := self._of_chunks.get(chunk.delivered))]
         if not traced:
             return None
         contexts = [context for _, found in traced for context in found]
@@ -142,8 +138,43 @@ class ProducerTraces:
         context = span.context
         if context is None:
             return None
-        request.traceparent, request.tracestate = context.traceparent, context.tracestate
-        return SendSpan(span)
+        request.message.traceparent, request.message.tracestate = context.traceparent, context.tracestate
+        return span
+
+
+class RequestSpans(SenderHooks):
+    """The spans of the requests to one broker that are under way."""
+
+    def __init__(self, traces: ProducerTraces, broker_id: int) -> None:
+        self._traces = traces
+        self._broker_id = broker_id
+        self._spans: dict[Request, Span] = {}
+
+    def on_request(self, request: Request) -> None:
+        """See `SenderHooks`; likewise what follows."""
+        span = self._traces.begin(request, self._broker_id)
+        if span is not None:
+            self._spans[request] = span
+
+    def on_failure(self, request: Request, error: BaseException) -> None:
+        """It was not sent, or not answered."""
+        span = self._spans.pop(request, None)
+        if span is not None:
+            span.fail(error)
+            span.end()
+
+    def on_answer(self, request: Request, answer: broker_pb2.MultiWriteChunksResponse, now_s: float) -> None:  # noqa: ARG002
+        """It was answered; a chunk may have been refused."""
+        span = self._spans.pop(request, None)
+        if span is None:
+            return
+        if not answer.all_stored:
+            refusal: KeraError | None = next(
+                (error_from_message(each.error) for each in answer.statuses if each.HasField("error")), None
+            )
+            if refusal is not None:
+                span.fail(refusal)
+        span.end()
 
 
 def with_context(batch: Columns, context: TraceContext) -> Columns:
@@ -163,30 +194,3 @@ def _delivered(span: Span, delivery: BatchDelivery) -> None:
     if error is not None:
         span.fail(error)
     span.end()
-
-
-class SendSpan:
-    """The span of a request that is under way."""
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-
-    def failed(self, error: BaseException) -> None:
-        """It was not sent, or not answered."""
-        self._span.fail(error)
-        self._span.end()
-
-    def answered(self, done: Answered) -> None:
-        """It was answered, or not."""
-        error = done.exception() if not done.cancelled() else asyncio.CancelledError()
-        if error is not None:
-            self.failed(error)
-            return
-        message = done.result().message
-        if not message.all_stored:
-            refusal: KeraError | None = next(
-                (error_from_message(each.error) for each in message.statuses if each.HasField("error")), None
-            )
-            if refusal is not None:
-                self._span.fail(refusal)
-        self._span.end()

@@ -79,7 +79,7 @@ def open_write(
 
     `query`: the id of the streaming query; None: it is a batch, called `name` unless the options say otherwise.
     """
-    from kera.client.producing.encoding import room_in_words
+    from kera.client.producing.encoding.payloads import room_in_words
 
     options = parse_write_options(given)
     if query is None:

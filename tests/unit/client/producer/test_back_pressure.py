@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from kera.client.producing.buffer import Buffer
-from kera.client.producing.limits import ProducerLimits
 from kera.client.producing.producer import Producer
+from kera.client.producing.sending.buffer import Buffer
+from kera.client.producing.sending.routes import ProducerLimits
 from kera.client.settings import ProducerSettings
 from kera.core.base.clock import FakeClock
 from kera.core.errors import BufferFull, ClosedError, RecordTooLarge

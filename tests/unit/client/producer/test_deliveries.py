@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from kera.client.producing.accumulator import Accumulator
-from kera.client.producing.outcome import Outcome
+from kera.client.producing.open_chunks.accumulator import Accumulator
+from kera.client.producing.outcomes.outcome import Outcome
 from kera.core.errors import ClosedError
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.producer_support import batch, give

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.client.producing.broker_times import BROKERS_MAX, KEPT_S, BrokerTimes
-from kera.client.producing.lane import Lane, LaneIdentity, PendingChunk
-from kera.client.producing.lane_columns import LaneColumns
-from kera.client.producing.pace import ADVICE_MAX, ADVISED_S_MAX, MARGIN, VALID_S_MAX, Pace
+from kera.client.producing.lanes.lane import Lane, LaneIdentity, PendingChunk
+from kera.client.producing.lanes.lane_columns import LaneColumns
+from kera.client.producing.latency.broker_times import BROKERS_MAX, KEPT_S, BrokerTimes
+from kera.client.producing.latency.pace import ADVICE_MAX, ADVISED_S_MAX, MARGIN, VALID_S_MAX, Pace
+from kera.client.producing.latency.writer_reports import WriterReports
 from kera.client.producing.producer import Producer
-from kera.client.producing.writer_reports import WriterReports
 from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription
 from kera.core.base.clock import FakeClock

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kera.client.producing.lane import PendingChunk
-from kera.client.producing.pace import ADVISED_S_MAX, FEW, MARGIN, SLACK, SLACK_OF_FEW, TIMER_S, WINDOW_S, Pace
+from kera.client.producing.lanes.lane import PendingChunk
+from kera.client.producing.latency.pace import ADVISED_S_MAX, FEW, MARGIN, SLACK, SLACK_OF_FEW, WINDOW_S, Pace
 from kera.client.producing.producer import Producer
+from kera.client.producing.sending.fill_time import TIMER_S
 from kera.client.settings import ProducerSettings
 from kera.core.base.settings import InvalidSettings
 from kera.core.latency.limits import HELD_REQUESTS_MAX, HELD_US_MAX
@@ -112,7 +113,9 @@ class TestPace:
         targeted = pace(latency_target_ms=50)
         targeted.connected_s = 5.0
         targeted.acknowledged(closed_at(4.9, 5.1), 5.2)
-        targeted.acknowledged([PendingChunk.__new__(PendingChunk)], 5.2)  # one that came out of a bundle
+        bundled = PendingChunk.__new__(PendingChunk)
+        bundled.closed_s = None  # one that came out of a bundle
+        targeted.acknowledged([bundled], 5.2)
         assert targeted.rest_s(5.3) is None
 
     @given(

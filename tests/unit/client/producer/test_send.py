@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kera.client.producing.partitioner import PARTITIONERS, Partitioner, streamlet_of
+from kera.client.producing.encoding.partitioner import PARTITIONERS, Partitioner, streamlet_of
 from kera.core.errors import (
     CorruptChunk,
     InvalidArgument,

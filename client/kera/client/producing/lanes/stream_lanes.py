@@ -1,0 +1,66 @@
+"""The lanes of one stream, and where its streamlets are as far as is known."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kera.client.producing.lanes.lane import Lane, LaneIdentity
+from kera.client.producing.lanes.lane_columns import NOBODY, LaneColumns
+from kera.client.types import StreamDescription
+from kera.core.errors import UnknownStream
+
+
+class ProducerIdentity(NamedTuple):
+    """The identity that the coordinator has given to a producer."""
+
+    producer_id: int
+    first_epoch: int
+    last_epoch: int
+    """The last of this instance's epochs."""
+
+
+class StreamLanes:
+    """See the head of this module. `Routes` brings it up to date."""
+
+    def __init__(self, stream: StreamDescription, identity: ProducerIdentity) -> None:
+        self.stream = stream
+        self.deleted: UnknownStream | None = None
+        """Says that the stream is not there any more."""
+        self.columns = LaneColumns(stream.config.streamlets, identity.first_epoch)
+        self.lanes = [
+            Lane(
+                LaneIdentity(
+                    stream.name, stream.stream_id, streamlet, identity.producer_id, stream.codec, stream.typed
+                ),
+                self.columns,
+                streamlet,
+                last_epoch=identity.last_epoch,
+            )
+            for streamlet in range(stream.config.streamlets)
+        ]
+
+    def owner(self, lane: Lane) -> int:
+        """The broker that has a lane's streamlet."""
+        return self.stream.assignments[lane.identity.streamlet_id].broker_id
+
+    def settle(self, lane: Lane, broker_id: int) -> None:
+        """All is well with a lane, as the stream is now: that broker has its streamlet, and serves it."""
+        self.columns.settle(lane.identity.streamlet_id, broker_id)
+
+    def unsettle(self, lane: Lane) -> None:
+        """That is not so any more."""
+        self.columns.settle(lane.identity.streamlet_id, NOBODY)
+
+    def update(self, stream: StreamDescription) -> bool:
+        """The stream looks like this now, unless that is older; whether streamlets have moved."""
+        if stream.is_older_than(self.stream):
+            return False
+        moved = stream.assignments != self.stream.assignments
+        if stream is not self.stream:
+            self.stream = stream
+            self.columns.unsettle()
+        return moved
+
+    def delete(self, error: UnknownStream) -> None:
+        """The stream is not there any more."""
+        self.deleted = error

@@ -1,0 +1,173 @@
+"""Records as `Producer.send` accepts them: checked, copied where the caller could change them, counted in bytes.
+
+Most records are a value, or a value and a key, for a chunk that is open, stays so, and is of the record's epoch. Such a
+record is appended to the chunk's lists, its bytes are taken from the producer's room, and that is all. Where the native
+core is there, a function in C does it (``core/native/send.c``), and calls `Records.send`, its twin, for all other
+records. The classes of what both change are in C as well: `Room`, `Gathered` and `Accepted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from kera.client import arguments
+from kera.client.headers import Header, HeadersLike, pairs_of
+from kera.client.producing.encoding.partitioner import streamlet_of_keys
+from kera.client.producing.open_chunks.accumulator import Pending
+from kera.client.producing.open_chunks.stream_writers import StreamWriters
+from kera.client.producing.sending.buffer import Buffer
+from kera.client.settings import ProducerSettings
+from kera.core.errors import BufferFull, InvalidArgument
+
+NO_KEYS = ()
+"""The default of `Producer.send` for keys."""
+RECORD_OVERHEAD_BYTES = 32
+"""Size of a record in a chunk besides its value and keys: timestamp and offsets; estimated from above."""
+_TIMESTAMP_US_MAX = (1 << 63) - 1
+
+
+class Records:
+    """Takes the records of one producer, one by one."""
+
+    def __init__(
+        self, settings: ProducerSettings, buffer: Buffer, writers: StreamWriters, now_s: Callable[[], float]
+    ) -> None:
+        """`now_s`: the time of day, in seconds."""
+        self._chunk_bytes_max = int(settings.chunk_bytes_max)
+        self._buffer = buffer
+        self._writers = writers
+        self._filling = writers.filling
+        self._now_s = now_s
+        self.room_wanted_bytes = 0
+        """The size that the last `send` asked for when the buffer was full."""
+
+    def send(
+        self,
+        stream: str,
+        value: Any,
+        *,
+        keys: Any = NO_KEYS,
+        timestamp_us: int | None = None,
+        headers: HeadersLike | None = None,
+        streamlet: int | None = None,
+    ) -> Pending:
+        """See `Producer.send`."""
+        plain = keys is NO_KEYS and timestamp_us is None and headers is None and streamlet is None
+        if plain and value.__class__ is bytes and stream in self._filling:
+            # All that is done for most records, in one place: each call would add a tenth to what a record costs.
+            accumulator = self._filling[stream]
+            buffer = self._buffer
+            size = RECORD_OVERHEAD_BYTES + len(value)
+            chunk_bytes = accumulator.size + size
+            left_bytes = buffer.left_bytes - size
+            if (
+                left_bytes >= 0
+                and chunk_bytes < self._chunk_bytes_max
+                and (time_s := self._now_s()) < accumulator.epoch_end_s
+            ):
+                accumulator.size = chunk_bytes
+                buffer.left_bytes = left_bytes
+                values = accumulator.values
+                pending = Pending()
+                pending._accumulator = accumulator  # noqa: SLF001 - it has no __init__
+                pending._index = len(values)  # noqa: SLF001
+                values.append(value)
+                accumulator.times_s.append(time_s)
+                return pending
+        return self._send(stream, value, keys, timestamp_us, headers, streamlet, plain=plain)
+
+    send.__qualname__ = "Producer.send"  # errors over arguments name what users call
+
+    def _send(
+        self,
+        stream: str,
+        value: bytes | None,
+        keys: bytes | Sequence[bytes],
+        timestamp_us: int | None,
+        headers: HeadersLike | None,
+        streamlet: int | None,
+        *,
+        plain: bool,
+    ) -> Pending:
+        writer = self._writers.by_name.get(stream)
+        if writer is None or self._buffer.ended:
+            raise self._writers.not_ready(stream)
+        size = RECORD_OVERHEAD_BYTES + (0 if value is None else bytes_of("value", value))
+        accepted_keys: Sequence[bytes] = ()  # copies, as is accepted_headers: what is accepted must not change
+        accepted_headers: Sequence[Header] = ()
+        if not plain:
+            timestamp_us = None if timestamp_us is None else checked_time(timestamp_us)
+            if keys is not NO_KEYS:
+                accepted_keys = (keys,) if isinstance(keys, bytes) else listed_keys(keys)
+                size += sum([bytes_of("key", key) + 8 for key in accepted_keys])
+            if headers is not None:
+                accepted_headers = pairs_of(headers)
+                size += headers_bytes(accepted_headers)
+        spread = False
+        if streamlet is None:
+            decided = streamlet_of_keys(accepted_keys, writer.streamlet_count, writer.partitioner)
+            spread = decided is None
+            streamlet = writer.sticky_streamlet if decided is None else decided
+        elif streamlet.__class__ is not int:
+            streamlet = writer.checked_streamlet(streamlet)
+        if self._buffer.is_full(size):
+            self.room_wanted_bytes, limit = size, self._buffer.bytes_max
+            raise BufferFull(f"{limit} bytes wait to be acknowledged; await drain() before sending more", limit=limit)
+        time_s = self._now_s()
+        accumulator = writer.open_chunks.get(streamlet)
+        if (
+            accumulator is None
+            or size > self._chunk_bytes_max
+            or (time_s >= accumulator.epoch_end_s if timestamp_us is None else timestamp_us >= accumulator.epoch_end_us)
+        ):
+            time_us = round(time_s * 1e6) if timestamp_us is None else timestamp_us
+            accumulator = writer.open_chunk(streamlet, size, time_us, spread=spread)
+        pending = accumulator.append(value, time_s, size)
+        if not plain:
+            accumulator.describe_last(accepted_keys or None, timestamp_us, accepted_headers or None)
+            self._filling.pop(stream, None)
+        self._buffer.take(size)
+        if accumulator.size >= self._chunk_bytes_max:
+            writer.close_chunk(accumulator)
+        elif plain and accumulator.keys is None and accumulator.headers is None:
+            self._filling[stream] = accumulator
+        return pending
+
+    async def drain(self) -> None:
+        """See `Producer.drain`."""
+        buffer = self._buffer
+        wanted = max(self.room_wanted_bytes, buffer.bytes_max // 2)
+        self.room_wanted_bytes = 0
+        if buffer.is_full(wanted):
+            await buffer.wait_for_room(wanted, self._writers.close_open_chunks)
+        elif buffer.queued_bytes:
+            await buffer.let_loop_run()
+
+
+def listed_keys(keys: Any) -> Sequence[bytes]:
+    """A copy. Raises `InvalidArgument`."""
+    if isinstance(keys, str | bytearray | memoryview | Mapping) or not isinstance(keys, Iterable):
+        raise arguments.wrong("keys", keys, "bytes, or a list of bytes; encode them first")
+    return tuple(keys)
+
+
+def bytes_of(what: str, value: bytes) -> int:
+    """Length of what has to be bytes. Raises `InvalidArgument`."""
+    if not isinstance(value, bytes):
+        raise InvalidArgument(f"{what} is {type(value).__name__}, not bytes; encode it first")
+    return len(value)
+
+
+def headers_bytes(headers: Iterable[Header]) -> int:
+    """Bytes of headers in a chunk, estimated from above."""
+    size = 0
+    for name, value in headers:
+        size += (len(name) if name.isascii() else len(name.encode())) + (0 if value is None else len(value)) + 16
+    return size
+
+
+def checked_time(timestamp_us: int) -> int:
+    """Raises `InvalidArgument`."""
+    unit = " (whole microseconds since the Unix epoch)"
+    return arguments.whole("timestamp_us", timestamp_us, -_TIMESTAMP_US_MAX, _TIMESTAMP_US_MAX, what=unit)

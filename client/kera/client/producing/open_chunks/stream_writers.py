@@ -1,0 +1,123 @@
+"""The streams that a producer writes to, each with a `StreamWriter`; and the identity that all of them write under."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+from kera.client import arguments
+from kera.client.cluster.cluster import Cluster
+from kera.client.producing.lanes.lane import LAST_EPOCH, Lane
+from kera.client.producing.lanes.stream_lanes import ProducerIdentity
+from kera.client.producing.open_chunks.accumulator import Accumulator
+from kera.client.producing.open_chunks.hooks import ChunkHooks
+from kera.client.producing.open_chunks.stream_writer import StreamWriter
+from kera.client.producing.sending.buffer import Buffer
+from kera.client.producing.sending.fill_time import Due, FillTime, all_of
+from kera.client.producing.sending.hooks import Plugins
+from kera.client.producing.sending.routes import ProducerLimits, Routes
+from kera.client.settings import ProducerSettings
+from kera.core.errors import ClosedError, KeraError, Unavailable, UnknownStream
+from kera.core.rpc import api
+from kera.v1 import coordinator_pb2
+
+
+class StreamWriters:
+    """See the head of this module. Belongs to one `Producer`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ProducerSettings,
+        buffer: Buffer,
+        *,
+        fail: Callable[[KeraError], None],
+        limits: ProducerLimits,
+        plugins: Plugins | None = None,
+        hooks: ChunkHooks | None = None,
+    ) -> None:
+        """`fail`: the producer as a whole, see `Routes`; `hooks`: None: nothing is plugged in."""
+        self.by_name: dict[str, StreamWriter] = {}
+        self.filling: dict[str, Accumulator] = {}
+        """By stream: the open chunk that takes its next record, if that is a value and nothing else."""
+        self.open_chunks: dict[str, tuple[int, dict[int, Accumulator]]] = {}
+        """By stream: how many streamlets it has, and the open chunks of its writer."""
+        self.routes = Routes(
+            cluster, settings, buffer, close_due_chunks=self.close_due_chunks, fail=fail, limits=limits, plugins=plugins
+        )
+        self.identity: ProducerIdentity | None = None
+        """Given by the coordinator when the first stream is looked up."""
+        self._cluster = cluster
+        self._settings = settings
+        self._buffer = buffer
+        self._epochs = limits.epochs
+        self._hooks = ChunkHooks() if hooks is None else hooks
+        self._preparing = asyncio.Lock()
+
+    async def writer(self, name: str) -> StreamWriter:
+        """The writer of a stream; one that turned out to be deleted is looked up again. Raises `UnknownStream`."""
+        arguments.text("stream", name, "the name of a stream")
+        writer = self.by_name.get(name)
+        if writer is not None and writer.deleted is None and not self._buffer.is_inherited:
+            return writer
+        if self._buffer.failure is not None:
+            raise self._buffer.failure
+        async with self._preparing:
+            writer = self.by_name.get(name)
+            if writer is None or writer.deleted is not None:
+                stream = await self._cluster.stream(name)
+                if self.identity is None:
+                    self.identity = await self._init()
+                if writer is not None:
+                    writer.close_open_chunks()  # they fail like those before them
+                writer = self.by_name[name] = StreamWriter(
+                    stream, self.identity, self._settings, self._buffer, self.routes, self.filling, self._hooks
+                )
+                self.open_chunks[name] = writer.streamlet_count, writer.open_chunks
+            return writer
+
+    async def _init(self) -> ProducerIdentity:
+        name = self._settings.name
+        answer = await self._cluster.ask(api.INIT_PRODUCER, coordinator_pb2.InitProducerRequest(name=name))
+        last_epoch = answer.producer_epoch + self._epochs - 1 if name else LAST_EPOCH
+        return ProducerIdentity(answer.producer_id, answer.producer_epoch, last_epoch)
+
+    async def look_again(self, name: str) -> None:
+        """Somebody has said that a stream was deleted: learn whether it was."""
+        if (writer := self.by_name.get(name)) is not None:
+            with suppress(Unavailable):
+                await self.routes.refresh(writer.lanes)
+
+    def not_ready(self, stream: str) -> KeraError:
+        """Why a stream takes nothing now."""
+        if self._buffer.closed:
+            return ClosedError("the producer is closed")
+        if self._buffer.failure is not None:
+            return self._buffer.failure
+        return UnknownStream(f"stream {stream!r} is not prepared; await producer.prepare({stream!r})", stream=stream)
+
+    def close_due_chunks(self, lanes: set[Lane], fill_time: FillTime, *, idle: bool) -> Due:
+        """Send what has gathered for any of `lanes` and is due, see `StreamWriter.close_due_chunks`."""
+        return all_of([writer.close_due_chunks(lanes, fill_time, idle=idle) for writer in self.by_name.values()])
+
+    def close_open_chunks(self) -> None:
+        """Send what has gathered."""
+        for writer in self.by_name.values():
+            writer.close_open_chunks()
+
+    def open_records(self) -> Counter[str]:
+        """How many records are in open chunks, and gathered, by stream."""
+        return Counter({name: writer.open_records() for name, writer in self.by_name.items()})
+
+    def fail(self, error: KeraError) -> None:
+        """Give up all that is not in flight."""
+        for writer in self.by_name.values():
+            writer.abandon(error)
+            self.routes.abandon(writer.lanes, error)
+
+    def close(self, error: KeraError) -> None:
+        """Send nothing more; what has gathered fails with `error`."""
+        for writer in self.by_name.values():
+            writer.abandon(error)

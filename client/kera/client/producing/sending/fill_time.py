@@ -1,0 +1,88 @@
+"""How long an open chunk may fill, and what comes of a look at open chunks. Times are on the loop's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from kera.client.producing.lanes.lane import Lane
+
+TIMER_S = 0.001
+"""To which an event loop's timers are exact: one that goes off too early would be set again and again."""
+
+
+class FillTime(Protocol):
+    """Says of one producer's chunks for one broker how long they may fill."""
+
+    @property
+    def holds(self) -> bool:
+        """Chunks may have to wait: for a time, not for an answer."""
+        ...
+
+    @property
+    def grace_s(self) -> float:
+        """How much later than it is due a look at a chunk is soon enough."""
+        ...
+
+    def wait_s(self, stream_id: int, now_s: float) -> float:
+        """How long a chunk of a stream may fill; 0: until nothing is in flight."""
+        ...
+
+    def early_s(self, wait_s: float, others: int) -> float:
+        """How much earlier than after `wait_s` a chunk may go with so many others; 0: it has to be due by itself."""
+        ...
+
+
+class Linger:
+    """Chunks fill for ``linger_ms``, and without that until nothing is in flight."""
+
+    def __init__(self, linger_ms: float | None) -> None:
+        self._linger_s = (linger_ms or 0.0) / 1000
+        self.holds = bool(self._linger_s)
+        self.grace_s = 0.0 if linger_ms is None else TIMER_S
+
+    def wait_s(self, stream_id: int, now_s: float) -> float:  # noqa: ARG002 - the same for all, always
+        """See `FillTime`; likewise what follows."""
+        return self._linger_s
+
+    def early_s(self, wait_s: float, others: int) -> float:  # noqa: ARG002 - a time that was asked for
+        """None goes early."""
+        return 0.0
+
+
+class Due(NamedTuple):
+    """The result of a look at open chunks."""
+
+    closed: bool
+    """Some were due, and are closed."""
+    next_s: float | None
+    """When the next one is due; None: there is none that waits for a time."""
+    since_s: float | None = None
+    """Since when the first of those that are closed was due; None: there was none that waited for a time."""
+
+
+NOTHING_DUE = Due(closed=False, next_s=None)
+
+
+class CloseDueChunks(Protocol):
+    """Closes open chunks."""
+
+    def __call__(self, lanes: set[Lane], fill_time: FillTime, *, idle: bool) -> Due:
+        """Close those of these lanes that are due; what need not wait for a time is so when nothing is in flight."""
+        ...
+
+
+def earlier(one_s: float | None, other_s: float | None) -> float | None:
+    """The earlier one of two times; None is no time."""
+    if one_s is None or other_s is None:
+        return other_s if one_s is None else one_s
+    return min(one_s, other_s)
+
+
+def all_of(found: Sequence[Due]) -> Due:
+    """The result of several looks."""
+    if len(found) == 1:
+        return found[0]
+    next_s = min((each.next_s for each in found if each.next_s is not None), default=None)
+    since_s = min((each.since_s for each in found if each.since_s is not None), default=None)
+    return Due(any(each.closed for each in found), next_s, since_s)

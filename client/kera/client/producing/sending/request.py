@@ -1,0 +1,54 @@
+"""Chunks and bundles that go to a broker together, as one request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kera.client.producing.lanes.bundle import Bundle
+from kera.client.producing.lanes.lane import PendingChunk
+from kera.core.format.chunk import padding_of
+from kera.v1 import broker_pb2, common_pb2
+
+JOINED_BYTES_MAX = 4 << 10
+"""Payloads of fewer bytes, on average, are copied so that a request is in one piece."""
+
+
+class Request:
+    """See the head of this module."""
+
+    __slots__ = ("bundles", "chunk_count", "chunks", "message", "sent_s")
+
+    def __init__(
+        self,
+        bundles: list[Bundle],
+        chunks: list[PendingChunk],
+        durability: common_pb2.Durability.ValueType,
+        sent_s: float,
+    ) -> None:
+        """`sent_s`: when it is sent, on the loop's clock."""
+        self.bundles = bundles
+        self.chunks = chunks
+        self.chunk_count = count = sum([each.chunk_count for each in bundles]) + len(chunks)
+        """With those in bundles."""
+        self.message = broker_pb2.MultiWriteChunksRequest(chunk_count=count, durability=durability)
+        self.sent_s = sent_s
+
+    @property
+    def deadline_s(self) -> float:
+        """The first deadline of its chunks."""
+        return min([each.deadline_s for each in self.bundles] + [each.deadline_s for each in self.chunks])
+
+    def bulk(self) -> list[Any]:
+        """The bytes of the chunks, in pieces. Small ones are joined: many cost more than they weigh."""
+        bundled: list[Any] = [each.bulk for each in self.bundles]
+        pieces: list[Any] = []
+        size = 0
+        for chunk in self.chunks:
+            payload = chunk.payload.payload
+            size += len(payload)
+            pieces += (chunk.header, payload, padding_of(len(payload)))
+        if not pieces:
+            return bundled
+        if size < len(self.chunks) * JOINED_BYTES_MAX:
+            return [*bundled, b"".join(pieces)]
+        return [*bundled, *(piece for piece in pieces if piece)]
