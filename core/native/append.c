@@ -504,15 +504,15 @@ static PyObject *take_chunks(Append *call, size_t chunks_max)
     return result;
 }
 
-bool open_door(Append *call, PyObject *door)
+bool read_rules(Append *call, PyObject *rules)
 {
     Py_ssize_t run_bytes_max;
     int check_payloads;
-    if (!PyTuple_Check(door)) {
-        PyErr_Format(PyExc_TypeError, "the door is a tuple, not %R", door);
+    if (!PyTuple_Check(rules)) {
+        PyErr_Format(PyExc_TypeError, "the rules of appending are a tuple, not %R", rules);
         return false;
     }
-    if (!PyArg_ParseTuple(door, "O!OOO!npO", &PyDict_Type, &call->streams, &call->gate, &call->replicate, &PyType_Type,
+    if (!PyArg_ParseTuple(rules, "O!OOO!npO", &PyDict_Type, &call->streams, &call->gate, &call->replicate, &PyType_Type,
                           &call->record_type, &run_bytes_max, &check_payloads, &call->producers))
         return false;
     if (call->producers != Py_None && !PyDict_Check(call->producers)) {
@@ -538,14 +538,13 @@ void close_append(Append *call)
 }
 
 const char append_chunks_doc[] = PyDoc_STR(
-    "append_chunks(door, context, bulk, at, chunks_max, level, now_ms, now_us)\n"
+    "append_chunks(rules, context, bulk, at, chunks_max, level, now_ms, now_us)\n"
     "\n"
     "Append the chunks from `at` on, at most `chunks_max`, up to the first that is not the next one of a known\n"
     "producer, to an open segment with room. Returns where that is, the statuses of those before it as they are in a\n"
     "response, and how many they are, with how many records and bytes.\n"
     "\n"
-    "`door`: (streams by id, gate, replicate, type of a producer's record, run_bytes_max, check_payloads,\n"
-    "ids of producers that may be used, sets by stream, or None: all of them).\n"
+    "`rules`: an AppendRules of the broker.\n"
     "gate(context, stream, streamlet_id, producer_id, level): (the log of the chunks, its room in bytes), or None.\n"
     "replicate(context, stream, log, segment, start, end, first, count, level): chunks are there, of which the first\n"
     "has the index `first`.");
@@ -558,7 +557,7 @@ PyObject *append_chunks(PyObject *module, PyObject *const *args, Py_ssize_t coun
     Append call = {.context = args[1], .now_ms = PyLong_AsLongLong(args[6]), .now_us = PyLong_AsLongLong(args[7])};
     Py_ssize_t at = PyLong_AsSsize_t(args[3]), chunks_max = PyLong_AsSsize_t(args[4]);
     call.level = PyLong_AsUnsignedLongLong(args[5]);
-    if (PyErr_Occurred() != NULL || !open_door(&call, args[0]))
+    if (PyErr_Occurred() != NULL || !read_rules(&call, args[0]))
         return NULL;
     if (at < 0 || chunks_max < 0)
         return PyErr_Format(PyExc_ValueError, "a place or a number of chunks is negative");

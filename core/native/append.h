@@ -32,7 +32,7 @@ typedef struct {
 } Run;
 
 typedef struct {
-    // Of the door: borrowed.
+    // Of the rules: borrowed.
     PyObject *streams, *gate, *replicate, *record_type;
     size_t run_bytes_max;
     bool check_payloads;
@@ -57,8 +57,12 @@ typedef struct {
 // What becomes of a chunk, or of a request.
 typedef enum { TAKEN, LEFT, FAILED } Outcome;
 
-// What is the same for all calls. False: it is none, and an error is set.
-bool open_door(Append *call, PyObject *door);
+// The fields of AppendRules in kera.broker.serving.write_access, in the order in which read_rules reads them. A test
+// compares them with Python's.
+#define APPEND_RULES "streams gate replicate record_type run_bytes_max check_payloads producers"
+
+// The rules of a call. False: they are none, and an error is set.
+bool read_rules(Append *call, PyObject *rules);
 
 // At the end of a call, whatever has become of it.
 void close_append(Append *call);
@@ -90,7 +94,7 @@ bool end_run(Append *call);
 
 extern const char append_chunks_doc[];
 
-// append_chunks(door, context, bulk, at, chunks_max, level, now_ms, now_us), see the doc.
+// append_chunks(rules, context, bulk, at, chunks_max, level, now_ms, now_us), see the doc.
 PyObject *append_chunks(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 // Make the names of attributes that it looks at. -1: there is no memory.

@@ -932,6 +932,7 @@ PyMODINIT_FUNC PyInit__native(void)
         send_init(module) != 0 || progress_init(module) != 0 ||
         (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
         PyModule_AddIntConstant(module, "VERSION", NATIVE_VERSION) != 0 ||
+        PyModule_AddStringConstant(module, "APPEND_RULES", APPEND_RULES) != 0 ||
         PyModule_AddStringConstant(module, "SOURCES", strchr(made_of, ':') + 1) != 0 ||
         PyModule_AddObjectRef(module, "CRC32C_BY_INSTRUCTION", by_instruction) != 0)
         Py_CLEAR(module);

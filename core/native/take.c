@@ -157,14 +157,14 @@ static PyObject *take_frames(Take *take, View frames, uint32_t bulk_bytes_max, s
 }
 
 const char take_writes_doc[] = PyDoc_STR(
-    "take_writes(door, context, frames, bulk_bytes_max, requests_max, now_ms, now_us)\n"
+    "take_writes(rules, context, frames, bulk_bytes_max, requests_max, now_ms, now_us)\n"
     "\n"
     "Carry out the requests to write that `frames` begins with, up to the first of which any chunk is out of the\n"
     "ordinary, as `append_chunks` has it, or goes elsewhere than its others. Returns where that is, how many were\n"
     "carried out and how many of them are not answered yet, the frames of the other answers, and how many chunks,\n"
     "records and bytes were appended.\n"
     "\n"
-    "`door`: that of `append_chunks`, but for replicate(context, stream, log, segment, start, end, held, requests,\n"
+    "`rules`: those of `append_chunks`, but for replicate(context, stream, log, segment, start, end, held, requests,\n"
     "level): the answers to so many requests wait for these chunks. `held` is for `held_answers`: of each request its\n"
     "id (u64), how many bytes its statuses are (u32), and these.");
 
@@ -178,7 +178,7 @@ PyObject *take_writes(PyObject *module, PyObject *const *args, Py_ssize_t count)
                             .now_us = PyLong_AsLongLong(args[6]),
                             .by_request = true}};
     Py_ssize_t bulk_bytes_max = PyLong_AsSsize_t(args[3]), requests_max = PyLong_AsSsize_t(args[4]);
-    if (PyErr_Occurred() != NULL || !open_door(&take.append, args[0]))
+    if (PyErr_Occurred() != NULL || !read_rules(&take.append, args[0]))
         return NULL;
     if (bulk_bytes_max < 0 || requests_max < 0)
         return PyErr_Format(PyExc_ValueError, "a number of bytes or requests is negative");

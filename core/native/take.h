@@ -6,7 +6,7 @@
 
 extern const char take_writes_doc[], held_answers_doc[];
 
-// take_writes(door, context, frames, bulk_bytes_max, requests_max, now_ms, now_us), see the doc.
+// take_writes(rules, context, frames, bulk_bytes_max, requests_max, now_ms, now_us), see the doc.
 PyObject *take_writes(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 // held_answers(held, virtual_segment_id, backup_ids), see the doc.

@@ -5,6 +5,7 @@ from typing import Any
 
 VERSION: int
 SOURCES: str
+APPEND_RULES: str
 CRC32C_BY_INSTRUCTION: bool
 
 def bind(name: str, twin: Callable[..., Any], returned: type | None) -> Any: ...

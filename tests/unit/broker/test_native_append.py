@@ -15,6 +15,7 @@ import pytest
 
 from kera.broker.log.intervals import Holding
 from kera.broker.serving import write
+from kera.broker.serving.write_access import AppendRules
 from kera.core.native import native
 from tests.native_twins import needs_native
 from tests.unit.broker.native_support import PRODUCERS, Producers, Side, good
@@ -180,17 +181,22 @@ def test_places_before_the_start_are_refused(change: dict[int, int]) -> None:
         native.append_chunks(*arguments)
 
 
+def test_the_fields_of_the_rules_are_those_that_c_reads() -> None:
+    assert native is not None
+    assert tuple(native.APPEND_RULES.split()) == AppendRules._fields
+
+
 def test_beyond_the_end_there_is_nothing() -> None:
     assert native is not None
-    door: tuple[Any, ...] = ({}, None, None, tuple, 0, True, None)
-    assert native.append_chunks(door, None, b"x" * 200, 100, 9, 0, 0, 0) == (100, b"", 0, 0, 0)
-    assert native.append_chunks(door, None, b"", 0, 9, 0, 0, 0) == (0, b"", 0, 0, 0)
-    assert native.append_chunks(door, None, b"x", 1 << 62, 9, 0, 0, 0) == (1 << 62, b"", 0, 0, 0)
+    rules: tuple[Any, ...] = ({}, None, None, tuple, 0, True, None)
+    assert native.append_chunks(rules, None, b"x" * 200, 100, 9, 0, 0, 0) == (100, b"", 0, 0, 0)
+    assert native.append_chunks(rules, None, b"", 0, 9, 0, 0, 0) == (0, b"", 0, 0, 0)
+    assert native.append_chunks(rules, None, b"x", 1 << 62, 9, 0, 0, 0) == (1 << 62, b"", 0, 0, 0)
 
 
 def test_what_the_broker_should_have_and_has_not_is_an_error_and_nothing_is_appended() -> None:
     assert native is not None
     data = good(Random(1), stream_id=7)
-    door = ({7: object()}, None, None, tuple, 0, True, None)
+    rules = ({7: object()}, None, None, tuple, 0, True, None)
     with pytest.raises(AttributeError):
-        native.append_chunks(door, None, data, 0, 9, 0, 0, 0)
+        native.append_chunks(rules, None, data, 0, 9, 0, 0, 0)

@@ -318,9 +318,9 @@ def test_numbers_below_zero_are_refused(change: dict[int, int]) -> None:
 def test_what_is_no_frame_or_no_request_to_write_is_left() -> None:
     assert native is not None
     whole = frame(1, good(Random(1), stream_id=7))
-    door: tuple[Any, ...] = ({}, None, None, tuple, 0, True, None)
+    rules: tuple[Any, ...] = ({}, None, None, tuple, 0, True, None)
     for data in (b"", b"x" * 200, whole[:-1], whole, b"KF" + bytes(30)):
-        assert native.take_writes(door, None, data, 1 << 20, 9, 0, 0) == (0, 0, 0, b"", 0, 0, 0)
+        assert native.take_writes(rules, None, data, 1 << 20, 9, 0, 0) == (0, 0, 0, b"", 0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from kera.broker.counters import Counters, Latencies
 from kera.broker.log.segment import Segment
@@ -19,7 +18,7 @@ from kera.broker.ownership.stream import Stream
 from kera.broker.replication.virtual_log import VirtualLog
 from kera.broker.replication.virtual_logs import VirtualLogs
 from kera.broker.replication.virtual_segment import Batch
-from kera.broker.serving.write_access import WriteAccess
+from kera.broker.serving.write_access import AppendRules, WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, NotReplicated
@@ -55,7 +54,7 @@ class WriteTaker:
 
     def __init__(
         self,
-        door: tuple[Any, ...],
+        rules: AppendRules,
         logs: VirtualLogs,
         memory: PersistenceManager,
         counters: Counters,
@@ -64,12 +63,12 @@ class WriteTaker:
         as_usual: Callable[[], bool],
         access: WriteAccess | None = None,
     ) -> None:
-        """`door`: of `append_chunks`; `as_usual`: whether no request has to wait or be refused for others.
+        """`rules`: those of `append_chunks`; `as_usual`: whether no request has to wait or be refused for others.
 
         `access`: who may write to which streams; None: everybody to all.
         """
         self._access = access
-        self._door = (*door[:2], self._hold, *door[3:])
+        self._rules = rules._replace(replicate=self._hold)
         self._logs = logs
         self._memory = memory
         self._counters = counters
@@ -82,12 +81,12 @@ class WriteTaker:
         """See `kera.core.rpc.taking.Taker`. Before the registration no stream is open, and so nothing is taken."""
         if self._take_writes is None or not self._as_usual():
             return NOTHING
-        taking, memory, door = Taking(asker), self._memory, self._door
+        taking, memory, rules = Taking(asker), self._memory, self._rules
         if self._access is not None:
-            door = (self._access.streams_of(asker.peer), *door[1:-1], self._access.producers_of(asker.peer))
+            rules = self._access.rules_for(asker.peer, rules)
         try:
             end, requests, held, answers, chunks, records, size = self._take_writes(
-                door, taking, frames, asker.bulk_bytes_max, requests_max, memory.now_ms, memory.now_us
+                rules, taking, frames, asker.bulk_bytes_max, requests_max, memory.now_ms, memory.now_us
             )
         finally:
             if taking.pump:

@@ -37,7 +37,7 @@ from kera.broker.serving.levels import check_level
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.pending_write import PendingWrite, WriteReply
 from kera.broker.serving.taking import Taking, WriteTaker
-from kera.broker.serving.write_access import Door, WriteAccess
+from kera.broker.serving.write_access import AppendRules, WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import (
     ArenaFull,
@@ -116,17 +116,16 @@ class Writer:
         self._append_chunks: Callable[..., Any] | None = native.append_chunks if native is not None else None
         """The native core's function; None: each chunk is appended here."""
         self._replication_limits = replication.limits
-        self._door: Door = (
-            streams.by_id,
-            self._log_that_takes,
-            self._replicate_run,
-            ProducerRecord,
-            min(RUN_BYTES_MAX, replication.limits.request_bytes_max, replication.limits.segment_bytes),
-            check_payloads,
-            None,
+        self._rules = AppendRules(
+            streams=streams.by_id,
+            gate=self._log_that_takes,
+            replicate=self._replicate_run,
+            record_type=ProducerRecord,
+            run_bytes_max=min(RUN_BYTES_MAX, replication.limits.request_bytes_max, replication.limits.segment_bytes),
+            check_payloads=check_payloads,
         )
         self.taker = WriteTaker(
-            self._door,
+            self._rules,
             self._logs,
             memory,
             counters,
@@ -268,11 +267,9 @@ class Writer:
     def _append_as_usual(self, write: PendingWrite, append_chunks: Callable[..., Any]) -> None:
         """Have the native core append the chunks that come next, up to one that is out of the ordinary."""
         room, memory = REQUEST_CHUNKS_MAX - len(write.statuses), self._memory
-        door = self._door
-        if self._access is not None:
-            door = (self._access.streams_of(write.peer), *door[1:-1], self._access.producers_of(write.peer))
+        rules = self._rules if self._access is None else self._access.rules_for(write.peer, self._rules)
         write.at, statuses, chunks, records, size = append_chunks(
-            door, write, write.bulk, write.at, room, write.level, memory.now_ms, memory.now_us
+            rules, write, write.bulk, write.at, room, write.level, memory.now_ms, memory.now_us
         )
         if chunks:
             write.response.MergeFromString(statuses)

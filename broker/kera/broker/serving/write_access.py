@@ -7,7 +7,8 @@ each identity has, by stream, the ids of producers under which it may write: one
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 from kera.broker.ownership.producer_owners import ProducerOwners
 from kera.broker.ownership.stream import Stream
@@ -19,11 +20,26 @@ from kera.core.rpc.method import Peer
 from kera.server.access.guard import Guard
 from kera.server.access.requirements import Need
 
-Door = tuple[Any, ...]
-"""A struct of the native core: its first field is the streams."""
 IDENTITIES_MAX = 4096
 PRODUCERS_MAX = 100_000
 """Ids of producers that are remembered of an identity."""
+
+
+class AppendRules(NamedTuple):
+    """Which chunks the native core may append by itself, and how. C reads the fields in this order (``append.c``)."""
+
+    streams: dict[int, Stream]
+    """The streams that the caller may write to, by id."""
+    gate: Callable[..., Any]
+    """Called once for a run of chunks of a replicated stream: its virtual log and the room there, or None."""
+    replicate: Callable[..., None]
+    """Called with each run of chunks that is in a segment of a replicated stream."""
+    record_type: type
+    """The type of a producer's record."""
+    run_bytes_max: int
+    check_payloads: bool
+    producers: dict[int, set[int]] | None = None
+    """The ids of producers that the caller may use, by stream; None: all of them."""
 
 
 class WriteAccess:
@@ -56,6 +72,10 @@ class WriteAccess:
                 self._writable.clear()
             known = self._writable[who] = {}
         return known
+
+    def rules_for(self, peer: Peer, rules: AppendRules) -> AppendRules:
+        """The same rules for the streams and ids of producers that a peer is known to be allowed to use."""
+        return AppendRules(self.streams_of(peer), *rules[1:-1], self.producers_of(peer))  # quicker than _replace
 
     def check(self, peer: Peer, stream: Stream) -> None:
         """Raises `NotAllowed`, `UnknownStream` if the peer may not even know that it is there, and `QuotaExceeded`."""
