@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kera.broker.replication.answer_times import WINDOW_S, AnswerTimes
+from kera.broker.replication.replicator import ANSWERS_S, AnswerTimes
 
 
 def test_it_is_the_mean_of_the_last_seconds_and_older_answers_are_forgotten() -> None:
@@ -13,10 +13,10 @@ def test_it_is_the_mean_of_the_last_seconds_and_older_answers_are_forgotten() ->
     for at_s, took_s in ((100.0, 0.2), (101.0, 0.4)):
         times.answered(times.sent(at_s), at_s + took_s)
     assert times.seconds(102.0) == pytest.approx(0.3)
-    assert times.seconds(100.0 + WINDOW_S + 1) == pytest.approx(0.3)
+    assert times.seconds(100.0 + ANSWERS_S + 1) == pytest.approx(0.3)
     times.answered(times.sent(107.0), 107.9)
     assert times.seconds(108.0) == pytest.approx(0.5)
-    assert times.seconds(107.0 + 3 * WINDOW_S) == 0.0
+    assert times.seconds(107.0 + 3 * ANSWERS_S) == 0.0
 
 
 def test_a_request_that_waits_for_longer_than_others_did_counts() -> None:
