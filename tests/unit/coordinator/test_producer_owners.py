@@ -83,6 +83,22 @@ async def test_the_oldest_claim_goes_when_there_are_too_many(cluster: Cluster, m
     assert (await owner(cluster, PRODUCER_IDS[3], stream_id, BOB)).principal == ALICE
 
 
+async def test_nobody_has_the_claims_of_others_forgotten(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_owners, "CLAIMS_MAX", 4)
+    await cluster.register("a")
+    stream_id = (await cluster.create("events")).stream_id
+    await owner(cluster, CHOSEN, stream_id, BOB)
+    for number in range(10):
+        if number == 5:
+            await cluster.restart()
+        await owner(cluster, PRODUCER_IDS[number + 6], stream_id, ALICE)
+
+    assert (await owner(cluster, CHOSEN, stream_id, ALICE)).principal == BOB
+    assert len(cluster.coordinator.state.ledger.children(f"producer-claims/{stream_id:016x}")) == 4
+    await cluster.coordinator.streams.delete("events")
+    assert not cluster.coordinator.producers.owners._claims_of
+
+
 async def test_too_many_ids_in_a_request_are_refused(cluster: Cluster) -> None:
     request = coordinator_pb2.FindProducersRequest(
         uses=[coordinator_pb2.ProducerUse(producer_id=1)] * (producer_owners.USES_MAX + 1)

@@ -19,9 +19,12 @@ Records: ``producer-blocks/<first id, 16 hexadecimal digits>`` → JSON: `last_i
 
 from __future__ import annotations
 
+import heapq
 import json
 from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple
 
 from kera.coordinator.cluster.handlers import Handlers
@@ -40,7 +43,7 @@ BLOCK_IDS_MIN = 64
 BLOCK_IDS_MAX = 1 << 16
 """Maximum of a block of ids. The first one of a principal is small, and each later one twice as large."""
 CLAIMS_MAX = 100_000
-"""Beyond that the oldest claim is forgotten, and its id may be claimed anew."""
+"""Beyond that the oldest claim of the principal with the most is forgotten, and its id may be claimed anew."""
 USES_MAX = 1000
 """In one request."""
 
@@ -73,6 +76,8 @@ class ProducerOwners:
         """By principal: the next id that it gets, of its last block."""
         self._claims: dict[tuple[int, int], Claim] = {}
         """By stream and id, the oldest first."""
+        self._claims_of: defaultdict[str, dict[tuple[int, int], None]] = defaultdict(dict)
+        """The keys of each principal's claims, likewise."""
 
     def load(self) -> None:
         """Take up what the ledger has."""
@@ -85,7 +90,8 @@ class ProducerOwners:
             for key in ledger.children(stream):
                 record = json.loads(ledger.get(key) or b"{}")
                 claims.append(((_last_hex(stream), _last_hex(key)), Claim(record["number"], record["principal"])))
-        self._claims = dict(sorted(claims, key=lambda item: item[1].number))
+        for place, claim in sorted(claims, key=lambda item: item[1].number):
+            self._put(place, claim)
 
     def handlers(self) -> Handlers:
         """Requests in, responses out, by method."""
@@ -136,12 +142,36 @@ class ProducerOwners:
         if not new:
             return
         changes: dict[str, bytes | None] = {_claim_key(*key): _claim_record(claim) for key, claim in new.items()}
-        oldest = list(self._claims)[: max(0, len(self._claims) + len(new) - CLAIMS_MAX)]
+        oldest = self._to_forget(len(self._claims) + len(new) - CLAIMS_MAX)
         changes |= {_claim_key(*key): None for key in oldest}
         await self._state.write(changes)
         for key in oldest:
-            del self._claims[key]
-        self._claims |= new
+            self._remove(key)
+        for key, claim in new.items():
+            self._put(key, claim)
+
+    def _to_forget(self, count: int) -> list[tuple[int, int]]:
+        """The oldest claims of those who have the most, so that no principal can have those of others forgotten."""
+        if count <= 0:
+            return []
+        most = [(-len(keys), principal) for principal, keys in self._claims_of.items()]
+        heapq.heapify(most)
+        taken: Counter[str] = Counter()
+        for _ in range(min(count, len(self._claims))):
+            left, principal = most[0]
+            taken[principal] += 1
+            heapq.heapreplace(most, (left + 1, principal))
+        return [key for principal, number in taken.items() for key in islice(self._claims_of[principal], number)]
+
+    def _put(self, key: tuple[int, int], claim: Claim) -> None:
+        self._claims[key] = claim
+        self._claims_of[claim.principal][key] = None
+
+    def _remove(self, key: tuple[int, int]) -> None:
+        principal = self._claims.pop(key).principal
+        del self._claims_of[principal][key]
+        if not self._claims_of[principal]:
+            del self._claims_of[principal]
 
     def _owner(self, use: coordinator_pb2.ProducerUse) -> coordinator_pb2.ProducerOwner:
         producer_id = use.producer_id
@@ -169,7 +199,8 @@ class ProducerOwners:
 
     def forget(self, stream_id: int) -> None:
         """A stream was deleted."""
-        self._claims = {key: claim for key, claim in self._claims.items() if key[0] != stream_id}
+        for key in [key for key in self._claims if key[0] == stream_id]:
+            self._remove(key)
 
 
 def caller_principal() -> str:
