@@ -779,7 +779,6 @@ ROOMS_OF_THEIR_OWN = {
     "kera.cli.bench._payload": "benchmarks outside of the product use it",
     "kera.cli.tls": "a group of commands",
     "kera.client.producing.quotas": "plugged in: the way of chunks knows nothing of quotas",
-    "kera.client.producing.quotas": "a plugin of the producer, which it must not know",
     "kera.connect.kafka.committed": "its importer is in another package",
     "kera.console.pages.members": "a page",
     "kera.console.pages.signing": "a page",
