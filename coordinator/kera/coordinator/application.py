@@ -95,9 +95,9 @@ async def serve(
     open_store: OpenStore | None = None,
 ) -> AsyncIterator[dict[str, Any]]:
     """Start a coordinator, yield where it is, stop it. `open_store`: by default what the settings say."""
+    check_addresses(settings)
     room = room_of(settings, CONNECTION_WEIGHTS)
     runtime = secure_daemon(runtime, settings, settings.host)
-    check_settings(settings, runtime)
     async with AsyncExitStack() as stack:
         place = await open_place(stack, settings, runtime, open_store or _store)
         metrics = CoordinatorMetrics(place.monitor.registry)
@@ -119,8 +119,8 @@ async def serve(
         place.monitor.health.stopping()
 
 
-def check_settings(settings: CoordinatorSettings, runtime: Runtime) -> None:
-    """Check how others reach the coordinator, and ZooKeeper's certificates. Raises `InvalidSettings`."""
+def check_addresses(settings: CoordinatorSettings) -> None:
+    """Check the address at which others reach the coordinator. Raises `InvalidSettings`."""
     if settings.advertised_address:
         with setting("advertised_address"):
             split_address(settings.advertised_address)
@@ -129,14 +129,14 @@ def check_settings(settings: CoordinatorSettings, runtime: Runtime) -> None:
             f"with --host {settings.host} others cannot be told where this coordinator is; add --advertised-address",
             host=settings.host,
         )
-    if settings.zookeeper_tls and runtime.tls is None:
-        raise InvalidSettings("zookeeper_tls needs certificates: set tls_cert, tls_key and tls_ca")
 
 
 async def open_place(
     stack: AsyncExitStack, settings: CoordinatorSettings, runtime: Runtime, open_store: OpenStore
 ) -> Place:
-    """Serve metrics, and open the store of the metadata."""
+    """Serve metrics, and open the store of the metadata. Raises `InvalidSettings`."""
+    if settings.zookeeper_tls and runtime.tls is None:
+        raise InvalidSettings("zookeeper_tls needs certificates: set tls_cert, tls_key and tls_ca")
     with setting("data_dir"):
         disks = [] if settings.zookeeper else [expanded(settings.data_dir).absolute()]
     monitor = stack.enter_context(Monitor("coordinator", disks, runtime=runtime, guarded=settings.security))

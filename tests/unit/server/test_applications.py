@@ -45,7 +45,7 @@ STAGES = {
         "register",
         "stay_registered",
     ),
-    coordinator: ("check_settings", "open_place", "build_leadership", "run_for_leader"),
+    coordinator: ("check_addresses", "open_place", "build_leadership", "run_for_leader"),
 }
 CASES = [
     pytest.param(module, stage, id=f"{module.__name__.split('.')[1]}-{stage}")
