@@ -773,7 +773,6 @@ ROOMS_OF_THEIR_OWN = {
     "kera.backup.health": "each daemon has one",
     "kera.broker.latency.budgets": "decides, without a clock",
     "kera.broker.latency.series": "a metric of a feature that the broker's own metrics do not know",
-    "kera.broker.replication.answer_times": "decides, without a clock",
     "kera.broker.replication.placement": "decides, without I/O",
     "kera.broker.steady_time": "the only module of the broker that reads the wall clock",
     "kera.cli.bench._payload": "benchmarks outside of the product use it",
