@@ -25,7 +25,6 @@ WIDTH = 88
 """Columns of a signature; a longer one has a line for each parameter."""
 _NOT_CONSTRUCTED = re.compile(r"\b(Made by|Get it as|Get them from)\b")
 """In docstrings of classes whose constructors are not part of the API."""
-_HEAD = "See the head of this module."
 
 
 def page(package: str) -> Iterator[str]:
@@ -48,8 +47,6 @@ def page(package: str) -> Iterator[str]:
 
 def _class(name: str, found: type) -> Iterator[str]:
     doc = found.__doc__ or ""
-    if doc.startswith(_HEAD):
-        doc = f"{sys.modules[found.__module__].__doc__}\n{doc.removeprefix(_HEAD)}"
     fields = _fields(found)
     constructor = found.__dict__.get("__init__")
     is_constructed = not (

@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def make(out: Path) -> list[Path]:
-    """See the head of this module."""
+    """Make the archives in a directory, and return their paths."""
     for folder in (out, WORK):
         shutil.rmtree(folder, ignore_errors=True)
     print("dist: installing what packages are built and checked with", flush=True)

@@ -30,7 +30,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class DiskState:
-    """See the head of this module."""
+    """The room, frames and queued parts of one disk. An open replica always has room to be written."""
 
     number: int
     name: str

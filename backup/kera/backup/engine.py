@@ -45,7 +45,10 @@ RESERVE_PART = 20
 
 
 class Engine:
-    """See the head of this module. Made with `start`; belongs to one event loop."""
+    """Owns a backup's memory, disks and replicas, and runs its jobs on threads.
+
+    Made with `start`; belongs to one event loop.
+    """
 
     def __init__(  # noqa: PLR0913 - what a backup is made of
         self,

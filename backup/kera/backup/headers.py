@@ -22,7 +22,7 @@ _UNITS = HEADER_BYTES // ALIGNMENT_BYTES
 
 
 class KeptHeaders:
-    """See the head of this module."""
+    """A bounded cache of the chunk headers of replicas that are on disk only; the oldest headers go first."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_kept = 0

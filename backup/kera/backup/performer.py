@@ -14,7 +14,7 @@ from kera.core.base.blocks import BLOCK_BYTES
 
 
 class Performer:
-    """See the head of this module."""
+    """Executes planned jobs on threads. A failed job carries its error."""
 
     def __init__(self, disks: Sequence[BlockDisk], layout: Layout) -> None:
         self.disks = disks

@@ -37,7 +37,10 @@ PUNCH_FRAMES_MAX = 64
 
 
 class Persistence:
-    """See the head of this module. Belongs to one event loop."""
+    """Plans the writes of replicas to disk, and completes each commit when all its bytes are durable.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,

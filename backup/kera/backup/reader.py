@@ -38,7 +38,10 @@ class _Buffer:
 
 
 class ReplicaReader:
-    """See the head of this module. Belongs to one event loop."""
+    """Reads the chunks of replicas for recoveries, from memory or disk, with a bounded number of buffers.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, store: ReplicaStore, disks: Sequence[BlockDisk], layout: Layout) -> None:
         self._store = store

@@ -30,7 +30,10 @@ class Frame(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """See the head of this module. Lengths are in bytes from the replica's start, always at the end of a chunk."""
+    """One replica of a virtual segment, open, closed or sealed.
+
+    Lengths are in bytes from the replica's start, always at the end of a chunk.
+    """
 
     broker_id: int
     virtual_segment_id: int

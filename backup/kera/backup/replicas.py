@@ -10,7 +10,7 @@ from kera.backup.replica import Replica
 
 
 class Replicas:
-    """See the head of this module."""
+    """The replicas of one backup, by broker and in the order of their virtual segments."""
 
     def __init__(self) -> None:
         self._by_broker: dict[int, dict[int, Replica]] = {}

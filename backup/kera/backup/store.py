@@ -26,7 +26,10 @@ SLOTS_PER_FREE_SLOT = 4
 
 
 class ReplicaStore:
-    """See the head of this module. Belongs to one event loop."""
+    """Appends to, closes, frees and lists a backup's replicas, and refuses requests of fenced launches.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ MESSAGE_BYTES_MAX = 1 << 30
 
 
 class BackupWays(NamedTuple):
-    """See the head of this module."""
+    """Opens a broker's connection to a backup: a unix socket on the same node, TCP otherwise."""
 
     node_id: str = ""
     """Node id of the broker; empty: no unix socket is used."""

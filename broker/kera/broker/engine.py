@@ -66,7 +66,10 @@ REPLICATE_TIMEOUT_S = 3.0
 
 
 class LogEngine:
-    """See the head of this module. Made with `start`; belongs to one event loop."""
+    """Owns a broker's arena, index and disk, and runs the jobs that keep its log durable.
+
+    Made with `start`; belongs to one event loop.
+    """
 
     def __init__(
         self,

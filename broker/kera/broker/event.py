@@ -12,7 +12,7 @@ P = ParamSpec("P")
 
 
 class Event(Generic[P]):
-    """See the head of this module. Call it when it happens."""
+    """A list of callbacks: a call of the event calls each of them at once, in the order in which they were added."""
 
     __slots__ = ("_listeners",)
 

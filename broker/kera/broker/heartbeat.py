@@ -46,7 +46,7 @@ class HeartbeatLimits:
 
 
 class HeartbeatReport:
-    """See the head of this module."""
+    """Fills each heartbeat with the broker's loads and changes, and repeats a change until an answer confirms it."""
 
     def __init__(
         self,

@@ -21,7 +21,10 @@ SLEW_US = 1_000_000
 
 
 class SteadyTime:
-    """See the head of this module. To be read again and again: a jump between two readings counts from the second."""
+    """A clock for retention that follows small corrections at once, and a jump only after `SETTLE_S`.
+
+    To be read again and again: a jump between two readings counts from the second.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

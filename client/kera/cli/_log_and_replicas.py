@@ -32,7 +32,7 @@ from kera.server.verifying import Finding
 
 
 class LogAndReplicas:
-    """The log and the replicas of one broker; see the head of this module."""
+    """Compares the log of one broker with its replicas on backups."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class Cluster:
 
 
 class House:
-    """See the head of this module."""
+    """The console's cluster, signed-in users and templates, shared by all requests."""
 
     def __init__(
         self, cluster: Cluster, *, admin: bool, encrypted: bool, now_s: Callable[[], float] = boottime_s

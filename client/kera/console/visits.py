@@ -42,7 +42,7 @@ _DONE = {
 
 
 class Visit:
-    """See the head of this module."""
+    """One request with its user, its form and the means to answer it."""
 
     def __init__(self, house: House, request: Request, cookie: str, view: View | None, user: str) -> None:
         self.house, self.request = house, request

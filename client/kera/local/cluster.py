@@ -65,7 +65,10 @@ class ChildDeath:
 
 
 class LocalCluster:
-    """A coordinator or several, some brokers and, for replication, backups. See the head of this module."""
+    """A cluster of child processes: a coordinator or several, some brokers and, for replication, backups.
+
+    A coordinator or several, some brokers and, for replication, backups.
+    """
 
     def __init__(  # noqa: PLR0913 - a setting each
         self,

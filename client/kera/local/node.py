@@ -86,7 +86,7 @@ def planned(
 
 
 class LocalNode:
-    """See the head of this module."""
+    """The brokers of one host, each on CPUs of its own; a broker that ends is started again."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ may be something between it and us, and then it is well."""
 
 
 class Control:
-    """See the head of this module."""
+    """Runs the coordinator's own work at each tick: it finds lost members and completes pending operations."""
 
     def __init__(
         self,

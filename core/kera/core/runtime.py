@@ -122,7 +122,7 @@ def random_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """See the head of this module."""
+    """The clocks, ids, files and connections that a process uses; a simulation gives its own."""
 
     clock: Clock = field(default_factory=SystemClock)
     new_id: Callable[[], str] = random_id

@@ -39,7 +39,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Connection:
-    """See the head of this module."""
+    """The address and credentials with which a Spark process reaches its cluster."""
 
     bootstrap: str
     """host:port of one or more coordinators, separated by commas."""

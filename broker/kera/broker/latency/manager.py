@@ -144,7 +144,10 @@ class _Watched:
 
 
 class LatencyManager:
-    """See the head of this module. Belongs to one event loop."""
+    """Keeps the latency figures of the hops of streams with a budget, and advises their writers and readers.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()

@@ -18,7 +18,7 @@ PARTS = 5
 
 
 class RunningHop:
-    """See the head of this module."""
+    """The latency of one hop of a stream over a window: one figure for the stream, and a mean for each streamlet."""
 
     def __init__(self, window_s: float) -> None:
         self._all = Running(window_s)

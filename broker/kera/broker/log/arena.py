@@ -202,7 +202,7 @@ class Slot:
 
 
 class Arena:
-    """See the head of this module."""
+    """The slots of a broker's shared memory. Each holds one segment at most, and is not reused while leased."""
 
     def __init__(
         self, shm_dir: Path, owner: Owner, files: Iterable[ArenaFile], calls: FileCalls, *, left: bool = False

@@ -66,7 +66,7 @@ IGNORED_LOGGED_MAX = 10
 
 
 class ArenaFile:
-    """See the head of this module."""
+    """One file of shared memory: it holds the slots of one memory domain, and survives a broker that is killed."""
 
     def __init__(self, path: Path, fd: int, geometry: Geometry, domain: str, number: int, calls: FileCalls) -> None:
         """Map the file behind `fd`, which is its own from now on. Raises `OSError`."""

@@ -51,7 +51,7 @@ class EntryListener:
 
 
 class Entry(EntryProgress):
-    """See the head of this module."""
+    """The log of one entry: a chain of segments without a hole, with the older ones on disk and the tail in memory."""
 
     __slots__ = (
         "by_replicas",

@@ -22,7 +22,7 @@ ANSWERS_MIN = 2
 
 
 class CoordinatorEpoch:
-    """See the head of this module."""
+    """The epoch of the coordinator that leads. It never goes back, and only the coordinator's answers raise it."""
 
     def __init__(
         self,

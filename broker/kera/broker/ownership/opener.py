@@ -27,7 +27,7 @@ from kera.v1 import common_pb2
 
 
 class StreamletOpener:
-    """See the head of this module."""
+    """Opens streamlets with the data that this broker holds, and changes the assignment of open ones."""
 
     def __init__(
         self,

@@ -63,7 +63,10 @@ class StreamletRecovery(Protocol):
 
 
 class Orders:
-    """See the head of this module. Belongs to one event loop."""
+    """Carries out the coordinator's orders about streamlets, one after the other for each stream.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,

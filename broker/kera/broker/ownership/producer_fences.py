@@ -10,7 +10,7 @@ from kera.v1 import coordinator_pb2
 
 
 class ProducerFences:
-    """See the head of this module."""
+    """The newest instance of each fenced producer. Streamlets refuse chunks of earlier instances."""
 
     def __init__(self) -> None:
         self.version = 0

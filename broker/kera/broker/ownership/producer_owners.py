@@ -52,7 +52,10 @@ ANYBODY, NOBODY = Owner(anybody=True), Owner()
 
 
 class ProducerOwners:
-    """See the head of this module. Belongs to an event loop."""
+    """A bounded cache of the owners of producer ids, which asks the coordinator for an unknown one in the background.
+
+    Belongs to an event loop.
+    """
 
     def __init__(self) -> None:
         self.asks = False

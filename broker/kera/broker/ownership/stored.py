@@ -54,7 +54,7 @@ class Full:
 
 
 class StoredBytes:
-    """See the head of this module."""
+    """Counts the bytes that this broker stores for each creator of streams, and lists the creators over their quota."""
 
     def __init__(self, streams: Streams, streamlets_at_once: int = STREAMLETS_AT_ONCE) -> None:
         self._streams = streams

@@ -27,7 +27,7 @@ HELD_MAX = 16384
 
 
 class UnknownReport:
-    """See the head of this module."""
+    """Reports to each new coordinator the streams that this broker holds and the metadata lack or contradict."""
 
     def __init__(
         self,

@@ -48,7 +48,10 @@ class _Source(NamedTuple):
 
 
 class Healing:
-    """See the head of this module. Belongs to one event loop."""
+    """Restores damaged segments from backups while readers wait, and marks a part that no replica has as lost.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,

@@ -27,7 +27,10 @@ BATCH_MAX = 4
 
 
 class Installer:
-    """See the head of this module. Belongs to one event loop."""
+    """Makes recovered segments durable and puts them into the index, in batches, until the disk has taken each.
+
+    Belongs to one event loop.
+    """
 
     def __init__(  # noqa: PLR0913 - what it asks, and whom it tells
         self,

@@ -69,7 +69,7 @@ class RecoveryTotals:
 
 
 class ProgressBook:
-    """See the head of this module."""
+    """Counts, for each streamlet under recovery, the bytes that are missing, installed and covered by new replicas."""
 
     def __init__(
         self, index: SegmentIndex, replication: Replication, *, exists: Callable[[SegmentAddress], bool]

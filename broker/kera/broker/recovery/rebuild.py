@@ -95,7 +95,10 @@ async def keep_doing(step: Callable[[], Awaitable[bool | None]], *, retry_s: flo
 
 
 class Rebuild:
-    """See the head of this module. Belongs to one event loop."""
+    """Rebuilds the segments of recovered streamlets from replicas, in bounded memory, until each is on disk.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,

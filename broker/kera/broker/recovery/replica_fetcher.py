@@ -54,7 +54,10 @@ class BackupLinks:
 
 
 class ReplicaFetcher:
-    """See the head of this module. Belongs to one event loop."""
+    """Reads the replicas of a virtual segment one after the other, until the missing chunks are complete.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ _LAST = (2, 0)
 
 
 class Schedule:
-    """See the head of this module."""
+    """The queue of virtual segments to read: first those that readers wait for, and each once until it has news."""
 
     def __init__(self) -> None:
         self._replicas: dict[VirtualKey, ReplicasToRead] = {}

@@ -121,7 +121,7 @@ class SurveyResults:
 
 
 class Survey:
-    """See the head of this module."""
+    """Finds the chunks of lost streamlets on backups, and plans each streamlet when no backup can add to it."""
 
     def __init__(self, index: SegmentIndex, *, ways: BackupWays = OVER_TCP) -> None:
         self._index = index

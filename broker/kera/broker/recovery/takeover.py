@@ -91,7 +91,10 @@ class _Unopened:
 
 
 class Takeovers:
-    """See the head of this module. Belongs to one event loop."""
+    """Makes streamlets of a lost broker this broker's own: surveys backups, writes the index, starts the rebuild.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from kera.core.base.done import Done
 
 
 class Backlog:
-    """See the head of this module."""
+    """The parts of the log that need new replicas. Old replicas stay until their part is covered again."""
 
     def __init__(
         self,

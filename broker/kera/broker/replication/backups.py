@@ -38,7 +38,7 @@ class _Backup:
 
 
 class Backups:
-    """See the head of this module."""
+    """The known backups with their state and room. It chooses those that a new virtual segment uses."""
 
     def __init__(self, *, segment_bytes: int, node_id: str, random: Random) -> None:
         """`segment_bytes`: what a replica must have room for. `node_id`: of the broker."""

@@ -32,7 +32,7 @@ class Note(Protocol):
 
 
 class Coverage:
-    """See the head of this module."""
+    """The closed virtual segments and the parts of the log that they cover. Replicas stay while a part needs them."""
 
     def __init__(
         self,

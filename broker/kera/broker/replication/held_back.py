@@ -14,7 +14,7 @@ from kera.core.latency.limits import HELD_REQUESTS_MAX
 
 
 class HeldBack:
-    """See the head of this module."""
+    """The virtual logs whose references to chunks are delayed within a latency budget, with the time each is due."""
 
     def __init__(self) -> None:
         self._held = Held[VirtualLog]()

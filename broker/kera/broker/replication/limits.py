@@ -9,7 +9,7 @@ from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 
 @dataclass(slots=True)
 class ReplicationLimits:
-    """See the head of this module."""
+    """The sizes, counts and time-outs that bound a broker's replication; the broker's settings set them."""
 
     segment_bytes: int
     """Size of a virtual segment."""

@@ -36,7 +36,10 @@ RELEASED_MAX = 10_000
 
 
 class Replication:
-    """See the head of this module. Belongs to one event loop."""
+    """Joins virtual logs, backups, coverage and backlog, and passes each event to those that it concerns.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,

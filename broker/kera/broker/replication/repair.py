@@ -31,7 +31,7 @@ FAILED_REST_S = 1.0
 
 
 class Repair:
-    """See the head of this module."""
+    """Replicates parts of the log with too few replicas again, in the background and at a bounded pace."""
 
     def __init__(
         self,

@@ -41,7 +41,10 @@ ANSWERS_S = 5.0
 
 
 class Replicator:
-    """See the head of this module. Belongs to one event loop."""
+    """Keeps a connection to each backup, sends requests of replication there, and reports answers and failures.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self, replication: Replication, ways: BackupWays, *, timeout_ms: int, hold_timer: HoldTimer | None = None
@@ -317,7 +320,7 @@ class AnswerTimes:
         self._began_s, self._sum_s, self._count = now_s, 0.0, 0
 
     def seconds(self, now_s: float) -> float:
-        """See above; 0: nothing was asked lately."""
+        """The mean answer time of the last seconds, or the age of a pending request if longer; 0: no requests."""
         self._turn(now_s)
         count = self._count + self._count_before
         mean_s = (self._sum_s + self._before_s) / count if count else 0.0

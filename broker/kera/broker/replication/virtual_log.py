@@ -70,7 +70,10 @@ Opener = Callable[["VirtualLog"], VirtualSegment | None]
 
 
 class VirtualLog:
-    """See the head of this module. Belongs to one event loop."""
+    """Orders the chunks of its entries into batches on R backups, and completes the batches in that order.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ def priority_of(streams: Mapping[int, StreamLogs], stream_id: int) -> int:
 
 
 class VirtualLogs:
-    """See the head of this module."""
+    """The virtual logs of all streams. It places their virtual segments on backups, and routes answers to them."""
 
     def __init__(
         self,

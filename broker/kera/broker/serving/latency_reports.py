@@ -19,7 +19,7 @@ Usable = Callable[[Peer, Operation, int], Container[int]]
 
 
 class LatencyReports:
-    """See the head of this module."""
+    """Checks the latency reports of requests, hands them to the manager, and returns the advice for the answer."""
 
     def __init__(self, manager: LatencyManager, usable: Usable, may_use_group: CheckGroup) -> None:
         self._manager = manager

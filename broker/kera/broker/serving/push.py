@@ -194,7 +194,7 @@ class Subscription(Follower):
 
 
 class PushConnection:
-    """One reader. See the head of this module."""
+    """The subscriptions, window and leases of one reader. Flushes send it runs in the order of each entry."""
 
     def __init__(
         self,

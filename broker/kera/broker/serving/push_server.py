@@ -66,7 +66,10 @@ _ABORT_S = 1.0
 
 
 class PushServer:
-    """See the head of this module. `bind`, then `start`; `close` before the arena is closed."""
+    """Accepts readers on a unix socket within limits, and passes descriptors and messages of push.
+
+    `bind`, then `start`; `close` before the arena is closed.
+    """
 
     def __init__(  # noqa: PLR0913 - a limit each
         self,

@@ -65,7 +65,7 @@ class _Range(Follower):
 
 
 class _Session:
-    """One reader's ranges. See the head of this module."""
+    """The ranges that one reader repeats in its requests, and the order in which marked ones get their turn."""
 
     def __init__(self, session_id: int, loading: Loading, rouse: Callable[[_Session], None], *, kept: bool) -> None:
         """`rouse`: has `roused` called, at once or soon."""

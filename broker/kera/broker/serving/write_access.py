@@ -43,7 +43,10 @@ class AppendRules(NamedTuple):
 
 
 class WriteAccess:
-    """See the head of this module. Belongs to an event loop."""
+    """Remembers, for each identity, the streams and producer ids it may write to, until the rules change.
+
+    Belongs to an event loop.
+    """
 
     def __init__(self, guard: Guard, streams: Streams, owners: ProducerOwners) -> None:
         """`owners`: whose the ids of producers are."""

@@ -37,7 +37,7 @@ class _Installation(NamedTuple):
 
 
 class Arrivals:
-    """See the head of this module."""
+    """Plans the index changes for segments from elsewhere: first their records, then their complete files."""
 
     def __init__(
         self,

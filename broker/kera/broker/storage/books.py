@@ -13,7 +13,7 @@ from kera.broker.storage.physical_ids import PhysicalIds
 
 @dataclass(slots=True)
 class Books:
-    """See the head of this module."""
+    """The state that the parts of the persistence manager share: file ids, disk health, events, totals and locks."""
 
     ids: PhysicalIds
     disk: DiskHealth

@@ -14,7 +14,7 @@ log = get_logger("kera.persistence")
 
 
 class DiskHealth:
-    """See the head of this module."""
+    """Refuses writers after an error of the disk or when it is full, and allows the next attempt after some time."""
 
     def __init__(self, directory: Path) -> None:
         """`directory`: of the log."""

@@ -25,7 +25,7 @@ class _Pending:
 
 
 class GroupCommits:
-    """See the head of this module."""
+    """Collects appends that wait for level `persisted`, and completes them when one commit has written them all."""
 
     def __init__(self, books: Books) -> None:
         self.dirty: dict[Entry, None] = {}

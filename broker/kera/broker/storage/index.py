@@ -83,7 +83,7 @@ class CopyFailed(Exception):
 
 
 class SegmentIndex:
-    """The index of one broker; see the head of this module. `open` makes it."""
+    """The index of one broker, in LMDB: one thread writes, any thread reads. `open` makes it."""
 
     def __init__(self, path: Path, environment: lmdb.Environment) -> None:
         self.path = path

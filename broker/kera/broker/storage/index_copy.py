@@ -24,7 +24,7 @@ OTHERS = frozenset({b"store", b"records"})
 
 
 def copy_intact(source: Path, target: Path) -> dict[str, int]:
-    """Copy record by record; see the head of this module."""
+    """Copy the intact records, and return the counts that the process prints."""
     with lmdb.open(str(source), map_size=MAP_BYTES, readonly=True, lock=False) as old:
         expected = old.stat()["entries"]
         records: list[tuple[bytes, bytes]] = []

@@ -30,7 +30,7 @@ log = get_logger("kera.persistence")
 
 
 class IndexWriter:
-    """See the head of this module."""
+    """Writes index changes that belong to no segment, one job at a time, and calls `Done` when each is durable."""
 
     def __init__(self, removals: Removals, books: Books, *, on_removed: Callable[[IndexJob], None]) -> None:
         """`on_removed`: memory follows the index."""

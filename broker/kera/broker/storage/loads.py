@@ -32,7 +32,7 @@ AWAITED_MS = 4_000
 
 
 class Loads:
-    """See the head of this module."""
+    """Plans the loads of segments from disk: those that readers wait for, and a bounded number ahead of them."""
 
     def __init__(self, slots: SegmentSlots, books: Books) -> None:
         self._slots = slots

@@ -43,7 +43,10 @@ from kera.broker.storage.slots import SegmentSlots
 
 
 class PersistenceManager:
-    """See the head of this module. Belongs to one event loop."""
+    """Moves segments between memory and disk through its parts, with one change of an entry's records at a time.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class PhysicalIds:
-    """See the head of this module."""
+    """Assigns ids to segment files, each once over all launches, and holds the index's record of the broker."""
 
     def __init__(self, meta: dict[str, Any]) -> None:
         """`meta`: what the index remembers, with the next id to give."""

@@ -38,7 +38,7 @@ FILES_MAX = 16
 
 
 class Removals:
-    """See the head of this module."""
+    """Removes data from the index first and from the disk next, so a crash leaves at most files to remove."""
 
     def __init__(self, index: SegmentIndex, books: Books) -> None:
         self._index = index

@@ -50,7 +50,7 @@ _PLACE = struct.Struct("<8xI4xQI60xQII")
 
 
 class SegmentStore:
-    """See the head of this module."""
+    """Reads, writes and removes segment files and changes the index, on threads; failed jobs carry their error."""
 
     def __init__(
         self,

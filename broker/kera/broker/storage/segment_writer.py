@@ -34,7 +34,7 @@ FLUSH_BYTES_MAX = 8 << 20
 
 
 class SegmentWriter:
-    """See the head of this module."""
+    """Plans the writes of segments: flushes in the order of each entry, and commits of what producers wait for."""
 
     def __init__(
         self,

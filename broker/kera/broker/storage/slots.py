@@ -39,7 +39,7 @@ _MISSED_MOST = (-1 << 32, (-1, -1))
 
 
 class SegmentSlots:
-    """See the head of this module."""
+    """Gives memory slots to writers and loads, evicts stored segments, and keeps a reserve free for loads."""
 
     def __init__(self, arena: Arena, books: Books, reserve_slots: int | None = None) -> None:
         """`reserve_slots`: by default a share of all."""

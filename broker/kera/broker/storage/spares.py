@@ -24,7 +24,7 @@ SPARES_BYTES_MAX = 512 * MIB
 
 
 class Spares:
-    """See the head of this module."""
+    """Files of removed segments for reuse. A new segment reaches its place only when it is written whole."""
 
     def __init__(self, directory: Path, disk: Disk, bytes_min: int = SPARE_BYTES_MIN) -> None:
         self._directory = directory

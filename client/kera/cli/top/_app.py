@@ -126,7 +126,7 @@ def _lines(found: Snapshot, status: str) -> tuple[str, ...]:
 
 
 class Top(App[None]):
-    """See the head of this module."""
+    """The screen of `kera top`. Its keys work while a slow answer delays the next look."""
 
     CSS = """
     Screen { background: $background; }

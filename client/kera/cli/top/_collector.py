@@ -56,7 +56,10 @@ class _Member(NamedTuple):
 
 
 class Collector:
-    """See the head of this module; `close` it. Its `Watch` stays open meanwhile."""
+    """Asks the daemons and the coordinator for samples, in bounded time and number.
+
+    `close` it. Its `Watch` stays open meanwhile.
+    """
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class TwoLags(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """See the head of this module. Daemons are called as findings call them: ``broker 2``."""
+    """The raw figures of a cluster at one moment. Daemons are called as findings call them: ``broker 2``."""
 
     at_s: float
     """On a clock that does not go back."""

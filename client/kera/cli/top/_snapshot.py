@@ -27,7 +27,7 @@ HEALTH_WORDS = ("healthy", "degraded", "broken")
 
 
 def snapshot(sample: Sample) -> Snapshot:
-    """See the head of this module."""
+    """Return the figures that `kera top` displays for a sample."""
     cluster = sample.cluster
     brokers = tuple(broker_row(each, sample) for each in cluster.brokers) if cluster is not None else ()
     backups = tuple(backup_row(each, sample) for each in cluster.backups) if cluster is not None else ()

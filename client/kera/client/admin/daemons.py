@@ -38,7 +38,7 @@ class FileSystemRoom:
 
 @dataclass(frozen=True, slots=True)
 class DaemonDescription:
-    """See the head of this module."""
+    """A daemon's description of itself: its build, place, checks and figures."""
 
     address: str
     role: str

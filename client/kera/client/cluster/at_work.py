@@ -74,7 +74,10 @@ class Job:
 
 
 class AtWork:
-    """See the head of this module. Times in seconds are on the loop's clock, where nothing else is said."""
+    """Measures the time from records that consumers took to the first record that producers made of them.
+
+    Times in seconds are on the loop's clock, where nothing else is said.
+    """
 
     def __init__(self, clock: Clock) -> None:
         """`clock`: that by which records have their time of day."""

@@ -20,7 +20,7 @@ LOOK_MAX = 1000
 
 
 class Arrivals:
-    """See the head of this module. Belongs to one event loop."""
+    """A bounded queue of fetched data between the fetching tasks and the consumer. Belongs to one event loop."""
 
     def __init__(self, bytes_max: int) -> None:
         """`bytes_max`: of what was pulled; beyond it `wait_for_room` waits."""

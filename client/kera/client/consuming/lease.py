@@ -106,7 +106,7 @@ class Reach(NamedTuple):
 
 
 class Lease:
-    """See the head of this module."""
+    """A group of segments that a consumer holds, with the chunks that it delivered and processed so far."""
 
     def __init__(self, key: LeaseKey, message: consumer_group_pb2.GroupLease, fetched: Range) -> None:
         self.key = key

@@ -13,7 +13,7 @@ from kera.client.types import Record
 
 
 class OneByOne(AsyncIterator[Record]):
-    """See the head of this module."""
+    """An asynchronous iterator over records. A cancelled wait loses none of them."""
 
     def __init__(self, more: Callable[[], Awaitable[Record]]) -> None:
         """`more` is asked when nothing is at hand; it raises `StopAsyncIteration` at the end, or whatever is wrong."""

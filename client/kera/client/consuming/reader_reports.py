@@ -77,7 +77,10 @@ class _Taken:
 
 
 class ReaderMeter:
-    """See the head of this module. Nothing here does I/O; times in seconds are on the loop's clock."""
+    """Measures a consumer's latencies in streams with constraints, and makes the reports to their brokers.
+
+    Nothing here does I/O; times in seconds are on the loop's clock.
+    """
 
     def __init__(
         self,

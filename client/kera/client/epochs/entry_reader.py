@@ -40,7 +40,7 @@ class Held(NamedTuple):
 
 
 class EntryReader:
-    """See the head of this module."""
+    """Reads one entry ahead, marks its records with their epochs, and reports the progress of the entry."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """See the head of this module."""
+    """An event loop on a thread. A call returns its result or its error, and an interrupt cancels it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

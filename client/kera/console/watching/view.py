@@ -129,7 +129,7 @@ class Health(NamedTuple):
 
 
 class View:
-    """See the head of this module. `user` is empty where nobody has to authenticate."""
+    """A user's client and its latest answers about the cluster. `user` is empty where nobody has to authenticate."""
 
     def __init__(self, client: Client, settings: ClientSettings, examine: Examine, user: str = "") -> None:
         self.client, self.user = client, user

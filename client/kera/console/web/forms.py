@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Form:
-    """See the head of this module. Templates read `values`, `errors` and `problem`."""
+    """A submitted form with its values and the error of each field. Templates read `values`, `errors` and `problem`."""
 
     def __init__(self, defaults: Mapping[str, str], sent: Parameters | None = None) -> None:
         """`sent`: what somebody typed, in place of `defaults`; fields that were not sent are empty then."""

@@ -86,7 +86,7 @@ class Gate:
         """Pages that are made now."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the head of this module."""
+        """Answer a request that names this server and comes from its own pages, and refuse any other."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

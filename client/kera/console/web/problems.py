@@ -30,7 +30,7 @@ from kera.core.errors import (
 
 
 class Problem(NamedTuple):
-    """See the head of this module."""
+    """An error page: its status, its title and the way out."""
 
     status: int
     title: str

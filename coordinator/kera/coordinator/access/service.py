@@ -77,7 +77,7 @@ def remark_on(rule: messages.AccessRule, catalog: Catalog, records: AccessRecord
 
 
 class AccessService:
-    """See the head of this module."""
+    """Serves requests about users, rights and tokens. An answered change is stored, and all daemons know it."""
 
     def __init__(self, state: State, guard: Guard | None, tell: TellMember) -> None:
         """`guard`: the coordinator's own; None: security is off, and nobody is told anything."""

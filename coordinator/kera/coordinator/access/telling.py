@@ -45,7 +45,7 @@ async def tell_nobody(address: str, request: messages.ApplyAccessRequest, *, tim
 
 
 class Telling:
-    """See the head of this module."""
+    """Sends the newest users and rules to every member, and repeats them to a member that missed a change."""
 
     def __init__(self, state: State, table: Callable[[], messages.AccessTable], tell: TellMember) -> None:
         self._state = state

@@ -22,7 +22,7 @@ NOTHING = Registration({}, lambda: None)
 
 
 class ColumnSchemas(Protocol):
-    """See the head of this module."""
+    """Compares, registers and forgets the columns of typed streams in the schema registry."""
 
     async def compare(self, stream: str, arrow_schema: bytes) -> object:
         """Look whether a stream may have these columns; what is returned is for `register`.

@@ -48,7 +48,7 @@ LATENCY_STREAMS = Limit(
 
 
 class Shares:
-    """See the head of this module."""
+    """Checks that a principal stays within its share of the cluster's limits. Administrators are exempt."""
 
     def __init__(self, guard: Guard | None, percent: int) -> None:
         """`guard`: in front of the coordinator; None: security is off."""

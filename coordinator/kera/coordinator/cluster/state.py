@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class State:
-    """See the head of this module."""
+    """The coordinator's metadata, members and connections. It writes one change at a time."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from kera.coordinator.consumer_groups.uses import Uses
 
 
 class Durability:
-    """See the head of this module."""
+    """Writes gathered changes of consumer groups in one go, and takes them back when the write fails."""
 
     def __init__(self, state: State, registry: ConsumerGroupRegistry, uses: Uses) -> None:
         self._state = state

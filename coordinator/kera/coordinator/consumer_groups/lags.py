@@ -53,7 +53,10 @@ class Place(NamedTuple):
 
 
 class GroupLags:
-    """See the head of this module. Belongs to the coordinator's loop; `records` may be looked at from elsewhere."""
+    """Asks brokers for the lags of consumer groups, in bounded time and number, for the metrics.
+
+    Belongs to the coordinator's loop; `records` may be looked at from elsewhere.
+    """
 
     def __init__(
         self, state: State, registry: ConsumerGroupRegistry, interval_ms: int, *, places_max: int = PLACES_MAX

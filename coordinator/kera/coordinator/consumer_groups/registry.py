@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class ConsumerGroupRegistry:
-    """See the head of this module."""
+    """Finds consumer groups by name, by stream and by activity, and lists the changed ones."""
 
     def __init__(self, state: State, uses: Uses, polls: Polls, shares: Shares, *, groups_max: int) -> None:
         self._state = state

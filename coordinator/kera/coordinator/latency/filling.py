@@ -38,7 +38,7 @@ class _Granted(NamedTuple):
 
 
 class Filling:
-    """See the head of this module."""
+    """Finds the streams whose chunks fill early, and limits the wait that their writers are granted."""
 
     def __init__(self) -> None:
         self._granted: dict[str, _Granted] = {}

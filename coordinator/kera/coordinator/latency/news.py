@@ -20,7 +20,7 @@ _NOT_HELD = (messages.LATENCY_STATE_VIOLATED, messages.LATENCY_STATE_INFEASIBLE,
 
 
 class News:
-    """See the head of this module."""
+    """Logs each change between held and violated constraints once, and joins many changes in one line."""
 
     def __init__(self) -> None:
         self._states: dict[str, messages.LatencyState.ValueType] = {}

@@ -66,7 +66,7 @@ class View(NamedTuple):
 
 
 class Planning:
-    """See the head of this module."""
+    """Evaluates each constraint once per window, and sets the time that buffers of its streams may wait."""
 
     def __init__(self, state: State) -> None:
         self._state = state

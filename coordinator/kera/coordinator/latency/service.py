@@ -51,7 +51,7 @@ class Groups(Protocol):
 
 
 class LatencyService:
-    """See the head of this module."""
+    """Serves requests about latency constraints, within the caller's rights to the streams of their paths."""
 
     def __init__(self, state: State, guard: Guard | None, groups: Groups, shares: Shares) -> None:
         """`guard`: the coordinator's own; None: security is off."""

@@ -27,7 +27,10 @@ from kera.v1 import common_pb2, coordinator_pb2
 
 
 class Balancing:
-    """See the head of this module. What should move is decided by ``rebalancing``."""
+    """Moves streamlets from busy brokers to idle ones, and spreads streams over the brokers that they should use.
+
+    What should move is decided by ``rebalancing``.
+    """
 
     def __init__(self, state: State, migration: Migration, loads: MeasuredLoads) -> None:
         self._state = state

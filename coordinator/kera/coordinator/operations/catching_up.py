@@ -27,7 +27,7 @@ NAMED_MAX = 5
 
 
 class Phase(enum.Enum):
-    """See the head of this module."""
+    """The phase of catching up with a cluster that is newer than the restored metadata."""
 
     ASKING = "asking"
     TAKING_UP = "taking up"

@@ -12,7 +12,7 @@ from kera.v1 import common_pb2
 
 
 class Creators:
-    """See the head of this module."""
+    """Checks the creator of a stream against its quotas of streams and of stored bytes."""
 
     def __init__(self, catalog: Catalog, stored: StoredBytes, guard: Guard | None, shares: Shares) -> None:
         """`guard`: in front of the coordinator; None: security is off, and nobody asks who creates what."""

@@ -41,7 +41,7 @@ REASONS_MAX = 20
 
 
 class Drains:
-    """See the head of this module."""
+    """Empties brokers and backups step by step, across launches, until they can be stopped or the drain is undone."""
 
     def __init__(self, state: State, recoveries: Recoveries, migration: Migration) -> None:
         self._state = state

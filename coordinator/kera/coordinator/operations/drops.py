@@ -26,7 +26,7 @@ DROPS = "drops/"
 
 
 class Drops:
-    """See the head of this module."""
+    """Has every broker drop deleted and half-created streams, and remembers the brokers that have yet to answer."""
 
     def __init__(self, state: State) -> None:
         self._state = state

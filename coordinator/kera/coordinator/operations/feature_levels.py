@@ -22,7 +22,7 @@ log = get_logger("kera.coordinator")
 
 
 class FeatureLevels:
-    """See the head of this module."""
+    """Raises the cluster's feature level when all daemons have it. The level never falls."""
 
     def __init__(self, state: State, of_coordinators: Callable[[], int]) -> None:
         """`of_coordinators`: the lowest of those that run."""

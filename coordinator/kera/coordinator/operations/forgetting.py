@@ -41,7 +41,7 @@ log = get_logger("kera.coordinator")
 
 
 class Forgetting:
-    """See the head of this module."""
+    """Removes the records of members that are gone for good, unless the cluster still needs them."""
 
     def __init__(self, state: State, recoveries: Recoveries, migration: Migration) -> None:
         self._state = state

@@ -64,7 +64,7 @@ class Claim(NamedTuple):
 
 
 class ProducerOwners:
-    """See the head of this module. Belongs to one coordinator."""
+    """Decides which principal owns a producer id. A decision about an id is final. Belongs to one coordinator."""
 
     def __init__(self, state: State, name_of: Callable[[int], str | None]) -> None:
         """`name_of`: the name of a producer, by its id."""

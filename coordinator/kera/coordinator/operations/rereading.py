@@ -30,7 +30,7 @@ SHOWN_S = 3600.0
 
 
 class Rereading:
-    """See the head of this module."""
+    """Rereads the stored records in turns, and restores a record that another program changed."""
 
     def __init__(self, state: State) -> None:
         self._state = state

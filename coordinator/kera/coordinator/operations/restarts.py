@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class Restarts:
-    """See the head of this module."""
+    """Carries out planned restarts: a member that announced one is not lost until its grace is over."""
 
     def __init__(self, state: State, migration: Migration, loads: MeasuredLoads) -> None:
         self._state = state

@@ -35,7 +35,7 @@ log = get_logger("kera.coordinator")
 
 
 class Restored:
-    """See the head of this module."""
+    """Catches up with a cluster that is newer than the metadata; until then no old decision is carried out."""
 
     def __init__(self, state: State, unknown: UnknownStreams) -> None:
         self._state = state

@@ -29,7 +29,7 @@ class Told(NamedTuple):
 
 
 class StoredBytes:
-    """See the head of this module."""
+    """Sums the bytes that brokers store for each creator, and finds the creators whose quota is used up."""
 
     def __init__(self, brokers: BrokerMembers, guard: Guard | None) -> None:
         """`guard`: in front of the coordinator; None: security is off, and nobody has a quota."""

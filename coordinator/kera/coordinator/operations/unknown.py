@@ -39,7 +39,7 @@ log = get_logger("kera.coordinator")
 
 
 class UnknownStreams:
-    """See the head of this module."""
+    """Settles streams that brokers know and the restored metadata do not: by itself, or when an operator adopts."""
 
     def __init__(self, state: State, recoveries: Recoveries, migration: Migration) -> None:
         self._state = state

@@ -17,7 +17,7 @@ log = get_logger("kera.coordinator")
 
 
 class UnknownReports:
-    """See the head of this module."""
+    """The latest report of each broker about streams that the metadata lack or contradict."""
 
     def __init__(self, state: State) -> None:
         self._state = state

@@ -58,7 +58,7 @@ class Run:
 
 
 class RecoveryRecords:
-    """See the head of this module."""
+    """The recoveries under way and the last finished ones, as they are stored."""
 
     def __init__(self, state: State, *, kept: int = KEPT) -> None:
         self._state = state

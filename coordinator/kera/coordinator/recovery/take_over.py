@@ -25,7 +25,7 @@ CursorsOf = Callable[[int], Sequence[common_pb2.Cursor]]
 
 
 class TakeOvers:
-    """See the head of this module."""
+    """Asks the new owners to take over a lost broker's streamlets, and stores the result."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class Change(NamedTuple):
 
 
 class Registry:
-    """See the head of this module."""
+    """The subjects, versions and ids of the schema registry. Each change is checked first and returned as records."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ TOLD_CHARS_MAX = 1_200
 
 
 class Checking:
-    """See the head of this module."""
+    """Compares schemas on a thread, in a bounded queue in which callers take turns."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "kera-schemas")

@@ -23,7 +23,7 @@ log = get_logger("kera.coordinator")
 
 
 class TypedStreams:
-    """See the head of this module."""
+    """Keeps the columns of typed streams as versions of their subjects in the registry."""
 
     def __init__(
         self,

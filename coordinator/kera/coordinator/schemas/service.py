@@ -46,7 +46,7 @@ ATTEMPTS_MAX = 10
 
 
 class SchemaService:
-    """See the head of this module."""
+    """Serves requests about schemas. An answered change is stored, and was compared with the current versions."""
 
     def __init__(self, state: State, guard: Guard | None, shares: Shares) -> None:
         """`guard`: the coordinator's own; None: security is off."""

@@ -30,7 +30,7 @@ _ID = re.compile(rb"[A-Za-z0-9_-]+")
 
 
 class StagedWrites:
-    """See the head of this module."""
+    """Writes more to ZooKeeper than one transaction takes: all of it takes effect, or nothing."""
 
     def __init__(self, session: ZooKeeperSession, transactions: ZooKeeperTransactions, bytes_max: int) -> None:
         """`bytes_max`: of a transaction."""

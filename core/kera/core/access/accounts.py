@@ -48,7 +48,7 @@ class Token(NamedTuple):
 
 
 class Accounts:
-    """See the head of this module."""
+    """An immutable snapshot of the users, tokens and rules that the coordinator sent."""
 
     def __init__(self, table: messages.AccessTable, coordinator_epoch: int, now_s: float) -> None:
         """`now_s`: on the boot-time clock."""

@@ -23,7 +23,7 @@ _SHOWN = 12
 
 
 class Build(NamedTuple):
-    """See the head of this module."""
+    """The version, commit and native core of this program."""
 
     version: str
     commit: str

@@ -59,7 +59,10 @@ def wrong(text: str) -> Finding:
 
 
 class Health:
-    """See the head of this module. A daemon is not ready before `started`, nor from `stopping` on."""
+    """The checks of one daemon, and whether it is ready.
+
+    A daemon is not ready before `started`, nor from `stopping` on.
+    """
 
     def __init__(self) -> None:
         self._state = wrong("it is starting")

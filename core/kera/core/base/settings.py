@@ -122,7 +122,7 @@ class KeraSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Strongest first; see the head of this module."""
+        """The sources of settings, strongest first."""
         del dotenv_settings, file_secret_settings  # two more places to look in would be two more to forget
         return init_settings, env_settings, _TomlSection(settings_cls)
 

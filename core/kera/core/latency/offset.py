@@ -23,7 +23,10 @@ class Offset(NamedTuple):
 
 
 class ClockOffset:
-    """See the head of this module. Times in microseconds; one's own are of any clock, but of the same one."""
+    """Estimates the offset of a peer's clock from the recent answer with the shortest round trip.
+
+    Times in microseconds; one's own are of any clock, but of the same one.
+    """
 
     def __init__(self) -> None:
         self._answers: deque[Offset] = deque(maxlen=ANSWERS)

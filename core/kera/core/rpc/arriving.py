@@ -25,7 +25,7 @@ class Receiver(Protocol):
 
 
 class Arriving:
-    """See the head of this module."""
+    """Reserves memory for large requests before they are read, in the order in which connections ask."""
 
     def __init__(self, bytes_max: int = ARRIVING_BYTES_MAX) -> None:
         self.bytes_max = bytes_max

@@ -32,7 +32,7 @@ SMALL_BYTES_MAX = 4 << 10
 
 
 class UntakenLimits(NamedTuple):
-    """See the head of this module."""
+    """The bounds on bytes and time of gRPC answers that clients have not taken."""
 
     bytes_max: int = 128 << 20
     """Each of them is in memory twice."""

@@ -46,7 +46,7 @@ class Issued(NamedTuple):
 
 
 class Authority:
-    """See the head of this module."""
+    """A certificate authority in a directory, which issues certificates for hosts and clients."""
 
     def __init__(self, directory: Path, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self._directory = directory

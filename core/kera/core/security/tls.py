@@ -29,7 +29,10 @@ LOOK_EVERY_S = 1.0
 
 
 class Tls:
-    """See the head of this module. May be used from several threads."""
+    """The TLS certificates of a process: it reloads changed files, and keeps the old ones when the new are invalid.
+
+    May be used from several threads.
+    """
 
     def __init__(self, files: TlsFiles, now_s: Callable[[], float] = monotonic) -> None:
         """Raises `InvalidTls`. A certificate that others would not take is told of, and shown: there is no other."""

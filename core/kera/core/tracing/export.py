@@ -35,7 +35,10 @@ class Sends(Protocol):
 
 
 class Exporting:
-    """See the head of this module. Any thread may `add`."""
+    """Sends spans to a collector from a bounded queue, without delaying the threads that add them.
+
+    Any thread may `add`.
+    """
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class _Secret(NamedTuple):
 
 
 class ClusterSecret:
-    """See the head of this module."""
+    """The secret that daemons authenticate with, read again from its file; an invalid file keeps the old secret."""
 
     def __init__(
         self,

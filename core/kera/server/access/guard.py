@@ -111,7 +111,10 @@ class Door:
 
 
 class Guard(Door):
-    """See the head of this module. Belongs to an event loop; in a ``with``, what is good no more is ended."""
+    """Authenticates the callers of a daemon, and refuses requests beyond their rights.
+
+    Belongs to an event loop; in a ``with``, what is good no more is ended.
+    """
 
     def __init__(
         self,

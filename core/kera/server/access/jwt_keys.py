@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
 
 class KeySet(NamedTuple):
-    """See the head of this module. Never changed."""
+    """The public keys of an issuer, parsed from a JWKS. Never changed."""
 
     keys: tuple[Key, ...] = ()
     unused: tuple[str, ...] = ()
@@ -125,7 +125,9 @@ def _key(given: Any) -> Key | None:
 
 
 class JwtKeys:
-    """See the head of this module. Asked in an event loop; in a ``with``, a thread reads the keys.
+    """The current keys of an issuer, read again as they change. A failed read keeps the old keys.
+
+    Asked in an event loop; in a ``with``, a thread reads the keys.
 
     The thread writes `_set`, `_version`, `_failed`, `_begun_s` and `_done_s`, the loop `_asked` and `_asked_s`.
     """

@@ -59,7 +59,10 @@ class Keys(Protocol):
 
 
 class JwtTokens:
-    """See the head of this module. Belongs to an event loop."""
+    """Verifies JSON web tokens with the issuer's keys, and remembers verified ones until they expire.
+
+    Belongs to an event loop.
+    """
 
     def __init__(self, rules: JwtRules, keys: Keys, clock: Clock) -> None:
         self._rules = rules

@@ -52,7 +52,7 @@ class _Account:
 
 
 class Rate:
-    """See the head of this module."""
+    """A rate that debtors share: use beyond it becomes a debt, which time pays off. It refuses nothing."""
 
     def __init__(self, per_s: float, now_s: float) -> None:
         self._per_s = per_s

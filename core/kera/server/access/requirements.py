@@ -44,7 +44,7 @@ May = Callable[[Operation, str], bool]
 
 @dataclass(frozen=True)
 class Requirement:
-    """See the head of this module."""
+    """The callers that a method admits, and the rights that they need."""
 
     who: Who
     needs: Callable[[Any], Iterable[Need]] = lambda _: ()

@@ -79,7 +79,7 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """See the head of this module."""
+    """The limits of one HTTP server on sizes, times and connections."""
 
     head_bytes_max: int = 8 << 10
     request_s: float = 5.0
@@ -157,7 +157,10 @@ class _Connection:
 
 
 class HttpServer:
-    """See the head of this module. `listen` and `close` are for the thread that owns it."""
+    """Serves GET and HEAD on a thread of its own, within limits that keep room for probes.
+
+    `listen` and `close` are for the thread that owns it.
+    """
 
     def __init__(self, routes: Mapping[str, Route], limits: Limits = LIMITS, tls: Tls | None = None) -> None:
         """`routes`: by path. `tls`: HTTPS is spoken, and nothing else."""

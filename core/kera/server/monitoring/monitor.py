@@ -55,7 +55,10 @@ _SIGNS = {State.OK: "+", State.WARNING: "!", State.PROBLEM: "-"}
 
 
 class Monitor:
-    """See the head of this module. Made in the daemon's loop; `close` it last."""
+    """Collects a daemon's health and metrics, and serves them over HTTP where a port is set.
+
+    Made in the daemon's loop; `close` it last.
+    """
 
     def __init__(
         self,

@@ -62,7 +62,10 @@ class Need(NamedTuple):
 
 
 class Tokens:
-    """See the head of this module. Belongs to an event loop."""
+    """The tokens of one driver: each is renewed while a query holds it, and revoked afterwards.
+
+    Belongs to an event loop.
+    """
 
     def __init__(
         self,

@@ -180,7 +180,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """One of the bounds that the options set; see the head of this module."""
+        """Return one of the bounds that the options set."""
         limits = self._options.limits
         if limits.records_max is not None:
             return ReadMaxRows(limits.records_max)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class UntoldStreamReader(KeraStreamReader):
-    """See the head of this module."""
+    """The streaming reader for Spark 4.0 and 4.1; it remembers the end of the last micro-batch by itself."""
 
     _place: dict[str, Any] | None = None
     """Where the last micro-batch has ended, or the query begins; None: that is not known."""

@@ -24,7 +24,7 @@ log = get_logger("kera.spark")
 
 @dataclass(frozen=True)
 class StoredChunks:
-    """See the head of this module."""
+    """Finds and reads back stored chunks of one writer in one streamlet."""
 
     client: Client
     stream: str

@@ -170,7 +170,7 @@ class _Target:
 
 
 class TaskWriter:
-    """See the head of this module."""
+    """Writes the rows of one task in chunks that repeat exactly for the same rows, within bounded memory."""
 
     def __init__(
         self,
