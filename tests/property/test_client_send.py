@@ -73,7 +73,7 @@ def seen(producer: Producer) -> Any:
         }
         for name, writer in producer._writers.by_name.items()
     }
-    return chunks, producer._buffer.left_bytes, producer._records.room_wanted_bytes, producer._writers.filling.keys()
+    return chunks, producer._buffer.left_bytes, producer._buffer.refused_bytes, producer._writers.filling.keys()
 
 
 def step(producer: Producer, send: Any, what: Any) -> Any:

@@ -196,7 +196,9 @@ class Producer:
         Room is half of the buffer, or what the last `send` lacked. Also lets the event loop run when chunks have been
         filled since the last call, so that they are sent.
         """
-        await self._records.drain()
+        buffer = self._buffer
+        if buffer.queued_bytes or buffer.refused_bytes or buffer.left_bytes < buffer.room_bytes:
+            await buffer.drain(self._writers.close_open_chunks)
 
     async def send_batch(self, stream: str, batch: Columns, *, streamlet: int | None = None) -> BatchDelivery:
         """Accept all rows of `batch`, waiting for room in the buffer; await the result for the deliveries.

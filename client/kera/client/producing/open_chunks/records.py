@@ -18,7 +18,7 @@ from kera.client.producing.open_chunks.accumulator import Pending
 from kera.client.producing.open_chunks.stream_writers import StreamWriters
 from kera.client.producing.sending.buffer import Buffer
 from kera.client.settings import ProducerSettings
-from kera.core.errors import BufferFull, InvalidArgument
+from kera.core.errors import InvalidArgument
 
 NO_KEYS = ()
 """The default of `Producer.send` for keys."""
@@ -39,8 +39,6 @@ class Records:
         self._writers = writers
         self._filling = writers.filling
         self._now_s = now_s
-        self.room_wanted_bytes = 0
-        """The size that the last `send` asked for when the buffer was full."""
 
     def send(
         self,
@@ -112,8 +110,7 @@ class Records:
         elif streamlet.__class__ is not int:
             streamlet = writer.checked_streamlet(streamlet)
         if self._buffer.is_full(size):
-            self.room_wanted_bytes, limit = size, self._buffer.bytes_max
-            raise BufferFull(f"{limit} bytes wait to be acknowledged; await drain() before sending more", limit=limit)
+            raise self._buffer.refuse(size)
         time_s = self._now_s()
         accumulator = writer.open_chunks.get(streamlet)
         if (
@@ -133,16 +130,6 @@ class Records:
         elif plain and accumulator.keys is None and accumulator.headers is None:
             self._filling[stream] = accumulator
         return pending
-
-    async def drain(self) -> None:
-        """See `Producer.drain`."""
-        buffer = self._buffer
-        wanted = max(self.room_wanted_bytes, buffer.bytes_max // 2)
-        self.room_wanted_bytes = 0
-        if buffer.is_full(wanted):
-            await buffer.wait_for_room(wanted, self._writers.close_open_chunks)
-        elif buffer.queued_bytes:
-            await buffer.let_loop_run()
 
 
 def listed_keys(keys: Any) -> Sequence[bytes]:

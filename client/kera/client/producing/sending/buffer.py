@@ -15,7 +15,7 @@ from kera.client.producing.lanes.bundle import Bundle
 from kera.client.producing.lanes.lane import PendingChunk
 from kera.client.producing.outcomes.deliveries import Stored, StoredBundle
 from kera.core.base.forks import inherited, leave_to_parent
-from kera.core.errors import ClosedError, KeraError, Uncertain
+from kera.core.errors import BufferFull, ClosedError, KeraError, Uncertain
 from kera.core.native import native
 
 _CHUNK_COST_BYTES = 16 << 10
@@ -42,6 +42,10 @@ class Buffer(Room):
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.left_bytes = bytes_max
+        self.room_bytes = bytes_max // 2
+        """So much room is enough for `drain`, unless more was asked for."""
+        self.refused_bytes = 0
+        """Size of the last record that there was no room for; 0: there was room for all since the last `drain`."""
         self.queued_bytes = 0
         """Bytes and costs of chunks that were queued since the event loop last had a chance to send."""
         self.failure: KeraError | None = None
@@ -73,6 +77,19 @@ class Buffer(Room):
             self._room.clear()  # before: what is closed may fail at once, and make room
             close_open_chunks()
             await self._room.wait()
+
+    def refuse(self, size: int) -> BufferFull:
+        """The error for a record of so many bytes, for which there is no room."""
+        self.refused_bytes, limit = size, self.bytes_max
+        return BufferFull(f"{limit} bytes wait to be acknowledged; await drain() before sending more", limit=limit)
+
+    async def drain(self, close_open_chunks: Callable[[], None]) -> None:
+        """Until there is `room_bytes`, and for the record that was refused last. Also lets the loop run."""
+        wanted, self.refused_bytes = max(self.refused_bytes, self.room_bytes), 0
+        if self.is_full(wanted):
+            await self.wait_for_room(wanted, close_open_chunks)
+        elif self.queued_bytes:
+            await self.let_loop_run()
 
     async def let_loop_run(self) -> None:
         """So that what is queued is sent."""
