@@ -18,8 +18,7 @@ PYTHON ?= python3
 PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
-BENCH_ARGS ?=
-BENCH_LOG_ARGS ?=
+RUN ?=
 ROUNDS ?= 200
 CUTS ?= 8,30,60
 EXAMPLES ?= 2000
@@ -65,10 +64,9 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
   export KERA_FUZZ_SEED="$$seed" KERA_SLOW_NETWORK=1 KERA_TESTS_FORK=0;
 
 .PHONY: help setup jar demo demo-check test test-all test-again test-bench test-fast coverage check check-all lint types proto proto-check go
-.PHONY: bench-connect bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
-.PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
+.PHONY: bench bench-smoke chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark chaos-epochs chaos-latency fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-structures fuzz-wire constraints clean
-.PHONY: bench-latency bench-spark-latency bench-epochs bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
+.PHONY: chaos-restart chaos-hostile
 .PHONY: docs dist test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
@@ -80,8 +78,8 @@ help: ## Show this list.
 	@echo "KerA in Python: make <target>"
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | \
 	  while IFS='|' read -r name text; do printf '  %-18s %s\n' "$$name" "$$text"; done
-	@echo "Variables: PYTHON=$(PYTHON)  PYTEST_ARGS  PYTEST_WORKERS=$(PYTEST_WORKERS)  DEMO_ARGS  BENCH_ARGS"
-	@echo "           BENCH_LOG_ARGS  ROUNDS=$(ROUNDS)  CHAOS_ARGS  SEED  EXAMPLES=$(EXAMPLES)  TIER=$(TIER)"
+	@echo "Variables: PYTHON=$(PYTHON)  PYTEST_ARGS  PYTEST_WORKERS=$(PYTEST_WORKERS)  DEMO_ARGS  RUN"
+	@echo "           ROUNDS=$(ROUNDS)  CHAOS_ARGS  SEED  EXAMPLES=$(EXAMPLES)  TIER=$(TIER)"
 
 setup: $(STAMP) ## Create .venv with what constraints.txt pins, and install this tree into it, with its native core.
 	@$(PY) $(BUILD_NATIVE) --auto
@@ -90,12 +88,12 @@ setup: $(STAMP) ## Create .venv with what constraints.txt pins, and install this
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml bench/pyproject.toml constraints.txt
 	@PYTHON="$(PYTHON)" sh scripts/venv.sh "$(VENV)"
 	@echo "setup: installing the versions pinned in constraints.txt (a minute or two the first time)"
 	@$(PIP_INSTALL) -c constraints.txt --upgrade pip
 	@$(PIP_INSTALL) --build-constraint constraints.txt -r constraints.txt
-	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[dev]' ./bench
 	@pwd -P >"$@"
 	@echo "setup: done, run anything with .venv/bin/kera or make <target>"
 
@@ -176,76 +174,11 @@ go: ## Build the commands of clients/go into build/go, and run its own tests.
 	@go="$$(sh scripts/go.sh)" && mkdir -p build/go && cd clients/go && \
 	  "$$go" build -o ../../build/go/ ./cmd/... && "$$go" vet ./... && "$$go" test ./...
 
-bench: setup ## Measure KerA alone, all workloads: twenty minutes. BENCH_ARGS are passed on, such as --quick.
-	@$(PY) -m bench.compare --contestants kera --workloads all $(BENCH_ARGS)
+bench: setup ## List the benchmarks, or run one: RUN="compare --quick".
+	@$(PY) -m bench $(RUN)
 
-bench-compare: setup ## Compare with Kafka, NATS, RabbitMQ, Redis: half an hour. BENCH_ARGS are passed on.
-	@JAVA_HOME="$$(sh scripts/java.sh)" || unset JAVA_HOME; export JAVA_HOME; $(PY) -m bench.compare $(BENCH_ARGS)
-
-bench-streamlets: setup ## Compare with Kafka as requests are divided among more and more partitions: eight minutes. BENCH_ARGS.
-	@JAVA_HOME="$$(sh scripts/java.sh)" || unset JAVA_HOME; export JAVA_HOME; \
-	  $(PY) -m bench.compare --contestants kera-memory,kafka,kafka-java --rounds 3 --name streamlets \
-	  --workloads bench/workloads/streamlets $(BENCH_ARGS)
-
-bench-requests: setup ## Send small requests by a program in C, with and without the native core: two minutes. BENCH_ARGS.
-	@$(PY) -m bench.small_requests $(BENCH_ARGS)
-
-bench-experiments: setup ## Repeat the thesis's experiments: a quarter of an hour. BENCH_ARGS="--only 8.17" does some.
-	@$(PY) -m bench.experiments $(BENCH_ARGS)
-
-bench-fairness: setup ## Send the largest request of every method, 40 at once, and see what others wait for: four minutes.
-	@$(PY) -m bench.fairness $(BENCH_ARGS)
-
-bench-fairness-deep: setup ## Ask daemons that have much for all of it, 40 at once, and see what others wait for: five minutes.
-	@$(PY) -m bench.fairness_deep $(BENCH_ARGS)
-
-bench-epochs: setup ## Measure what epochs cost, and what one waits for; seven minutes. BENCH_ARGS are passed to the first.
-	@$(PY) -m bench.epochs $(BENCH_ARGS)
-	@$(PY) -m bench.epochs_live
-
-bench-soak: setup ## Hold a load for half an hour, and fail if anything drifts. BENCH_ARGS="--minutes 1" is a short one.
-	@$(PY) -m bench.soak $(BENCH_ARGS)
-
-bench-smoke: setup ## Compare ratios with those that were recorded: three minutes. BENCH_ARGS="--record" writes new ones.
-	@$(PY) -m bench.smoke $(BENCH_ARGS)
-
-bench-stages: setup ## Measure what each stage of a chunk's way costs, beside the machine's limits: a minute. BENCH_ARGS.
-	@$(PY) -m bench.stages $(BENCH_ARGS)
-
-bench-log: setup ## Measure the log on disk: minutes, and 10 GB there. BENCH_LOG_ARGS are passed to each script.
-	@for script in log_disk sustained_disk log_start arena_prefault; do $(PY) -m bench.$$script $(BENCH_LOG_ARGS) || exit 1; done
-	@$(PY) -m bench.log_streams --streams 2000 --arena-bytes 16MiB $(BENCH_LOG_ARGS)
-	@$(PY) -m bench.log_catchup --bytes 4GiB --arena-bytes 512MiB --rounds 2 $(BENCH_LOG_ARGS)
-
-bench-replication: setup ## Measure replication: its table and its cost; ten minutes. BENCH_ARGS are passed to the table.
-	@$(PY) -m bench.replication_cost
-	@$(PY) -m bench.replication_table $(BENCH_ARGS)
-
-bench-recovery: setup ## Measure recovery of a killed broker: its timeline, and GB/s. BENCH_ARGS are passed on.
-	@$(PY) -m bench.recovery $(BENCH_ARGS)
-
-bench-migration: setup ## Measure what producers see of streamlets that move; ten minutes. BENCH_ARGS are passed on.
-	@$(PY) -m bench.migration $(BENCH_ARGS)
-
-bench-push: jar ## Measure push against pull: copies, local consumers, Spark; half an hour. BENCH_ARGS are passed to Spark's.
-	@$(PY) -m bench.push_loop
-	@$(PY) -m bench.locality
-	@$(WITH_JAVA) $(PY) -m bench.spark_read $(BENCH_ARGS)
-
-bench-connect: setup ## Measure copies from Kafka and to it, with MirrorMaker 2 beside: two minutes. BENCH_ARGS="--kills 10".
-	@sh scripts/kafka.sh || exit 1; $(WITH_JAVA) $(PY) -m bench.connect $(BENCH_ARGS)
-
-bench-latency: setup ## Measure latency and cost of chunks that go full, at once, or in time: twenty minutes. BENCH_ARGS="--part path".
-	@$(PY) -m bench.latency $(BENCH_ARGS)
-
-bench-real-time: jar ## Measure Spark's real-time mode, with Kafka where there is one; four minutes. Takes a JDK. BENCH_ARGS.
-	@$(WITH_JAVA) JAVA_HOME="$$(sh scripts/java.sh --compiler)" $(PY) -m bench.spark_real_time $(BENCH_ARGS)
-
-bench-spark-latency: jar ## Measure micro-batches of Spark with a latency target and without: ten minutes. BENCH_ARGS="--rounds 1".
-	@$(WITH_JAVA) $(PY) -m bench.spark_paced $(BENCH_ARGS)
-
-bench-spark: jar ## Measure Spark with both engines, and with Kafka where there is one; a quarter of an hour. BENCH_ARGS.
-	@$(WITH_JAVA) $(PY) -m bench.spark_engines $(BENCH_ARGS)
+bench-smoke: setup ## Compare ratios with those that were recorded: three minutes. The same as bench RUN=smoke.
+	@$(PY) -m bench smoke
 
 fuzz-log: setup ## Run the log against a disk that breaks: EXAMPLES random histories of SEED (a new one if it is not given).
 	@seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}"; \

@@ -1,6 +1,6 @@
 """The waits of other clients while one client sends the largest possible requests: every method of every daemon.
 
-    make bench-fairness
+    make bench RUN=fairness
     python -m bench.fairness --methods MeasureLag MultiReadChunks
 
 Of each method, requests are made as large as they can be: one for each of its repeated fields, which is repeated until

@@ -1,6 +1,6 @@
 """The waits of other clients while one client asks a daemon with many streams, groups, segments and replicas.
 
-    make bench-fairness-deep
+    make bench RUN=fairness-deep
     python -m bench.fairness_deep --only ListGroups --streams 1000
 
 Requests here are small, or as large as daemons make them among themselves, and it is what they are about that is large.

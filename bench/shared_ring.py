@@ -1,8 +1,8 @@
 """Chunks from a producer on the broker's host, over a unix socket and through memory that both share:
 ``python -m bench.shared_ring``.
 
-KerA has the first and not the second, see docs/performance.md. Two processes do what a producer and a broker do to the
-bytes of a chunk, and nothing else:
+KerA has the first and not the second, see bench/notes/requests.md. Two processes do what a producer and a broker do to
+the bytes of a chunk, and nothing else:
 
 * ``socket``: the producer encodes into memory of its own (a copy) and writes frame header and payload; the broker
   receives them by `FrameProtocol`, as it does every request, checks the checksum and copies the chunk into a slot.

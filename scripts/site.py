@@ -122,8 +122,13 @@ def _places() -> Iterator[tuple[Path, str]]:
     yield ROOT / "README.md", "index.md"
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         yield ROOT / name, name
-    for folder in ("examples", "clients", "deploy"):
-        for path in sorted((ROOT / folder).rglob("README.md")):
+    for folder, pages in {
+        "examples": "README.md",
+        "clients": "README.md",
+        "deploy": "README.md",
+        "bench/notes": "*.md",
+    }.items():
+        for path in sorted((ROOT / folder).rglob(pages)):
             yield path, path.relative_to(ROOT).as_posix()
 
 

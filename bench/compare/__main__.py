@@ -4,7 +4,8 @@
     python -m bench.compare --workloads latency-1000-leader --quick
 
 Writes ``results.json``, ``report.md`` and plots to ``--out``, after each workload. Servers and clients that are not
-here are brought the first time; what cannot be brought is in the report with the reason. See docs/bench.md.
+here are brought the first time; what cannot be brought is in the report with the reason. bench/notes/comparison.md has
+more.
 """
 
 from __future__ import annotations

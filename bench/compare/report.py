@@ -25,7 +25,8 @@ NONE = "–"
 HOW = (
     "All processes share one machine, and there is no network. Contestants take turns, round by round. Figures are the"
     " median of the rounds (least–most); ratios are of medians, with the least and the most that any two rounds have."
-    " MB and GB are 10⁶ and 10⁹ bytes of values, without keys and overhead. How it is measured: docs/bench.md."
+    " MB and GB are 10⁶ and 10⁹ bytes of values, without keys and overhead."
+    " How it is measured: bench/notes/comparison.md."
 )
 
 

@@ -46,7 +46,7 @@ WARM_UP_ROUND_S = 5.0
 OTHERS = "others_cpu_s"
 
 Record = dict[str, Any]
-"""The record of a round, or of a contestant's, for JSON; see "Fields" in docs/bench.md."""
+"""The record of a round, or of a contestant's, for JSON; see "Fields" in bench/notes/comparison.md."""
 
 
 class Stage:

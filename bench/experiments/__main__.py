@@ -1,4 +1,4 @@
-"""The thesis's experiments: ``python -m bench.experiments``, or ``make bench-experiments``.
+"""The thesis's experiments: ``python -m bench.experiments``, or ``make bench RUN=experiments``.
 
 Measures those that ``--only`` names, or all, and makes the page of all that were ever measured in ``--out``: tables,
 plots, and for each figure of chapter 8 what the thesis saw and whether it is so here.

@@ -26,7 +26,7 @@ from bench.experiments.setup import (
 PAGE = "README.md"
 CHECKSUM = "checksum_cost"
 INTRODUCTION = """\
-Made by `make bench-experiments`; what is set for each point is in the JSON files. Records of 100 bytes without keys,
+Made by `python -m bench experiments`; what is set for each point is in the JSON files. Records of 100 bytes, no keys,
 given to the SDK as ready batches that fill a chunk; throughput is that of values, as median (least-most) of the rounds.
 Producers, brokers, backups and consumers share this machine. A claim is what the thesis saw, as a ratio between the
 medians of two points."""

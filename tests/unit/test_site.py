@@ -28,14 +28,14 @@ def test_links_go_to_pages_and_what_is_none_is_named_and_not_linked(tmp_path: Pa
     )
 
 
-def test_links_into_a_page_go_to_sections_that_it_has() -> None:
+def test_links_go_to_files_that_are_there_and_to_sections_that_they_have() -> None:
     places = dict(site._places())
     texts = {
         source: site.FENCE.sub("", source.read_text(encoding="utf-8")) for source in places if source.suffix == ".md"
     }
     sections = {source: _sections(text) for source, text in texts.items()}
     links = [(source, to) for source, text in texts.items() for _, to in site.LINK.findall(text) if "#" in to]
-    nowhere = []
+    nowhere = [f"{each.relative_to(site.ROOT)}: {to}" for each, to in _links_to_no_file()]
     for source, to in links:
         path, _, section = to.partition("#")
         target = (source.parent / path).resolve() if path else source
@@ -43,6 +43,20 @@ def test_links_into_a_page_go_to_sections_that_it_has() -> None:
             nowhere.append(f"{source.relative_to(site.ROOT)}: {to}")
     assert len(links) > 50
     assert nowhere == []
+
+
+def _links_to_no_file() -> list[tuple[Path, str]]:
+    """Those of pages, and of notes beside the code that are no pages: on the site a link to no page is no link."""
+    pages = {source for source, _ in site._places() if source.suffix == ".md"} | set(
+        (site.ROOT / "bench").rglob("*.md")
+    )
+    links = [
+        (page, match[2])
+        for page in sorted(pages)
+        for match in site.LINK.finditer(site.FENCE.sub("", page.read_text(encoding="utf-8")))
+    ]
+    files = [(page, to, to.partition("#")[0]) for page, to in links if "://" not in to and not to.startswith("mailto:")]
+    return [(page, to) for page, to, path in files if path and not (page.parent / path).exists()]
 
 
 def _sections(page: str) -> set[str]:

@@ -471,13 +471,17 @@ def canonical(name: str) -> str:
 def unpinned(project: dict[str, Any], constraints: str) -> list[str]:
     """Dependencies of the project without an exact version in the constraints."""
     pinned = {canonical(line.split("==")[0]) for line in constraints.splitlines() if "==" in line}
-    wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    wanted = [*project["dependencies"], *chain.from_iterable(project.get("optional-dependencies", {}).values())]
     names = {canonical(re.split(r"[^\w.-]", requirement)[0]) for requirement in wanted}
-    return sorted(names - pinned - {project["name"]})
+    return sorted(names - pinned - {"kera"})
 
 
-def test_every_dependency_is_pinned() -> None:
-    assert unpinned(PYPROJECT["project"], (ROOT / "constraints.txt").read_text()) == []
+@pytest.mark.parametrize(
+    "project", [ROOT, ROOT / "bench"], ids=lambda folder: folder.name if folder != ROOT else "kera"
+)
+def test_every_dependency_is_pinned(project: Path) -> None:
+    described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert unpinned(described, (ROOT / "constraints.txt").read_text()) == []
 
 
 def test_a_dependency_without_a_pin_is_found() -> None:
@@ -499,7 +503,8 @@ OPTIONS_OF_MAKE_WITH_VALUE = {"-C", "-f"}
 
 
 def documents() -> list[Path]:
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    folders = [ROOT / "docs", ROOT / "bench"]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(path for each in folders for path in each.rglob("*.md"))]
 
 
 def shell_lines(markdown: str) -> Iterator[str]:
@@ -546,6 +551,21 @@ def unknown_target(arguments: list[str]) -> str | None:
     return None
 
 
+def unknown_benchmark(arguments: list[str]) -> str | None:
+    """The name that is none of `python -m bench`. A placeholder, such as NAME, is no name."""
+    from bench.__main__ import BENCHMARKS
+
+    name = arguments[0] if arguments else ""
+    return name if re.match(r"[a-z]", name) and name not in BENCHMARKS else None
+
+
+def unknown_module(name: str) -> str | None:
+    """The module, if it is one of the programs of this tree and is not there."""
+    path = ROOT.joinpath(*name.split("."))
+    there = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+    return name if name.split(".", maxsplit=1)[0] in {"bench", "tests"} and not there else None
+
+
 def kera_command() -> Any:
     import typer
 
@@ -576,17 +596,22 @@ def unknown_word(command: Any, arguments: list[str]) -> str | None:
 
 
 def unknown_commands(markdown: str, kera: Any) -> list[str]:
-    """Commands of make and of kera in the document that do not exist."""
+    """Commands of make, of kera and of the benchmarks in the document that do not exist."""
     found = []
     for command in commands(markdown):
         program = Path(command[0]).name
         unknown = None
         if program == "make":
-            unknown = unknown_target(command[1:])
+            run = next((each.removeprefix("RUN=") for each in command if each.startswith("RUN=")), "")
+            unknown = unknown_target(command[1:]) or unknown_benchmark(run.split())
         elif program == "kera":
             unknown = unknown_word(kera, command[1:])
         elif program.startswith("python") and command[1:3] == ["-m", "kera.cli"]:
             unknown = unknown_word(kera, command[3:])
+        elif program.startswith("python") and command[1:3] == ["-m", "bench"]:
+            unknown = unknown_benchmark(command[3:])
+        elif program.startswith("python") and command[1:2] == ["-m"]:
+            unknown = unknown_module(command[2])
         if unknown:
             found.append(f"{shlex.join(command)}: there is no {unknown}")
     return found
@@ -615,6 +640,9 @@ def test_every_target_is_explained_by_make_help() -> None:
         ("```\nkera group nothing\n```", "kera group nothing: there is no nothing"),
         ("```\nkera \\\n  group run --nothing 1\n```", "kera group run --nothing 1: there is no --nothing"),
         ("`python -m kera.cli nothing`", "python -m kera.cli nothing: there is no nothing"),
+        ('`make bench RUN="nothing --quick"`', "make bench 'RUN=nothing --quick': there is no nothing"),
+        ("`python -m bench nothing`", "python -m bench nothing: there is no nothing"),
+        ("`python -m bench.nothing`", "python -m bench.nothing: there is no bench.nothing"),
     ],
 )
 def test_a_command_that_does_not_exist_is_found(markdown: str, unknown: str) -> None:
@@ -627,6 +655,8 @@ def test_a_command_that_does_not_exist_is_found(markdown: str, unknown: str) -> 
         "Run `make`, `make help`, `make test PYTEST_ARGS='-k chunk'` or `kera --help`.",
         "```sh\nkera --verbose --at host:1 group run orders - --rows=5 --rows 5 | head\n```",
         "```python\nmake nothing\n```",
+        "`make bench`, `make bench RUN=$each`, `python -m bench compare --quick`, `python -m bench NAME`",
+        "`python -m bench.compare`, `python -m bench.compare.report`, `python -m venv x`",
         "The package `kera.client`; `don't make nothing`; `kera group …`.",
     ],
 )

@@ -13,7 +13,8 @@ SWITCH_INTERVAL_S = 0.0001
 """After which the loop lets another thread run that waits to (Python's own choice is 5 ms).
 
 The thread that writes metadata waits so long each time that it comes back from the kernel, several times for a write,
-and with it whoever has asked for that. Brokers have more to do in their loops, and would lose by it (docs/bench.md).
+and with it whoever has asked for that. Brokers have more to do in their loops, and would lose by it
+(bench/notes/load.md).
 """
 
 
