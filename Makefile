@@ -108,7 +108,7 @@ demo: jar ## Run the demonstration: a cluster, an ingest, Spark reading it. DEMO
 demo-check: jar ## Run the short form of the demonstration that checks its own results.
 	@$(WITH_JAVA) $(PY) -m demo --check
 
-test: jar ## Run every feature once, with real daemons, ZooKeeper and Spark: twenty minutes. PYTEST_ARGS are passed on.
+test: jar ## Run every feature once, with real daemons, ZooKeeper and Spark. PYTEST_ARGS are passed on.
 	@$(WITH_ZOOKEEPER) $(WITH_CHROMIUM) $(WITH_JAVA) $(PYTEST) $(PARALLEL) $(TIER_quick) $(PYTEST_ARGS)
 
 test-all: jar ## Run all tests, with more examples, of SEED (a new one if it is not given). PYTEST_ARGS are passed on.

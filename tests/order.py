@@ -6,6 +6,7 @@ long the longer ones take, measured by `tests.budget` in a run of `make test`; o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,11 +23,16 @@ WORTH_S = 3.0
 def group_of(item: pytest.Item) -> str:
     """What the test belongs to; a test without a group gets that of its module."""
     marker = item.get_closest_marker("xdist_group")
-    if marker is None:
-        module = item.path.relative_to(item.config.rootpath).with_suffix("")
-        marker = pytest.mark.xdist_group(".".join(module.parts)).mark
-        item.add_marker(pytest.mark.xdist_group(*marker.args))
-    return str(marker.args[0])
+    if marker is not None:
+        return str(marker.args[0])
+    group = ".".join(_parts(item.path, item.config.rootpath))
+    item.add_marker(pytest.mark.xdist_group(group))
+    return group
+
+
+@functools.cache
+def _parts(module: Path, root: Path) -> tuple[str, ...]:
+    return module.relative_to(root).with_suffix("").parts
 
 
 def put_in_order(items: list[pytest.Item], recorded: Mapping[str, float]) -> None:
@@ -34,7 +40,7 @@ def put_in_order(items: list[pytest.Item], recorded: Mapping[str, float]) -> Non
     places = {name: number for number, name in enumerate(FOLDERS)}
 
     def place(item: pytest.Item) -> tuple[float, int]:
-        folder = item.path.relative_to(item.config.rootpath).parts[1]
+        folder = _parts(item.path, item.config.rootpath)[1]
         return -recorded.get(group_of(item), 0.0), places.get(folder, len(FOLDERS))
 
     items.sort(key=place)

@@ -63,7 +63,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.ui.showConsoleProgress": "false",
     }.items():
         builder = builder.config(name, value)
-    session = with_kera(configure(builder).getOrCreate())
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("KERA_TESTS_FORK") != "0":
+            patch.setenv("PYTHONPATH", str(HERE / "preloaded"), prepend=os.pathsep)  # of Spark's processes
+        session = with_kera(configure(builder).getOrCreate())
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
