@@ -324,7 +324,7 @@ async def test_groups_that_were_lost_are_told_to_the_reader_or_to_a_callback(cli
                     await anext(records)
                 records = aiter(consumer)
             assert (await anext(records)).value == b"0"
-    assert lost == [LostGroup("told", 0, 0, 1)]
+    assert set(lost) == {LostGroup("told", 0, 0, 1)}  # more than once where the machine stands still
 
 
 async def test_a_consumer_group_is_described_reset_and_deleted(client: Client) -> None:
