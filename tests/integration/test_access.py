@@ -146,7 +146,7 @@ async def test_what_is_for_daemons_is_for_no_super_user(secured: Secured) -> Non
         channel = secure(MACHINE, secured.settings(user="admin", password=PASSWORD)).channel(
             ready[name]["grpc_address"]
         )
-        with pytest.raises(NotAllowed, match="is for daemons of the cluster, and user:admin is none"):
+        with pytest.raises(NotAllowed, match="serves daemons of the cluster only, and user:admin is not a daemon"):
             await call(channel, method, request, timeout_s=5)
         await channel.close()
 
@@ -252,7 +252,7 @@ async def test_a_token_does_what_it_is_narrowed_to_until_it_is_revoked(secured: 
             assert await read_all(client, "token-in") == [b"one"]
             with pytest.raises(UnknownStream):
                 await read_all(client, "token-out")
-            with pytest.raises(NotAllowed, match="gets no further one"):
+            with pytest.raises(NotAllowed, match="cannot get another one"):
                 await client.access.issue_token()
             assert (await client.access.renew_token(issued.token_id)).expires_in_ms > 0
             assert not (await alice.access.revoke_token(issued.token_id)).untold

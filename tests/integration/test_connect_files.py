@@ -248,7 +248,7 @@ def test_a_copy_whose_stream_was_made_anew_says_so(tmp_path: Path, client: Clien
     code, said = copy(f"{tmp_path}/x.parquet", "kera:again", "--create")
 
     assert code == 1
-    assert "deleted and made anew" in said
+    assert "deleted and created again" in said
     assert "kera connect forget" in said
 
 

@@ -294,7 +294,7 @@ async def test_a_stuck_consumer_loses_its_groups_and_its_commits_are_refused(cli
             assert (await anext(records)).value == b"0"
             async with client.group_consumer("stuck-app", "stuck", **own) as other:
                 assert await take(other, 3) == [0, 1, 2], "what was not committed is read again"
-                with pytest.raises(LeaseLost, match="not this consumer"):
+                with pytest.raises(LeaseLost, match="belongs to another consumer"):
                     await slow.commit()
                 await numbered(client, "stuck", range(3, 4))
                 assert await take(other, 1) == [3]

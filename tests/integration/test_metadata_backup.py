@@ -231,7 +231,7 @@ def test_damaged_metadata_are_told_by_the_coordinator_and_replaced_by_a_copy(tmp
         aside = data_dir / ("metadata.damaged" if number == 1 else f"metadata.damaged-{number}")
         assert f"damaged metadata are set aside (path={aside}" in done.stderr
         assert (aside / "data.mdb").read_bytes() == damaged
-        assert "there are metadata already" in kera("restore", str(copy), "--data-dir", str(data_dir)).stderr
+        assert "metadata exist already" in kera("restore", str(copy), "--data-dir", str(data_dir)).stderr
 
 
 @pytest.mark.parametrize("moment", ["set aside", "opened", "put back"])
@@ -260,5 +260,5 @@ def test_where_a_restore_was_killed_no_new_cluster_begins_and_it_can_be_repeated
     assert repeated.stderr.decode() == (
         f"kera: warning: going on with a restore that was interrupted (damaged={data_dir}/metadata.damaged)\n"
     )
-    assert "there are metadata already, of cluster c" in run_kera(*restore).stderr.decode()
+    assert "metadata exist already: cluster c" in run_kera(*restore).stderr.decode()
     assert (data_dir / "metadata.damaged" / "data.mdb").read_bytes() == b"damaged"

@@ -85,7 +85,7 @@ async def test_nobody_writes_under_the_id_of_another_ones_producer(clients: dict
             with pytest.raises(NotAllowed, match=f"user:mallory may not write to stream:{stream} under producer id"):
                 await impose(clients["mallory"], stream, producer_id, epoch + later, sequence)
         await producer.send(stream, b"second")
-    with pytest.raises(NotAllowed, match="given to somebody else, or to nobody"):
+    with pytest.raises(NotAllowed, match="another principal owns it, or no principal does"):
         await impose(clients["mallory"], stream, identity(producer)[0] + (1 << 40), 1, 0)
     assert await stored(clients["admin"], stream) == [b"first", b"second"]
 

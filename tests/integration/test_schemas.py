@@ -435,7 +435,7 @@ def test_a_typed_stream_is_made_of_a_file(kept: RunningCluster, tmp_path: Path) 
 
 
 def test_what_is_no_schema_is_said_in_one_line(command_line: CommandLine) -> None:
-    assert "say what it is with --type" in command_line.badly("register", "bad-value", "-", stdin=b"{}")
+    assert "give its type with --type" in command_line.badly("register", "bad-value", "-", stdin=b"{}")
     assert "'xml' is no type of schemas" in command_line.badly("register", "bad-value", "-", "--type", "xml")
     missing = str(command_line.directory / "nothing.json")
     assert f"cannot read {missing}: No such file" in command_line.badly("register", "bad-value", missing)
@@ -449,7 +449,7 @@ def test_what_is_no_schema_is_said_in_one_line(command_line: CommandLine) -> Non
         "register", "bad-value", "-", "-t", "avro", stdin=b'"nope"', code=1
     )
     assert "give a SUBJECT, perhaps with --version, or --id" in command_line.badly("show")
-    assert "--default is of all subjects" in command_line.badly("compatibility", "bad-value", "--default", "none")
+    assert "--default applies to all subjects" in command_line.badly("compatibility", "bad-value", "--default", "none")
     assert "'sideways' is no compatibility" in command_line.badly("compatibility", "bad-value", "sideways", code=1)
 
 

@@ -306,7 +306,7 @@ def test_progress_tells_who_holds_up_the_next_epoch(kera: Kera, stream: str, tmp
     ("epoch_ms", "options", "message"),
     [
         (0, {}, "has no epochs; kera stream alter"),
-        (700, {}, "1000 ms are no multiple of the epochs of stream"),
+        (700, {}, "1000 ms are no multiple of the 700 ms of stream"),
         (
             1000,
             {"startingOffsetsByTimestamp": '{"STREAM": {"0": 1}}'},
@@ -332,7 +332,7 @@ def test_a_checkpoint_of_other_epochs_is_refused(kera: Kera, stream: str, tmp_pa
     ended(start(kera, stream, tmp_path / "checkpoint", {}))  # the query keeps its own
 
     message = error_of(start(kera, stream, tmp_path / "checkpoint", {}, epoch="7s"))
-    assert "with epochs of 1000 ms, not of 7000" in message
+    assert "with epochs of 1000 ms, not 7000" in message
     without = kera.stream(stream, startingOffsets="earliest").writeStream.foreachBatch(lambda *_: None)
     without = without.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
     message = error_of(without.start())

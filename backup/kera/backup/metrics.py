@@ -85,7 +85,7 @@ class BackupCollector:
         for name, text in _TOTALS_HELP.items():
             yield CounterMetricFamily(f"kera_backup_{name}", text, value=getattr(store.persistence.totals, name))
         yield GaugeMetricFamily("kera_backup_slots", "replicas that fit into memory", value=store.slots.count)
-        yield GaugeMetricFamily("kera_backup_slots_free", "of them, free", value=store.slots.free)
+        yield GaugeMetricFamily("kera_backup_slots_free", "slots of memory that are free", value=store.slots.free)
         yield GaugeMetricFamily(
             "kera_backup_headers_bytes",
             "headers in memory of chunks that are on disk only",

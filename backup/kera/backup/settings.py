@@ -50,8 +50,8 @@ class BackupSettings(MemberSettings):
     )
     headers_bytes_max: ByteSize = Field(
         ByteSize(64 * MIB),
-        description="Memory for headers of chunks that are on disk only, 128 bytes each: who takes over from a broker"
-        " reads these first, while producers wait; the disk, where they are not kept.",
+        description="Memory for headers of chunks that are on disk only, 128 bytes each. A recovery reads headers"
+        " first, while producers wait; headers that are not in memory are read from disk.",
     )
     disk_bytes_max: ByteSize | None = Field(
         None, description="Room for replicas on each disk; absent: the size of its file system, less a reserve."

@@ -279,7 +279,7 @@ class BrokerCollector:
             yield
         family = GaugeMetricFamily(
             "kera_broker_streamlets",
-            "streamlets here: owned, sealed to be moved, and those of which there are older groups only",
+            "streamlets on this broker: owned, sealed for a move, and past (older groups only)",
             labels=["state"],
         )
         for state, count in counts.items():
@@ -291,7 +291,7 @@ class BrokerCollector:
             GaugeMetricFamily("kera_broker_replication_in_flight", "batches under way", value=in_flight),
             GaugeMetricFamily(
                 "kera_broker_epochs_held_up_ms",
-                "by how much more than the grace an entry is behind the clock, of streams whose epochs go by that",
+                "delay of an entry behind the clock beyond the grace, for streams whose epochs follow the clock",
                 value=held_up_ms,
             ),
         ]
@@ -329,7 +329,7 @@ class BrokerCollector:
         streamlets = GaugeMetricFamily("kera_broker_stream_streamlets", "streamlets owned here", labels=labels)
         epochs = GaugeMetricFamily(
             "kera_broker_stream_epoch_lag_ms",
-            "how far the entry that is settled least is behind the clock, of streams with epochs",
+            "delay of the least settled entry behind the clock, for streams with epochs",
             labels=labels,
         )
         for stream in streams:
@@ -388,7 +388,7 @@ class BrokerCollector:
             yield
         family = GaugeMetricFamily(
             "kera_broker_consumer_group_lag_records",
-            "records here that a consumer group has not committed, of entries in which it has committed a cursor",
+            "records on this broker that a consumer group has not committed, in entries where it has a cursor",
             labels=["consumer_group", "stream"],
         )
         for key, count in lags.items():

@@ -51,7 +51,8 @@ class BrokerSettings(MemberSettings, TracesSettings):
     )
     arena_bytes: ByteSize = Field(
         ByteSize(512 * MIB),
-        description="Memory for segments, reserved at the start, and never more. What does not fit is on disk only.",
+        description="Memory for segments, reserved at the start, and never more. Segments that do not fit are on"
+        " disk only.",
     )
     segment_bytes: ByteSize = Field(
         ByteSize(8 * MIB),
@@ -131,7 +132,8 @@ class BrokerSettings(MemberSettings, TracesSettings):
             raise ValueError(f"segment_bytes must be at most {SEGMENT_BYTES_MAX}")
         if self.unix_socket_users == "any" and not self.security:
             raise ValueError(
-                "unix_socket_users any needs security: else nobody asks who they are, and what they may do"
+                "unix_socket_users any needs security, which checks the identity and rights of other users; turn it"
+                " on, or leave unix_socket_users out"
             )
         if self.arena_bytes < ARENA_SEGMENTS_MIN * self.segment_bytes:
             raise ValueError(f"arena_bytes must have room for {ARENA_SEGMENTS_MIN} segments at least")

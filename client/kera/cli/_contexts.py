@@ -107,8 +107,8 @@ def load() -> Contexts:
         raise UsageError(f"cannot read contexts from {file}: {error.strerror}") from error
     if mode & _OTHERS_WRITE:
         raise UsageError(
-            f"others can write to {file}, and so have your password sent to a cluster of theirs; look whether it is as"
-            f" you left it, then: chmod 600 {file}"
+            f"other users can write to {file}, and could have your password sent to their own cluster; check its"
+            f" content, then run: chmod 600 {file}"
         )
     try:
         return _parsed(data)

@@ -54,7 +54,7 @@ JSON_OPTION = typer.Option(
 """Beside each `OUTPUT_OPTION`, see `kera.cli._commands`: what that says is in `Output` alone."""
 
 INTERNAL_OPTION = typer.Option(
-    False, "--internal", help="Include internal streams and consumer groups, whose names begin with _."
+    False, "--internal", help="Include internal streams and consumer groups (their names begin with _)."
 )
 """An option of each command that lists streams or consumer groups, see `kera.core.base.internal_names`."""
 

@@ -41,7 +41,7 @@ def definition_of(path: Path, kind: str | None, includes: Sequence[Path]) -> tup
     known = kind or SUFFIXES.get(path.suffix.lower())
     if known is None:
         kinds, suffixes = ", ".join(SchemaType), ", ".join(SUFFIXES)
-        raise UsageError(f"{path}: say what it is with --type: {kinds}. It is known of files that end in {suffixes}")
+        raise UsageError(f"{path}: give its type with --type: {kinds}. Files that end in {suffixes} need no --type")
     schema_type = SchemaType(known)
     data = _read(path)
     if schema_type is SchemaType.PROTOBUF:

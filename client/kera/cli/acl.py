@@ -241,5 +241,5 @@ def _operations(text: str, resource: str, *, most: int = 0) -> list[Operation]:
         raise UsageError(f"one operation at a time, not {text}")
     for word in words:
         if word not in known:
-            raise UsageError(f"{word!r} is nothing to do with a {kind}{hint(word, known)}")
+            raise UsageError(f"{word!r} does not apply to a {kind}{hint(word, known)}")
     return words  # type: ignore[return-value]  # looked at above

@@ -416,7 +416,7 @@ def restore(
 ) -> None:
     """Restore the metadata from a backup. Stop all coordinators first; brokers keep streams that the backup lacks."""
     if (data_dir is None) == (not zookeeper):
-        raise UsageError("give --data-dir or --zookeeper: where the metadata are stored")
+        raise UsageError("give --data-dir or --zookeeper, the place of the metadata")
     run_async(_restore(file, {"data_dir": data_dir, "zookeeper": zookeeper}, force))
 
 

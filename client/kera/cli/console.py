@@ -21,7 +21,9 @@ LISTEN = "127.0.0.1:7480"
 
 
 def console(
-    listen: str = typer.Option(LISTEN, "--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free one."),
+    listen: str = typer.Option(
+        LISTEN, "--listen", metavar="HOST:PORT", help="Address to listen on; port 0: any free one."
+    ),
     admin: bool = typer.Option(
         False,
         "--admin",

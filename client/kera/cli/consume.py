@@ -107,7 +107,7 @@ def consume(
     ordered: bool = typer.Option(
         False,
         "--ordered",
-        help="In the order of time, the same for all readers: of streams with epochs, see docs/epochs.md.",
+        help="Deliver in the order of time, the same for all readers; for streams with epochs, see docs/epochs.md.",
     ),
     epoch: str | None = typer.Option(
         None, "--epoch", metavar="TIME", help="With --ordered: epochs of this length, a multiple of the streams'."

@@ -128,7 +128,7 @@ def _check_together(made: Context) -> None:
     """Raises `UsageError`."""
     if made.token_file and (made.user or made.password_file):
         raise UsageError(
-            "a token says whose it is: take the one away (--token-file none) or the other (--user none --password-file"
+            "a token names its user: remove the token (--token-file none) or the user (--user none --password-file"
             " none)"
         )
     if bool(made.user) != bool(made.password_file):
@@ -136,7 +136,7 @@ def _check_together(made: Context) -> None:
     if bool(made.tls_cert) != bool(made.tls_key):
         raise UsageError("--tls-cert and --tls-key belong together: give both")
     if made.tls_cert and not made.tls_ca:
-        raise UsageError("--tls-cert needs --tls-ca, by which daemons are known")
+        raise UsageError("--tls-cert needs --tls-ca, to verify daemons")
 
 
 def _in_words(context: Context) -> str:

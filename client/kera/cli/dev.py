@@ -53,7 +53,7 @@ def dev(
     ),
     host: str = typer.Option("127.0.0.1", metavar="HOST", help="Address to listen on."),
     insecure: bool = typer.Option(
-        False, "--insecure", help="Listen at a --host that others reach: whoever does may do everything."
+        False, "--insecure", help="Listen at a --host that others reach: every client gets all rights."
     ),
     arena_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Shared memory of each broker."),
     backup_memory_bytes: str | None = typer.Option(
@@ -78,7 +78,7 @@ def dev(
     if backup_memory_bytes is not None and not backups:
         raise UsageError("--backup-memory-bytes needs --backups: without, there is no backup")
     if coordinators > 1 and not zookeeper:
-        raise UsageError(f"--coordinators {coordinators} needs --zookeeper, where they share their metadata")
+        raise UsageError(f"--coordinators {coordinators} needs --zookeeper, which stores their shared metadata")
     check_insecure("--host", host, insecure=insecure)
     exposed = {"insecure": True} if insecure else {}
     cluster = LocalCluster(

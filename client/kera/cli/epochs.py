@@ -142,7 +142,7 @@ def _settled_to_json(stream: StreamDescription, each: Settled, now_us: int) -> d
 def punctuate(
     name: str = NAME_ARGUMENT,
     at: str | None = typer.Option(
-        None, "--time", metavar="TIME", help="ISO 8601, or so long ago as 90s, 10min, 2h or 3d. Default: now."
+        None, "--time", metavar="TIME", help="ISO 8601, or a time ago: 90s, 10min, 2h or 3d. Default: now."
     ),
     durability: str | None = typer.Option(
         None, metavar="LEVEL", help="Acknowledge at leader, replicated or persisted. Default: the stream's level."

@@ -61,7 +61,7 @@ SHELLS = ("bash", "zsh", "fish")
 """For which there is completion."""
 
 
-FILE_ARGUMENT = typer.Argument(None, metavar="[FILE]", help="Print this one, of those that --list shows.")
+FILE_ARGUMENT = typer.Argument(None, metavar="[FILE]", help="Name of the file to print; --list shows the names.")
 LIST_OPTION = typer.Option(False, "--list", help="Only list the files that there are.")
 OUT_OPTION = typer.Option(
     None, "--out", metavar="DIR", parser=path_of("--out"), help="Write all of them, or FILE, into a directory instead."

@@ -28,7 +28,7 @@ NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the latency co
 PATH_HELP = "Streams, and group:NAME with the consumer group that reads the one before, in turn, separated by commas."
 LIMIT_HELP = "How long records may take for the path: 300ms, 2s."
 WINDOW_HELP = "Over which the mean is taken: 15s, 1min."
-P99_OPTION = typer.Option(False, "--p99", help="The limit is of the 99th percentile.")
+P99_OPTION = typer.Option(False, "--p99", help="Limit the 99th percentile.")
 INTERVAL = "2s"
 CLEAR = "\x1b[H\x1b[2J"
 """Clears a terminal."""
@@ -69,7 +69,7 @@ def alter(
     limit: str | None = typer.Option(None, "--limit", metavar="TIME", help=LIMIT_HELP),
     window: str | None = typer.Option(None, "--window", metavar="TIME", help=WINDOW_HELP),
     p99: bool = P99_OPTION,
-    mean: bool = typer.Option(False, "--mean", help="The limit is of the mean."),
+    mean: bool = typer.Option(False, "--mean", help="Limit the mean."),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Change a latency constraint. What is not named stays as it is; it counts at once."""

@@ -32,7 +32,7 @@ DEFAULT = "(default)"
 
 NAME_ARGUMENT = typer.Argument(None, metavar="NAME", help="Name of the user.")
 DEFAULT_OPTION = typer.Option(
-    False, "--default", help="The quota of each user that has none of its own, and is no super user."
+    False, "--default", help="The quota of all users without one of their own, except super users."
 )
 
 

@@ -33,7 +33,11 @@ MESSAGE_OPTION = typer.Option(
     "", "--message", metavar="NAME", help="Message of Protobuf that values are. Default: the first of the file."
 )
 INCLUDE_OPTION = typer.Option(
-    [], "--proto-path", "-I", metavar="DIRECTORY", help="Where imports of a .proto file are, too; may be repeated."
+    [],
+    "--proto-path",
+    "-I",
+    metavar="DIRECTORY",
+    help="Additional directory for imports of a .proto file; may be repeated.",
 )
 
 
@@ -211,7 +215,7 @@ def compatibility(
     one reads what is written with the new one. full: both. transitive: the same of all earlier ones.
     """
     if default is not None and subject is not None:
-        raise UsageError("--default is of all subjects: give none with it")
+        raise UsageError("--default applies to all subjects: leave the subject out")
     run_async(_compatibility(bootstrap, subject or "", default or mode, output))
 
 

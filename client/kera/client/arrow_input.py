@@ -142,7 +142,7 @@ def as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     except pa.ArrowException as error:
         raise NotTheSame(f"it cannot be converted without loss: {error}") from error
     if _hidden_nulls(found):
-        raise NotTheSame("it has nulls within, where there must be none")
+        raise NotTheSame("it has nulls in a part that must have none")
     return found
 
 

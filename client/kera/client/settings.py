@@ -91,9 +91,9 @@ class ProducerSettings(KeraSettings):
     )
     partitioner: PartitionerName = Field(
         "crc32c",
-        description="How the first key of a record decides its streamlet; all producers of a stream should have the"
-        " same. crc32c: CRC-32C of the key. murmur2_random: as Kafka's client in Java does by default."
-        " consistent_random: as librdkafka does by default, where an empty key counts as none.",
+        description="Hash of a record's first key, which decides its streamlet; all producers of a stream should"
+        " have the same. crc32c: CRC-32C of the key. murmur2_random: as Kafka's client in Java does by default."
+        " consistent_random: as librdkafka does by default; an empty key counts as no key.",
     )
     durability: Durability | None = Field(
         None,
@@ -126,8 +126,8 @@ class ConsumerSettings(KeraSettings):
     prefetch_bytes_max: ByteSize = Field(
         ByteSize(8 * MIB),
         gt=0,
-        description="Fetched and not yet delivered; beyond it fetching pauses. What is pushed counts"
-        " per broker, and a broker may bound it by less.",
+        description="Limit of fetched data that are not delivered yet; fetching pauses beyond it. Pushed data count"
+        " per broker, and a broker may have a lower limit.",
     )
     shared_memory: SharedMemory = Field(
         "auto",
@@ -152,8 +152,8 @@ class ConsumerSettings(KeraSettings):
     )
     joined_bytes_max: ByteSize = Field(
         ByteSize(256 * KIB),
-        description="Lean chunks of up to 16 KiB that follow each other come as one batch, which is a copy, of at"
-        " most this size. 0: each chunk by itself.",
+        description="Maximum size of a batch that joins consecutive lean chunks of up to 16 KiB; the batch is a"
+        " copy. 0: each chunk is a batch.",
     )
     decompressed_bytes_max: ByteSize = Field(
         ByteSize(128 * MIB),

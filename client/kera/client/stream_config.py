@@ -105,7 +105,7 @@ def durability_value(name: str | None) -> common_pb2.Durability.ValueType:
     if name is None:
         return common_pb2.DURABILITY_UNSPECIFIED
     if name not in get_args(Durability):
-        raise InvalidArgument(f"durability {name!r} is none of {', '.join(get_args(Durability))}", durability=name)
+        raise InvalidArgument(f"durability {name!r} is not one of {', '.join(get_args(Durability))}", durability=name)
     return common_pb2.Durability.Value("DURABILITY_" + name.upper())
 
 
@@ -121,4 +121,6 @@ def punctuation_value(name: str) -> common_pb2.Punctuation.ValueType:
     for value, known in _PUNCTUATION_NAMES.items():
         if known == name:
             return value
-    raise InvalidArgument(f"punctuation {name!r} is none of {', '.join(_PUNCTUATION_NAMES.values())}", punctuation=name)
+    raise InvalidArgument(
+        f"punctuation {name!r} is not one of {', '.join(_PUNCTUATION_NAMES.values())}", punctuation=name
+    )

@@ -154,7 +154,7 @@ def parse_end(text: str, *, file_format: str | None = None) -> End:
     if scheme not in SCHEMES:
         meant = closest(scheme, SCHEMES)
         raise InvalidArgument(
-            f"{scheme}: is none of {', '.join(f'{each}:' for each in SCHEMES)}"
+            f"{scheme}: is not one of {', '.join(f'{each}:' for each in SCHEMES)}"
             + (f"; did you mean {meant}:?" if meant else "; a file with a colon in its name is written ./name")
         )
     if scheme == "file":
@@ -162,7 +162,7 @@ def parse_end(text: str, *, file_format: str | None = None) -> End:
             raise InvalidArgument(f"{text}: file: takes nothing behind '?' or '#'; in a name they are %3F and %23")
         return _files(unquote(urlsplit(text).path) or text.removeprefix("file:"), file_format)
     if file_format is not None:
-        raise InvalidArgument(f"--format is about files, and {scheme}: is none", option="--format")
+        raise InvalidArgument(f"--format applies to files only, and not to {scheme}:", option="--format")
     if scheme == "kera":
         return _stream(text)
     return _topic(text) if scheme == "kafka" else _table(text)
@@ -189,8 +189,8 @@ def _topic(text: str) -> TopicEnd:
     name, _, query = name.partition("?")
     if query:
         raise InvalidArgument(
-            "kafka: takes nothing behind '?': settings of the client are in the file of --kafka-config, which nobody"
-            " sees among the arguments of processes"
+            "kafka: takes nothing behind '?': put settings of the client into the file of --kafka-config, out of the"
+            " list of processes"
         )
     servers = ",".join(host if re.search(r":\d+$", host) else f"{host}:9092" for host in hosts.split(","))
     return TopicEnd(servers, _named(unquote(name), text, "topic", "kafka://host:9092/topic"))
@@ -214,7 +214,7 @@ def _table(text: str) -> TableEnd:
     key = tuple(filter(None, ours.get("key", "").split(",")))
     if "query" in ours and not key:
         raise InvalidArgument(
-            "a query needs a key, columns by which its rows ascend and no two are the same: …?query=…&key=id"
+            "a query needs a key: columns that order its rows and are unique together: …?query=…&key=id"
         )
     settle = ours.get("settle", "")
     if settle and not settle.isdecimal():
@@ -282,7 +282,7 @@ def _files(path: str, file_format: str | None) -> FilesEnd:
             " a stream is written kera:name"
         )
     if chosen not in FORMATS.values():
-        raise InvalidArgument(f"--format: {chosen!r} is none of parquet, csv, jsonl", option="--format")
+        raise InvalidArgument(f"--format: {chosen!r} is not one of parquet, csv, jsonl", option="--format")
     return FilesEnd(path, chosen, many=wild or directory)
 
 
@@ -295,7 +295,7 @@ def _named(name: str, text: str, what: str, example: str) -> str:
 def _no_user(hosts: str, scheme: str) -> None:
     if "@" in hosts:
         raise InvalidArgument(
-            f"{scheme}: takes no user or password in the address, where everybody on this host sees it:"
+            f"{scheme}: takes no user or password in the address, as all users of this host see it:"
             + (" see --kafka-config" if scheme == "kafka" else " see KERA_CLIENT_USER and kera context")
         )
 

@@ -62,8 +62,8 @@ class ConsoleSettings:
         if not secured:
             missing.append("security of the cluster is off, so that nobody has to sign in")
         raise InvalidSettings(
-            f"--listen {self.host}: others reach that, and {', and '.join(missing)}. Listen at 127.0.0.1 and have an"
-            " ssh tunnel or a proxy in front, or give --insecure, if only those can reach it who may",
+            f"--listen {self.host}: other hosts reach it, and {', and '.join(missing)}. Listen at 127.0.0.1 behind"
+            " an ssh tunnel or a proxy, or give --insecure, if only trusted users can reach it",
             host=self.host,
         )
 

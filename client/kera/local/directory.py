@@ -47,7 +47,7 @@ class ClusterDirectory:
         path = path.absolute()
         if owner := others_in(path):
             raise StartError(
-                f"{path} has the data of {owner}; choose a directory for all of them, in which each has one of its own",
+                f"{path} has the data of {owner}; choose the directory that holds the directories of all daemons",
                 path=str(path),
             )
         try:

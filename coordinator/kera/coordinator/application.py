@@ -126,7 +126,8 @@ def check_addresses(settings: CoordinatorSettings) -> None:
             split_address(settings.advertised_address)
     elif settings.zookeeper and is_everywhere(settings.host):
         raise InvalidSettings(
-            f"with --host {settings.host} others cannot be told where this coordinator is; add --advertised-address",
+            f"with --host {settings.host} other hosts cannot reach this coordinator by its address; add"
+            " --advertised-address",
             host=settings.host,
         )
 

@@ -216,7 +216,7 @@ def _of_lags(lags: GroupLags, series_max: int) -> list[Metric]:
         family.add_metric([*key], records[key])
     left_out = GaugeMetricFamily(
         "kera_coordinator_consumer_group_lags_left_out",
-        "Lags not shown, and consumer groups of which they are not known, as there are too many.",
+        "Lags that are left out, and consumer groups without lags, as there are too many.",
         value=max(0, len(records) - series_max) + lags.left_out,
     )
     return [family, left_out]
@@ -243,7 +243,7 @@ def _of_latency(planning: Planning, hops_max: int) -> list[Metric]:
     )
     violations = CounterMetricFamily(
         "kera_latency_violations",
-        "Windows in which a latency constraint was not held, since this coordinator leads.",
+        "Windows that violated a latency constraint since this coordinator leads.",
         labels=("constraint",),
     )
     not_held = GaugeMetricFamily(
@@ -258,7 +258,7 @@ def _of_latency(planning: Planning, hops_max: int) -> list[Metric]:
     )
     hops = GaugeMetricFamily(
         "kera_latency_hop_seconds",
-        "What a hop of a stream took over the last window of a constraint: the mean, or the 99th percentile.",
+        "Latency of a hop of a stream over the last window of a constraint: the mean, or the 99th percentile.",
         labels=("constraint", "stream", "hop"),
     )
     shown = planning.shown
@@ -313,6 +313,6 @@ class _OfRecoveries(Collector):
         ):
             yield GaugeMetricFamily(
                 f"kera_coordinator_recovery_{name}",
-                f"{text}, of the recoveries that are listed.",
+                f"{text}, in the listed recoveries.",
                 value=sum(getattr(one, field) for one in found),
             )

@@ -48,8 +48,8 @@ class CoordinatorSettings(NetworkSettings):
     )
     advertised_address: str = Field(
         "",
-        description="host:port at which clients, daemons and other coordinators reach this one. Empty: where it"
-        " listens.",
+        description="host:port at which clients, daemons and other coordinators reach this one. Empty: the address"
+        " it listens on.",
     )
     metadata_bytes_max: ByteSize = Field(
         ByteSize(1 * GIB),
@@ -66,8 +66,8 @@ class CoordinatorSettings(NetworkSettings):
         8,
         ge=1,
         description="After this many intervals without a heartbeat a broker or backup counts as dead, and a broker"
-        " without contact to the coordinator accepts no more chunks for replicated streams: 8 s ride out a pause of the"
-        " host, and another coordinator's taking over. What clients cannot reach counts as dead sooner.",
+        " without contact to the coordinator accepts no more chunks for replicated streams: 8 s ride out a pause of"
+        " the host and a change of the coordinator. A daemon that clients cannot reach counts as dead sooner.",
     )
     default_replication: int = Field(
         0,
@@ -97,9 +97,9 @@ class CoordinatorSettings(NetworkSettings):
     restart_grace_ms: int = Field(
         60_000,
         ge=0,
-        description="A broker or backup that has said that it stops in order to start again may be away for so long, in"
-        " ms, before it counts as lost: then its data are recovered, or replicated again. Longer than its stop"
-        " and its start take together.",
+        description="Time, in ms, that a broker or backup may be away for an announced restart before it counts as"
+        " lost: then its data are recovered, or replicated again. Set it longer than its stop and its start take"
+        " together.",
     )
     unnamed_group_retention_ms: int = Field(
         7 * 24 * 3_600_000,
@@ -117,10 +117,10 @@ class CoordinatorSettings(NetworkSettings):
         25,
         ge=1,
         le=100,
-        description="How much one principal may take of what the whole cluster has, in percent: of the room for"
-        " descriptions of streams (16 MiB) and for schemas (24 MiB), of the memory domains (64), the consumer groups"
-        " (10,000), the names of producers (100,000), and the latency constraints and the streams on their paths"
-        " (1,000 each). Who administers the cluster may take more. Without security there is no such limit.",
+        description="Share of the cluster's limits that one principal may use, in percent. The limits: room for"
+        " descriptions of streams (16 MiB) and for schemas (24 MiB), memory domains (64), consumer groups (10,000),"
+        " names of producers (100,000), latency constraints and streams on their paths (1,000 each). Administrators"
+        " of the cluster may use more. Without security there is no such limit.",
     )
     moves_in_flight_max: int = Field(8, ge=1, description="How many streamlets move at the same time.")
     rebalance_interval_ms: int = Field(
@@ -138,8 +138,8 @@ class CoordinatorSettings(NetworkSettings):
     feature_level_max: int | None = Field(
         None,
         ge=0,
-        description="Maximum to which the cluster's feature level rises by itself, so that a downgrade to the version"
-        " before remains possible. Absent: the level of all its daemons.",
+        description="Maximum of the automatic rise of the cluster's feature level, so that a downgrade to the"
+        " version before remains possible. Absent: the level of all its daemons.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Log from this level up: debug, info, warning or error."

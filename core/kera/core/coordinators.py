@@ -152,7 +152,10 @@ def _addresses(text: str) -> list[str]:
     found = [address.strip() for address in text.split(",") if address.strip()]
     for address in found:
         if not split_address(address)[1]:
-            raise InvalidArgument(f"address {address!r} has port 0, where nobody can be reached", address=address)
+            raise InvalidArgument(
+                f"address {address!r} has port 0, which no server listens on; give the coordinator's port",
+                address=address,
+            )
     if not found:
         raise InvalidArgument("no address of a coordinator is given; give host:port, several with commas")
     return found

@@ -51,7 +51,7 @@ def _credentials(settings: CredentialSettings) -> Credentials | None:
         raise InvalidSettings("set one of password_file, password, token_file and token, and no more")
     if tokens:
         if settings.user:
-            raise InvalidSettings("user: a token says whose it is; user belongs to a password")
+            raise InvalidSettings("user: a token names its user; set user with a password only")
         return Credentials(token=_secret("token_file", settings.token_file, settings.token))
     if not (settings.user and passwords):
         raise InvalidSettings("user and password_file (or password) belong together: set both")

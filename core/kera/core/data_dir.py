@@ -146,7 +146,7 @@ class DataDirectory:
             if self.data_pattern is not None and any(self.path.glob(self.data_pattern)):
                 role = self.identity.role
                 raise StartError(  # joining as a new member would drop all of it
-                    f"{self.path} has the log of a {role}, and no {role}.json that says of which;"
+                    f"{self.path} has the log of a {role}, and the file {role}.json with its identity is missing;"
                     " restore that file, or move the log away to join anew",
                     path=str(self.path),
                 )

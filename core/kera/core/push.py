@@ -109,21 +109,21 @@ def encode_numbers(kind: Kind, numbers: Sequence[int]) -> bytes:
 def runs_of(body: bytes) -> Iterator[Run]:
     """The content of a message of kind `RUNS`. Raises `ProtocolError`."""
     if len(body) % RUN.size:
-        raise ProtocolError("a push message of runs has a length that is none")
+        raise ProtocolError("a push message of runs has an invalid length")
     return map(_as_run, RUN.iter_unpack(body))
 
 
 def taken_of(body: bytes) -> int:
     """The content of a message of kind `TAKEN`. Raises `ProtocolError`."""
     if len(body) != _TAKEN.size:
-        raise ProtocolError("a push message TAKEN has a length that is none")
+        raise ProtocolError("a push message TAKEN has an invalid length")
     return int(_TAKEN.unpack(body)[0])
 
 
 def numbers_of(body: bytes) -> tuple[int, ...]:
     """The content of a message of kind `CANCEL` or `RELEASE`. Raises `ProtocolError`."""
     if len(body) % 4:
-        raise ProtocolError("a push message of numbers has a length that is none")
+        raise ProtocolError("a push message of numbers has an invalid length")
     return struct.unpack(f"<{len(body) // 4}I", body)
 
 

@@ -57,7 +57,7 @@ class MemberSettings(NetworkSettings):
 
     coordinator: str = Field(
         "127.0.0.1:7400",
-        description="host:port of the coordinator; of each, separated by commas, if there are several.",
+        description="host:port of the coordinator; several are separated by commas.",
     )
     coordinator_timeout_ms: int = Field(
         10_000, ge=0, description="How long to wait at the start for a coordinator that cannot be reached, in ms."
@@ -84,7 +84,7 @@ class MemberSettings(NetworkSettings):
     arriving_bytes_max: ByteSize = Field(
         ByteSize(ARRIVING_BYTES_MAX),
         ge=1 * MIB,
-        description="Memory of large requests that are arriving over frames, of all connections together; others wait.",
+        description="Memory for incoming large requests over frames, shared by all connections; further requests wait.",
     )
     ephemeral: bool = Field(
         default=False,

@@ -358,5 +358,5 @@ def test_an_index_that_cannot_be_opened_stops_the_start(path: Path, monkeypatch:
         raise lmdb.InvalidError("not a database")
 
     monkeypatch.setattr(lmdb, "open", fail)
-    with pytest.raises(StartError, match="made anew"):
+    with pytest.raises(StartError, match="the broker rebuilds it"):
         SegmentIndex.open(path)

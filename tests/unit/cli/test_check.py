@@ -54,7 +54,7 @@ STREAM = cast("StreamDescription", Stream())
         (["--streamlets", "0"], "--streamlets must be from 1 to 16,384, and is 0"),
         (["--entries", "65"], "--entries must be from 1 to 64, and is 65"),
         (["--record-bytes", "27"], "--record-bytes must be from 28 to 1,048,576, and is 27"),
-        (["--durability", "some"], "--durability: 'some' is none of leader, replicated, persisted"),
+        (["--durability", "some"], "--durability: 'some' is not one of leader, replicated, persisted"),
         (
             ["--stream", "there", "--replication", "0"],
             "--replication is for a stream that the check makes; --stream names one that is there",
@@ -155,7 +155,7 @@ def stream_with(**changed: Any) -> Any:
         (Fake(stream_with(typed=True)), "--stream: checked is typed; a check sends bytes"),
         (
             Fake(stream_with(config=StreamConfig(1, 1, 1, 1, "leader", "none", retention_ms=5))),
-            "--stream: checked has rules of retention, and what they remove cannot be checked",
+            "--stream: checked has retention rules, and removed records cannot be checked; use a stream without them",
         ),
         (Fake(STREAM, 7), "--stream: checked has, or had, 7 records; a check needs an empty one"),
     ],

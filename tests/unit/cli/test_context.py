@@ -203,7 +203,7 @@ def test_a_context_that_is_typed_counts_for_more_than_a_cluster_of_the_environme
         (["context", "set", "prod", "--user", "a b"], "", "--user: "),
         (["context", "set", "prod", "--user", ""], "", "--user is empty; none takes away"),
         (["context", "set", "prod", "--user", "none"], "", "--user and --password-file belong together"),
-        (["context", "set", "prod", "--token-file", "a.token"], "", "a token says whose it is"),
+        (["context", "set", "prod", "--token-file", "a.token"], "", "a token names its user"),
         (["context", "set", "prod", "--tls-ca", "nope.pem"], "", "--tls-ca: there is no file nope.pem"),
         (["context", "set", "prod", "--tls-ca", "."], "", "--tls-ca: there is no file ."),
         (["context", "set", "prod", "--tls-cert", "me.pem"], "", "--tls-cert and --tls-key belong together"),

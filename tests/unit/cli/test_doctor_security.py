@@ -136,7 +136,7 @@ def test_settings_that_fit_together_are_well(given: Settings, file: Path) -> Non
         ),
         ("broker", "securty = true", "securty"),
         ("client", 'user = "alice"', "[client] user and password_file (or password) belong together"),
-        ("client", 'user = "alice"\ntoken_file = "x"', "[client] user: a token says whose it is"),
+        ("client", 'user = "alice"\ntoken_file = "x"', "[client] user: a token names its user"),
     ],
 )
 def test_settings_that_contradict_each_other_are_a_problem(given: Settings, table: str, line: str, text: str) -> None:
@@ -148,7 +148,7 @@ def test_the_same_of_several_daemons_is_told_once(given: Settings) -> None:
     given.without("cluster_secret_file")
     (found,) = given.found()
     assert found[0] == "problem"
-    assert found[1].startswith("[coordinator], [broker], [backup] security needs something by which daemons know each")
+    assert found[1].startswith("[coordinator], [broker], [backup] security needs credentials for the daemons")
 
 
 def test_another_secret_at_one_of_them_is_a_problem(given: Settings, tmp_path: Path, file: Path) -> None:

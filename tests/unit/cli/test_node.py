@@ -89,5 +89,5 @@ def test_brokers_do_not_nest_in_the_directory_of_one(tmp_path: Path) -> None:
     done = run_kera("node", "--data-dir", str(tmp_path), "--brokers", "2")
 
     assert done.returncode == 2
-    assert f"{tmp_path} has the data of broker 3; choose a directory for all of them" in done.stderr.decode()
+    assert f"{tmp_path} has the data of broker 3; choose the directory that holds" in done.stderr.decode()
     assert not list(tmp_path.glob("broker-*"))

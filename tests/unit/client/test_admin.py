@@ -95,7 +95,7 @@ async def test_numbers_and_levels_that_no_message_takes_are_named(admin: Admin, 
         with pytest.raises(InvalidArgument, match=next(iter(wrong))):
             await admin.create_stream("s", **wrong)  # type: ignore[arg-type]
     for level in ("eternal", "unspecified"):
-        with pytest.raises(InvalidArgument, match="is none of leader, replicated, persisted"):
+        with pytest.raises(InvalidArgument, match="is not one of leader, replicated, persisted"):
             await admin.create_stream("s", durability=level)
     with pytest.raises(InvalidArgument, match="virtual_logs"):
         await admin.alter_stream("s", virtual_logs=-1)

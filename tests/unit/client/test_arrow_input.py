@@ -87,7 +87,7 @@ def test_another_form_of_the_same_values_is_taken(given: pa.Array, wanted: pa.Da
         (pa.array([1], pa.timestamp("us")), pa.timestamp("us", "UTC"), "in which time zone"),
         (pa.array([1], pa.timestamp("us", "UTC")), pa.timestamp("us"), "take its time zone away"),
         (pa.array([Decimal("1.55")], pa.decimal128(4, 2)), pa.decimal128(10, 1), "is decimal128"),
-        (pa.array([[1, None]]), pa.list_(pa.field("item", pa.int64(), nullable=False)), "nulls within"),
+        (pa.array([[1, None]]), pa.list_(pa.field("item", pa.int64(), nullable=False)), "nulls in a part"),
         (pa.array([["a"]]), pa.list_(pa.int64()), "the batch has list<"),
         (pa.array([{"b": 1}]), pa.struct([("a", pa.int64())]), "the batch has struct<b"),
     ],

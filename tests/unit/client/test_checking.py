@@ -108,5 +108,5 @@ def test_many_cases_of_a_kind_are_counted() -> None:
 
 def test_a_value_is_what_its_bytes_say() -> None:
     assert Value.from_bytes(Value("a/b", 7).to_bytes()) == Value("a/b", 7)
-    with pytest.raises(ValueError, match="which nobody has sent"):
+    with pytest.raises(ValueError, match="which no producer has sent"):
         Value.from_bytes(b"else")

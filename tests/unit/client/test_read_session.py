@@ -152,7 +152,7 @@ async def test_an_answer_that_tells_of_more_bytes_than_have_come_is_no_answer() 
     results = [broker_pb2.ReadResult(handle=1, length_bytes=65)]
     reply = Reply(broker_pb2.MultiReadChunksResponse(results=results), [memoryview(bytes(64))])
     session = ReadSession(Other(reply), "", [part(0)])  # type: ignore[arg-type]
-    with pytest.raises(ProtocolError, match="65 bytes of a range, and 64 are left"):
+    with pytest.raises(ProtocolError, match="65 bytes for a range, and its answer has 64 left"):
         await read(session)
 
 

@@ -58,7 +58,7 @@ def test_a_directory_needs_a_format() -> None:
         ("kafka://user:pw@host/topic", "--kafka-config"),
         ("kafka://host/topic?sasl.password=x", "--kafka-config"),
         ("kafak://host/topic", "did you mean kafka:"),
-        ("http://host/x.csv", "is none of"),
+        ("http://host/x.csv", "is not one of"),
         ("postgresql://db/shop", "table or a query"),
         ("postgresql://db/shop?table=", "is empty"),
         ("postgresql://db/shop?table=a&query=b&key=c", "table or a query"),
@@ -95,9 +95,9 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(text: str) -> None
 
 
 def test_a_format_is_about_files_and_one_of_three() -> None:
-    with pytest.raises(InvalidArgument, match="about files"):
+    with pytest.raises(InvalidArgument, match="applies to files only"):
         parse_end("kera:s", file_format="csv")
-    with pytest.raises(InvalidArgument, match="none of parquet"):
+    with pytest.raises(InvalidArgument, match="not one of parquet"):
         parse_end("x.csv", file_format="orc")
 
 

@@ -264,7 +264,7 @@ def test_no_file_may_come_before_one_that_was_copied_or_change_there() -> None:
     spot = Spot(1, "b", 10, 100, 7)
     check_order(["a", "b", "c"], [7, 150, 1], spot)
     check_order(["a", "b"], [8, 100], spot._replace(before=None))  # of an earlier version
-    with pytest.raises(SourceChanged, match="there were 1 others, and are 2 now"):
+    with pytest.raises(SourceChanged, match="there were 1 others, and now there are 2"):
         check_order(["a", "aa", "b"], [7, 1, 100], spot)
     with pytest.raises(SourceChanged, match="b is gone"):
         check_order(["a"], [7], spot)
@@ -362,7 +362,7 @@ async def test_a_disk_without_room_is_told_and_nothing_is_left(tmp_path: Path, m
     [
         (pa.record_batch({"b": [b"\xff"]}), "csv", "'b' is no text"),
         (pa.record_batch({"l": [[1]]}), "csv", "'l' is list"),
-        (pa.record_batch({"n": pa.array([1, None])}), "csv", "'n' is the only column has no value"),
+        (pa.record_batch({"n": pa.array([1, None])}), "csv", "'n' as its only column has no value"),
         (record(headers=[("h", b"x")]), "csv", "headers"),
         (record(keys=[b"a", b"b"]), "csv", "several keys"),
     ],

@@ -253,5 +253,5 @@ async def test_a_file_of_parquet_that_is_not_the_same_is_an_error(tmp_path: Path
     pq.write_table(pa.table({"n": pa.array([3, 4], pa.int64()), "t": ["a", "b"]}), path)
     assert path.stat().st_size == size
 
-    with pytest.raises(SourceChanged, match="is not the file of which 2 rows were copied"):
+    with pytest.raises(SourceChanged, match="is another file than the one with 2 copied rows"):
         await copy.run()

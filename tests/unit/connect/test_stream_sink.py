@@ -120,7 +120,7 @@ async def test_another_source_or_another_stream_is_another_copy() -> None:
     with pytest.raises(CopyMismatch, match="from topic t, not from topic u"):
         await writer(chunks, journal, "topic u").begin()
     chunks.stream.stream_id = 8
-    with pytest.raises(CopyMismatch, match="deleted and made anew"):
+    with pytest.raises(CopyMismatch, match="deleted and created again"):
         await writer(chunks, journal).begin()
 
 

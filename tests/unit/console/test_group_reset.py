@@ -118,7 +118,7 @@ async def test_cursors_of_no_preview_are_refused(console: MakeBrowser, group: Gr
         ("to=offset&offset=-1", "offset", "takes a number from 0"),
         ("to=shift&records=many", "records", "is no number of records"),
         ("to=shift&records=%2B-1", "records", "is no number of records"),
-        ("to=time&time=noon", "time", "takes a time like"),
+        ("to=time&time=noon", "time", "takes a time in UTC like"),
         ("to=nowhere", "to", "takes one of"),
         ("to=latest&streamlets=all", "streamlets", "is no streamlet"),
     ],

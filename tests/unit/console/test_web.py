@@ -60,7 +60,7 @@ def test_a_text_that_is_too_long_and_a_word_that_is_not_known_are_refused() -> N
         Parameters.parse(b"q=" + b"x" * 257).text("q")
     with pytest.raises(InvalidArgument, match="takes one of newest, oldest"):
         Parameters.parse(b"from=now").choice("from", ("newest", "oldest"))
-    with pytest.raises(InvalidArgument, match="takes a time like"):
+    with pytest.raises(InvalidArgument, match="takes a time in UTC like"):
         Parameters.parse(b"time=yesterday").moment("time")
 
 

@@ -81,7 +81,7 @@ async def test_members_of_later_versions_do_not_raise_it_beyond_the_coordinators
 async def test_who_has_less_is_told_so_and_changes_nothing(cluster: Cluster) -> None:
     await register(cluster, "a", FEATURE_LEVEL)
     await cluster.settle()
-    with pytest.raises(InvalidArgument, match=r"version 0\.9 with feature level 0, and the cluster has level 2"):
+    with pytest.raises(InvalidArgument, match=r"version 0\.9 and feature level 0, and the cluster has level 2"):
         await register(cluster, "b", 0, version="0.9")
     with pytest.raises(InvalidArgument, match="start a broker of a newer version"):
         await register(cluster, "c", 0, broker_id=1)

@@ -119,7 +119,7 @@ async def test_an_id_is_of_one_data_directory_and_free_for_another_one_once_that
 async def test_a_broker_whose_records_are_being_recovered_is_not_forgotten_before_that_is_done(two: Cluster) -> None:
     await two.create("copied", streamlets=2, replication=1)
     await two.silence(1)
-    with pytest.raises(InvalidArgument, match="is being recovered"):
+    with pytest.raises(InvalidArgument, match="a recovery of the data of broker 1 is under way"):
         await forget(two, broker_id=1, force=True)
 
     refs = [

@@ -216,7 +216,7 @@ async def test_a_broker_that_loses_its_memory_meanwhile_does_not_get_the_streaml
     await cluster.register("a2", broker_id=1, lost_memory=True)
     cluster.brokers.answering.set()
 
-    with pytest.raises(Unavailable, match="what broker 1 had is to be recovered first"):
+    with pytest.raises(Unavailable, match="the data of broker 1 must be recovered first"):
         await move
     assert (owner(cluster), await moves(cluster)) == (2, [])
 

@@ -447,5 +447,5 @@ def test_a_column_is_not_given_another_type() -> None:
 
 def test_the_default_schema_is_not_extended() -> None:
     stream = common_pb2.StreamInfo(name="s", schemas=[checked_schema(common_pb2.StreamSchema())])
-    with pytest.raises(InvalidArgument, match="default schema, to which no columns can be added"):
+    with pytest.raises(InvalidArgument, match="default schema, which takes no further columns"):
         extended_schema(stream, schema_to_bytes(pa.schema([("tip", pa.float64())])), lambda last: last + 1)

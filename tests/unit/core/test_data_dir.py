@@ -186,7 +186,7 @@ def test_brokers_of_a_host_or_a_local_cluster_do_not_nest_in_one(
     tmp_path: Path, make: Callable[[Path], None], owner: str
 ) -> None:
     make(tmp_path / "daemon")
-    with pytest.raises(StartError, match=f"/daemon has the data of {owner}; choose a directory for all of them"):
+    with pytest.raises(StartError, match=f"/daemon has the data of {owner}; choose the directory that holds"):
         ClusterDirectory.open(tmp_path / "daemon")
     assert not (tmp_path / "daemon" / ".lock").exists()
     ClusterDirectory.open(tmp_path).release()

@@ -69,7 +69,7 @@ def test_nor_is_it_a_part_of_an_address(parse: Callable[..., Connection]) -> Non
         ({"user": "alice"}, "user and password.file go together; password.file is missing"),
         ({"password.file": "/p"}, "user and password.file go together; user is missing"),
         ({"tls.cert": "c"}, "tls.cert and tls.key go together; tls.key is missing"),
-        ({"user": "alice", "password.file": "/p", "token.file": "/t"}, "token.file: says who reads already"),
+        ({"user": "alice", "password.file": "/p", "token.file": "/t"}, "token.file: names the user already"),
         ({"tls.ca": " "}, "tls.ca: is empty"),
         ({"token.lifetime": "1s"}, "token.lifetime: must be 5s at least"),
         ({"token.lifetime": "2d"}, "token.lifetime: must be 1d at most"),

@@ -359,7 +359,7 @@ def test_rows_tell_the_epoch_of_their_place() -> None:
         (World([FakeEntry([])], epoch_ms=0), r"stream 'flights' has no epochs; kera stream alter flights --epoch"),
         (
             World([FakeEntry([])], epoch_ms=3),
-            r"10 ms are no multiple of the epochs of stream 'flights', which are of 3",
+            r"10 ms are no multiple of the 3 ms of stream 'flights'",
         ),
     ],
 )
@@ -409,9 +409,9 @@ def test_a_checkpoint_has_the_epochs_of_its_query() -> None:
     world, cadence = World([FakeEntry(ones(1, 12, 25))]), Cadence(10)
     begins = world.first(cadence)
 
-    with pytest.raises(InvalidArgument, match="the checkpoint is of a query without it"):
+    with pytest.raises(InvalidArgument, match="the checkpoint belongs to a query without it"):
         world.following(replace(begins, epoch=None), cadence)
-    with pytest.raises(InvalidArgument, match="with epochs of 10 ms, not of 20"):
+    with pytest.raises(InvalidArgument, match="with epochs of 10 ms, not 20"):
         world.following(begins, Cadence(20))
 
 

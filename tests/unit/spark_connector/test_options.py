@@ -248,7 +248,7 @@ def test_streams_are_named_in_one_of_four_ways(which: dict[str, str], subscripti
         ({"subscribePattern": "a", "assign": "{}"}, "given are assign, subscribePattern"),
         ({"subscribe": " , "}, "option subscribe: names no stream; it is ','"),
         ({"path": "a,b"}, "load takes one stream; for several use option subscribe"),
-        ({"subscribePattern": "a("}, r"option subscribePattern: is no regular expression .*; it is 'a\('"),
+        ({"subscribePattern": "a("}, r"option subscribePattern: is not a regular expression .*; it is 'a\('"),
         ({"subscribePattern": ""}, r"option subscribePattern: is empty; \.\* fits every name"),
         ({"assign": "a"}, r'option assign: must have the form {"stream": \[0, 1\]}; it is \'a\''),
         ({"assign": "[]"}, "option assign: must have the form"),
@@ -342,8 +342,8 @@ def test_offsets_in_json_have_the_shape_of_kafkas() -> None:
         ({"subscribe": "flights"}, {"flihgts": {"0": -1}}, "'flihgts', which is not subscribed: did you mean flights"),
         ({"subscribe": "flights,trains"}, {"flights": {"0": -1}}, "must name every stream .*it leaves out trains"),
         ({"subscribePattern": "fl.*"}, {"trains": {"0": -1}}, "'trains', which is not subscribed"),
-        ({"assign": '{"a": [0, 2]}'}, {"a": {"0": -1}}, r"of stream 'a' these are \[0, 2\], it names \[0\]"),
-        ({"assign": '{"a": [0]}'}, {"a": {"0": -1, "1": -1}}, r"these are \[0\], it names \[0, 1\]"),
+        ({"assign": '{"a": [0, 2]}'}, {"a": {"0": -1}}, r"stream 'a' has \[0, 2\], the option names \[0\]"),
+        ({"assign": '{"a": [0]}'}, {"a": {"0": -1, "1": -1}}, r"has \[0\], the option names \[0, 1\]"),
     ],
 )
 def test_json_must_name_what_is_subscribed(

@@ -62,8 +62,8 @@ def test_places_at_the_bounds_need_no_question() -> None:
 @pytest.mark.parametrize(
     ("streamlets", "words"),
     [
-        ({0: "latest"}, r"must name each streamlet: of stream 'flights' these are \[0, 1\], it names \[0\]"),
-        ({0: "latest", 1: "latest", 2: "latest"}, r"it names \[0, 1, 2\]"),
+        ({0: "latest"}, r"must name each streamlet: stream 'flights' has \[0, 1\], the option names \[0\]"),
+        ({0: "latest", 1: "latest", 2: "latest"}, r"the option names \[0, 1, 2\]"),
         ({0: ["latest"], 1: "latest"}, "streamlet 0 of stream 'flights' has 2 entries, 1 places are given"),
         ({0: ["latest"] * 3, 1: "latest"}, "has 2 entries, 3 places are given"),
     ],
@@ -94,7 +94,7 @@ def test_offsets_of_an_earlier_stream_of_the_name_are_refused() -> None:
     where = where_of({0: "latest", 1: "latest"}, stream_ids={"flights": 6})
 
     with pytest.raises(
-        StreamRecreated, match="deleted and created again: the offsets are of its incarnation 6, now it is 7"
+        StreamRecreated, match="deleted and created again: the offsets belong to incarnation 6, and it is 7 now"
     ):
         resolved(where)
 
@@ -106,7 +106,7 @@ def test_a_place_before_all_that_is_there_is_lost_or_what_is_there() -> None:
     where = where_of({0: "latest", 1: [at(2).position, "latest"]})
 
     with pytest.raises(
-        DataLost, match=r"option startingOffsets: .* streamlet 1, entry 0 is not there any more.*failOnDataLoss"
+        DataLost, match=r"option startingOffsets: .* streamlet 1, entry 0 was removed.*failOnDataLoss"
     ) as caught:
         resolved(where)
     assert caught.value.attributes == {

@@ -25,7 +25,7 @@ class HopCollector:
         """See `Source`."""
         family = GaugeMetricFamily(
             "kera_broker_latency_hop_seconds",
-            "what a hop takes of the way through a stream with a latency constraint, over its window, as seen here",
+            "latency of a hop of a stream with a latency constraint, over its window, as this broker measured it",
             labels=["stream", "hop", "consumer_group", "statistic"],
         )
         yield

@@ -351,8 +351,9 @@ def _refuse_opened_to_others(path: Path, data_dir: Path, error: PermissionError)
             is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
             if is_ours and _is_of(ArenaHead.read(fd), data_dir):
                 raise StartError(
-                    f"cannot trust {path}, the memory of this broker: {error.strerror}. Run chmod 600 on it if nobody"
-                    " has changed it; if you remove it, what was nowhere else is reported as lost",
+                    f"cannot trust {path}, the memory of this broker: {error.strerror}. Run chmod 600 on it if no"
+                    " other user has changed it; if you remove it, readers get DataLost for data that were only"
+                    " there",
                     path=str(path),
                 )
         finally:
@@ -363,6 +364,6 @@ def _refuse_newer(path: Path, head: ArenaHead) -> None:
     if head.format > DOMAIN_FORMAT:
         raise StartError(
             f"{path} has memory of format {head.format}, this version knows {DOMAIN_FORMAT}; use a newer version, or"
-            " remove the file: what was nowhere else is then reported as lost",
+            " remove the file: readers then get DataLost for data that were only there",
             path=str(path),
         )

@@ -55,7 +55,7 @@ class CoordinatorEpoch:
         """Raise `StaleEpoch` if an order of this epoch comes from a coordinator that was replaced, or names none."""
         if epoch < self.value and (epoch or self._confirmed):
             raise StaleEpoch(
-                f"another coordinator leads since epoch {self.value}; this order is of {epoch}",
+                f"another coordinator leads since epoch {self.value}; the epoch of this order is {epoch}",
                 coordinator_epoch=self.value,
             )
 

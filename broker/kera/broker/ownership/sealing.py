@@ -52,7 +52,7 @@ class Sealing:
         stream = self._streams.get(request.stream_id)
         if request.assignments_version and request.assignments_version < stream.assignments_version:
             raise Unavailable(
-                f"the order to seal streamlets of stream {stream.name!r} came late: what it was given for is over",
+                f"the order to seal streamlets of stream {stream.name!r} came late: the move that needed it is over",
                 stream=stream.name,
             )
         if len(request.streamlet_ids) > stream.streamlet_count:

@@ -83,7 +83,7 @@ class Backups:
         backup = self._backups[backup_id]
         if backup.info.segment_bytes < self._segment_bytes:
             log.warning(
-                "a backup is of no use: its segments are smaller than the broker's; start it with a larger"
+                "cannot use a backup: its segments are smaller than the broker's; start it with a larger"
                 " --segment-bytes",
                 backup_id=backup_id,
                 segment_bytes=backup.info.segment_bytes,

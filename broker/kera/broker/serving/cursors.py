@@ -176,9 +176,9 @@ class CursorChanges:
         done, _ = await asyncio.wait([removal], timeout=left_s)  # it goes on if that is not long enough
         if not done:
             raise Unavailable(
-                f"the coordinator has not been told within {self._removal_s_max:g} s where entry {entry.index} of"
-                f" streamlet {entry.log_id.streamlet_id} starts now, so a recovery could bring back what was removed;"
-                " it is told when it can be",
+                f"the broker could not report the new start of entry {entry.index} of streamlet"
+                f" {entry.log_id.streamlet_id} to the coordinator within {self._removal_s_max:g} s; until it has, a"
+                " recovery may restore the removed records",
                 streamlet_id=entry.log_id.streamlet_id,
                 entry=entry.index,
             )

@@ -47,7 +47,10 @@ class Mappings:
         self._guard.check(peer, Need(Operation.READ, _resource(domain)))
         who = peer.identity
         if who is not None and not who.is_daemon and self._is_counted(who):
-            raise NotAllowed("a quota counts what you read, and what is read in place cannot be counted")
+            raise NotAllowed(
+                "you have a quota for reading, and reads from shared memory cannot be counted; have the broker send"
+                " the data"
+            )
 
     def give(self, file: ArenaFile, who: Identity | None) -> None:
         """Somebody is about to get a file. Those who could read all memory anyway need not be remembered."""

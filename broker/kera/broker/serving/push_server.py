@@ -371,7 +371,7 @@ class _Connection(asyncio.Protocol):
         guard = self._server.guard
         handler = None if guard is None else guard.service().get(api.AUTHENTICATE)
         if handler is None or self._authenticating is not None or self._transport is None:
-            raise ProtocolError("there is nobody to authenticate to, or it is under way")
+            raise ProtocolError("this connection needs no authentication, or has begun it already")
         request = parse(access_pb2.AuthenticateRequest, body)
         self._transport.pause_reading()
         self._authenticating = asyncio.create_task(self._ask(handler, request))

@@ -306,8 +306,9 @@ class ReadSessions:
                 or self.ranges >= self._limits.ranges_max
             ):
                 raise SessionLost(
-                    f"the broker does not keep so many ranges: at most {self._limits.session_ranges_max} of a session,"
-                    f" {self._limits.connection_ranges_max} of a connection and {self._limits.ranges_max} of all",
+                    f"too many ranges for a read session: the broker keeps at most {self._limits.session_ranges_max}"
+                    f" in a session, {self._limits.connection_ranges_max} on a connection and"
+                    f" {self._limits.ranges_max} in total",
                     limit=self._limits.session_ranges_max,
                 )
             sessions.ranges += 1

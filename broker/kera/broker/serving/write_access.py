@@ -133,9 +133,9 @@ class WriteAccess:
         reason = f"producer id {producer_id} was given to somebody else, or to nobody"
         self._guard.audit.denied_to(principal, peer.address, Operation.WRITE.word, resource, reason)
         raise NotAllowed(
-            f"{principal} may not write to {resource} under producer id {producer_id}: it was given to somebody else,"
-            " or to nobody. Write under an id of your own (InitProducer); of a job that changes its user, go on as the"
-            " user that began it, or give it another name or checkpoint",
+            f"{principal} may not write to {resource} under producer id {producer_id}: another principal owns it, or"
+            " no principal does. Write under an id of your own (InitProducer); if a job changed its user, run it as"
+            " the former user, or give it another name or checkpoint",
             principal=principal,
             operation=Operation.WRITE.word,
             resource=resource,

@@ -101,7 +101,9 @@ class SegmentIndex:
                 str(path), map_size=MAP_BYTES, mode=0o600, sync=durable, metasync=durable, max_readers=READERS_MAX
             )
         except lmdb.Error as error:
-            raise StartError(f"cannot open the index in {path}: {error}; remove it, it is made anew") from error
+            raise StartError(
+                f"cannot open the index in {path}: {error}; remove it, and the broker rebuilds it"
+            ) from error
         return cls(path, environment)
 
     @classmethod

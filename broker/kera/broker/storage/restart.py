@@ -235,7 +235,7 @@ class Restart:
             self.found.torn_tails += 1
             self.found.torn_bytes += scan.torn_bytes
             log.warning(
-                "cut a torn tail, of a write that was not finished",
+                "cut the torn tail of an unfinished write",
                 path=str(path),
                 offset=scan.end,
                 length_bytes=scan.torn_bytes,

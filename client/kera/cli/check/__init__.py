@@ -29,7 +29,7 @@ def check(
         [],
         "--kill",
         metavar="COMMAND",
-        help="Shell command to run while the load is on, again and again; of several, one after the other.",
+        help="Shell command to repeat during the load; several run one after the other.",
     ),
     kill_every: float | None = typer.Option(
         None, "--kill-every", metavar="SECONDS", help="How often --kill is run. Default: 30."
@@ -52,7 +52,7 @@ def check(
         2, "--readers", min=0, max=1000, metavar="N", help="How many follow; every other one in the brokers' memory."
     ),
     members: int = typer.Option(2, "--members", min=0, max=1000, metavar="N", help="Consumers of a consumer group."),
-    rate: float = typer.Option(1000.0, "--rate", metavar="N", help="Records a second, of all producers together."),
+    rate: float = typer.Option(1000.0, "--rate", metavar="N", help="Records a second, all producers together."),
     record_bytes: int = typer.Option(100, "--record-bytes", metavar="N", help="Size of a record's value."),
     within: float = typer.Option(
         60.0,

@@ -101,7 +101,7 @@ def checked(
     _within("--streamlets", streamlets, 1, STREAMLETS_MAX)
     _within("--entries", entries, 1, ENTRIES_MAX)
     if durability is not None and durability not in get_args(Durability):
-        raise UsageError(f"--durability: {durability!r} is none of {', '.join(get_args(Durability))}")
+        raise UsageError(f"--durability: {durability!r} is not one of {', '.join(get_args(Durability))}")
     _within("--record-bytes", record_bytes, VALUE_BYTES, VALUE_BYTES_MAX)
     _positive("--rate", rate)
     _positive("--within", within_s)

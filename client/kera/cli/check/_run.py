@@ -376,7 +376,10 @@ async def _stream(client: Client, options: Options) -> StreamDescription:
         raise UsageError(f"--stream: {stream.name} is typed; a check sends bytes")
     config = stream.config
     if config.retention_ms or config.retention_bytes or config.retention_consumed:
-        raise UsageError(f"--stream: {stream.name} has rules of retention, and what they remove cannot be checked")
+        raise UsageError(
+            f"--stream: {stream.name} has retention rules, and removed records cannot be checked; use a stream"
+            " without them"
+        )
     bounds = await client.bounds(stream.name)
     records = sum(entry.next_record for entries in bounds.values() for entry in entries)
     if records:

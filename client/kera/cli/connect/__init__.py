@@ -60,7 +60,7 @@ def copy(
     partitioner: PartitionerChoice | None = PARTITIONER_OPTION,
     follow: bool = typer.Option(False, "--follow", "-f", help="Do not end; wait for new records and copy them."),
     begin: Begin = typer.Option(
-        Begin.EARLIEST, "--from", help="Where a new copy begins: with the oldest record, or the next new one."
+        Begin.EARLIEST, "--from", help="Start of a new copy: the oldest record, or the next new one."
     ),
     file_format: str | None = typer.Option(
         None, "--format", metavar="FORMAT", help="Format of files: parquet, csv, jsonl. Default: by their suffix."

@@ -430,7 +430,7 @@ def _enum(kind: object, prefix: str, name: str) -> int:
     names: list[str] = [full.removeprefix(prefix).lower() for full in kind.keys()]  # type: ignore[attr-defined]  # noqa: SIM118
     if name not in names or name == "unspecified":
         choices = ", ".join(choice for choice in names if choice != "unspecified")
-        raise InvalidArgument(f"{prefix.rstrip('_').lower()} {name!r} is none of {choices}")
+        raise InvalidArgument(f"{prefix.rstrip('_').lower()} {name!r} is not one of {choices}")
     return int(kind.Value(prefix + name.upper()))  # type: ignore[attr-defined]
 
 

@@ -153,7 +153,7 @@ async def read_figures(channel: Channel, *, streams_max: int, timeout_s: float) 
         said = await call(channel, api.READ_FIGURES, request, timeout_s=timeout_s)
         for each in said.streams:
             if each.stream_id <= after:
-                raise ProtocolError("a daemon tells of streams out of order", stream_id=each.stream_id)
+                raise ProtocolError("a daemon reported streams out of order", stream_id=each.stream_id)
             after = each.stream_id
             streams[after] = StreamFigures(
                 each.records_appended,

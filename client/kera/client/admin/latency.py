@@ -259,5 +259,5 @@ def _window(window_ms: int) -> int:
 
 def _statistic(statistic: str) -> messages.LatencyStatistic.ValueType:
     if statistic not in _STATISTICS:
-        raise InvalidArgument(f"statistic {statistic!r} is none of {', '.join(_STATISTICS)}")
+        raise InvalidArgument(f"statistic {statistic!r} is not one of {', '.join(_STATISTICS)}")
     return _STATISTICS[statistic]

@@ -34,7 +34,7 @@ class Value(NamedTuple):
         """As it was read. Raises ``ValueError`` for what is none."""
         producer, slash, number = (data or b"").decode().rpartition("/")
         if not slash:
-            raise ValueError(f"a record holds {data!r}, which nobody has sent")
+            raise ValueError(f"a record holds {data!r}, which no producer has sent")
         return cls(producer, int(number))
 
     def __str__(self) -> str:

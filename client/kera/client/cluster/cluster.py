@@ -248,7 +248,7 @@ class Cluster:
         now = same_stream(await self.stream(stream.name), stream.stream_id)
         if now.schema_of(schema_id) is None:
             raise SchemaMismatch(
-                f"chunk has schema {schema_id}, stream {stream.name!r} has none of that number",
+                f"chunk has schema {schema_id}, which stream {stream.name!r} does not have",
                 stream=stream.name,
                 schema_id=schema_id,
             )

@@ -140,7 +140,7 @@ class _Opener:
         schema = self._stream.schema_of(header.schema_id)
         if schema is None:
             raise SchemaMismatch(
-                f"chunk has schema {header.schema_id}, stream {self._stream.name!r} has none of that number",
+                f"chunk has schema {header.schema_id}, which stream {self._stream.name!r} does not have",
                 stream=self._stream.name,
                 stream_id=header.stream_id,
                 schema_id=header.schema_id,

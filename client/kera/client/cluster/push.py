@@ -446,7 +446,7 @@ class PushChannel(asyncio.Protocol):
         if self._generations[slot] != generation:
             self._returns.let_go(slot)
             self.taken(length)
-            self._fail(subscription, Unavailable("what was pushed is not in the broker's memory any more", slot=slot))
+            self._fail(subscription, Unavailable("the pushed chunks have left the broker's memory", slot=slot))
             return
         buffer = pa.foreign_buffer(self._address + at, length, _Lease(self._returns.let_go, slot))
         subscriber = subscription.subscriber

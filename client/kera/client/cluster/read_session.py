@@ -148,7 +148,7 @@ class ReadSession(Generic[ItemT]):
         for result in message.results:
             item = self._items.pop(result.handle, None)
             if item is None:
-                raise ProtocolError(f"the broker tells of a range {result.handle} that is not in the session")
+                raise ProtocolError(f"the broker answered for range {result.handle}, which is not in the session")
             if result.ended:
                 del self._handle_of[item]
             else:
@@ -156,8 +156,8 @@ class ReadSession(Generic[ItemT]):
             wanted = item.wanted
             if result.length_bytes > bulk.size - at:
                 raise ProtocolError(
-                    f"the broker tells of {result.length_bytes} bytes of a range, and {bulk.size - at} are left of what"
-                    " has come"
+                    f"the broker announced {result.length_bytes} bytes for a range, and its answer has"
+                    f" {bulk.size - at} left"
                 )
             buffers = [bulk.slice(at, result.length_bytes)] if result.length_bytes else []
             at += result.length_bytes

@@ -44,7 +44,7 @@ def streamlets_max(stream: StreamDescription) -> int:
 async def committed_cursors(cluster: Cluster, name: str, stream: StreamDescription) -> dict[EntryId, Position]:
     """How far a consumer group is in a stream; entries that it has not begun are left out. Raises `InvalidArgument`."""
     if not name:
-        raise InvalidArgument("what was committed is a consumer group's; name it with consumer_group")
+        raise InvalidArgument("commits belong to a consumer group; name it with consumer_group")
     request = consumer_group_pb2.FetchConsumerGroupRequest(consumer_group=name, stream_id=stream.stream_id)
     answer = await cluster.ask(api.FETCH_CONSUMER_GROUP, request)
     return {

@@ -276,7 +276,7 @@ class Consumer(DecodedRecords, ReadsTables):
 
     async def _all_left(self) -> AsyncGenerator[Rows, None]:
         if len(self._names) > 1 or self._end is None:
-            raise InvalidArgument("a table is of one stream, and of a consumer with an end: end='latest', or positions")
+            raise InvalidArgument("a table needs a consumer of one stream that has an end: end='latest', or positions")
         await self.start()
         (stream,) = self._chunks.streams.values()
         before = dict(self._positions)

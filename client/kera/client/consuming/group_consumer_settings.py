@@ -16,18 +16,19 @@ class GroupConsumerSettings(ConsumerSettings):
 
     start: Literal["earliest", "latest"] = Field(
         "earliest",
-        description="Where a consumer group begins that has no cursor in a stream yet. earliest: with all present"
+        description="Start of a consumer group that has no cursor in a stream yet. earliest: with all present"
         " records; latest: with new records only.",
     )
     session_timeout_ms: int = Field(
         10_000,
         ge=100,
-        description="After so long without a heartbeat the consumer counts as dead, and others get its groups, in ms.",
+        description="Time without a heartbeat after which the consumer counts as dead, and others get its groups, in"
+        " ms.",
     )
     progress_timeout_ms: int = Field(
         300_000,
         ge=100,
-        description="After so long in the code that takes its records the consumer counts as stuck, likewise, in ms.",
+        description="Time in the code that takes its records after which the consumer counts as stuck, in ms.",
     )
     heartbeat_interval_ms: int = Field(
         1_000, ge=10, description="How often the consumer says that it lives, in ms; well below session_timeout_ms."

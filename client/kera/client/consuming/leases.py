@@ -154,9 +154,9 @@ class Leases:
         names = ", ".join(f"{each.group_id} of {each.stream}/{each.streamlet}" for each in lost[:5])
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         raise LeaseLost(
-            f"consumer group {self._consumer_group!r}: group {names}{more} is not this consumer's any more: it was"
-            " silent or stuck for too long, and others have it, or the consumer group was reset; what was not committed"
-            " of it is read again. Ask for more with another call of records(), batches() or poll()",
+            f"consumer group {self._consumer_group!r}: group {names}{more} belongs to another consumer now: this one"
+            " was silent or stuck for too long, or the consumer group was reset; uncommitted records are read again."
+            " Ask for more with another call of records(), batches() or poll()",
             consumer_group=self._consumer_group,
             groups=[list(each) for each in lost],
         )

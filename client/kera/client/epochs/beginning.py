@@ -83,8 +83,8 @@ class Beginning:
             if whole is not None and self._start_at < whole:
                 names = ", ".join(stream.name for stream in self._streams)
                 raise DataLost(
-                    f"of epochs before {whole} of {names} something was removed by retention or"
-                    f" truncation, and {self._start_at} is one: start at {whole}, or with 'earliest'",
+                    f"retention or truncation removed records of {names} before epoch {whole}, and the start"
+                    f" {self._start_at} is earlier: start at {whole}, or with 'earliest'",
                     epoch=self._start_at,
                     first_whole=whole,
                 )

@@ -254,8 +254,8 @@ class EntryReader:
         (_, streamlet_id, entry), late = self.entry, self._pending[0].epoch
         raise EpochPassed(
             f"entry {entry} of streamlet {streamlet_id} of stream {self._stream.name!r} has got records of epoch"
-            f" {late}, when epoch {epoch} was read without it: nothing had ever been written to it, and nobody had"
-            f" said that nothing older comes; start={late} reads all of it again, and what is behind it",
+            f" {late}, when epoch {epoch} was read without it: it was empty then, and had no promise that older"
+            f" records are over; start={late} reads all of it and later epochs again",
             stream=self._stream.name,
             streamlet_id=streamlet_id,
             entry=entry,

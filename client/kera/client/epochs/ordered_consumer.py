@@ -172,7 +172,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
 
     async def _all_left(self) -> AsyncGenerator[Rows, None]:
         if not self._is_bounded:
-            raise InvalidArgument("a table is of a consumer with an end: end='latest', or the number of an epoch")
+            raise InvalidArgument("a table needs a consumer with an end: end='latest', or the number of an epoch")
         await self.start()
         first, *others = self._epochs.streams().values()
         if any(stream.schema != first.schema for stream in others):

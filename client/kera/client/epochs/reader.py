@@ -58,7 +58,7 @@ class Epochs(AsyncIterator[Epoch]):
     ) -> None:
         """`copied`: chunks are, out of brokers' memories, for who looks at all values at once."""
         if not streams:
-            raise InvalidArgument("epochs are of a stream: name one at least")
+            raise InvalidArgument("an epoch consumer needs streams: name one at least")
         self._names = tuple(dict.fromkeys(arguments.names("streams", streams)))
         self._cluster = cluster
         self._settings = settings
@@ -328,8 +328,8 @@ def _length_ms(streams: Sequence[StreamDescription], asked_ms: int | None) -> in
     for stream in streams:
         if length_ms % stream.config.epoch_ms:
             raise InvalidArgument(
-                f"epochs of {length_ms} ms are no multiple of those of stream {stream.name!r}, which are of"
-                f" {stream.config.epoch_ms} ms",
+                f"epochs of {length_ms} ms are no multiple of the {stream.config.epoch_ms} ms of stream"
+                f" {stream.name!r}",
                 stream=stream.name,
                 epoch_ms=length_ms,
             )

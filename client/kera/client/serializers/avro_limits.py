@@ -212,13 +212,13 @@ class _Walk:
             raise ValueError(f"it is nested more than {DEPTH_MAX} levels deep")
         self._parts -= 1
         if self._parts < 0:
-            raise ValueError(f"{len(self._data)} bytes have very many parts, most of which take none")
+            raise ValueError(f"{len(self._data)} bytes have too many parts of no size")
         if isinstance(schema, str):
             schema = self._named.get(schema, schema)
         if isinstance(schema, list):
             branch = self._long()
             if not 0 <= branch < len(schema):
-                raise ValueError(f"it is of branch {branch} of a union of {len(schema)}")
+                raise ValueError(f"it names branch {branch} of a union of {len(schema)}")
             self.through(schema[branch], depth + 1)
             return
         kind = schema["type"] if isinstance(schema, Mapping) else schema

@@ -152,7 +152,7 @@ def _last_file(schema: Schema) -> FileDescriptorProto:
     try:
         files = FileDescriptorSet.FromString(base64.b64decode(schema.definition)).file
     except (DecodeError, ValueError) as error:
-        raise undecodable(f"schema {schema.schema_id} is none of Protobuf: {error}") from error
+        raise undecodable(f"schema {schema.schema_id} is not valid Protobuf: {error}") from error
     if not files:
         raise undecodable(f"schema {schema.schema_id} has no file")
     return files[-1]

@@ -158,8 +158,8 @@ class Schemas:
             if (known.schema_type, known.message) == (schema_type, message) and _same(known, definition):
                 return known.schema_id
         raise UnknownSchema(
-            f"the schema of the serializer is none of the {len(numbers)} of subject {context.subject!r}; register it,"
-            " or let the producer do so (register_schemas)",
+            f"the schema of the serializer is not among the {len(numbers)} versions of subject {context.subject!r};"
+            " register it, or let the producer do so (register_schemas)",
             subject=context.subject,
         )
 

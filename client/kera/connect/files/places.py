@@ -77,15 +77,15 @@ def check_order(files: Sequence[str], sizes: Sequence[int], spot: Spot) -> None:
     if spot.number >= len(files) or files[spot.number] != spot.name:
         there = files.index(spot.name) if spot.name in files else None
         if there is None:
-            raise SourceChanged(f"{spot.name} is gone, up to which files were copied; put it back, or copy anew")
+            raise SourceChanged(f"{spot.name} is gone, the last file that was copied; put it back, or copy anew")
         raise SourceChanged(
-            f"before {spot.name}, up to which files were copied, there were {spot.number} others, and are {there} now:"
-            " files are copied in the order of their names, so later ones need later names"
+            f"before {spot.name}, the last file that was copied, there were {spot.number} others, and now there are"
+            f" {there}: files are copied in the order of their names, so later ones need later names"
         )
     before = sum(sizes[: spot.number])
     if spot.before not in (None, before):
         raise SourceChanged(
-            f"the files before {spot.name} had {spot.before} bytes when they were copied, and have {before} now: a file"
-            " is not read again once a later one has been begun. Put them back as they were, or copy what was added"
-            " from a file with a later name"
+            f"the files before {spot.name} had {spot.before} bytes when they were copied, and have {before} now: a"
+            " file is not read again once a later one has been begun. Restore them, or put the added rows into a"
+            " file with a later name"
         )

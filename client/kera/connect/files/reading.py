@@ -153,7 +153,7 @@ class ParquetReading:
         """See `Reading`. Raises `SourceChanged` for another file than was copied."""
         mark = mark_of(self._path)
         if start.mark not in ("", mark):
-            raise changed(self._path, f"it is not the file of which {start.at} rows were copied")
+            raise changed(self._path, f"it is another file than the one with {start.at} copied rows")
         with pq.ParquetFile(self._path) as file:
             names = _known(file.schema_arrow.names, self._schema)
             old_times = OldTimes(self._path, file.schema, self._schema)
@@ -190,9 +190,7 @@ def _known(names: list[str], schema: pa.Schema) -> list[str]:
     takes = set(schema.names) | ({"key"} if schema is DEFAULT_SCHEMA else set())
     extra = [name for name in names if name not in takes]
     if extra:
-        raise SchemaMismatch(
-            f"has a column {extra[0]!r}, and the stream has none of that name, but {', '.join(schema.names)}"
-        )
+        raise SchemaMismatch(f"has a column {extra[0]!r}, and the stream has only {', '.join(schema.names)}")
     return names
 
 

@@ -126,7 +126,7 @@ class FilesSink:
             if "crc32c" in found and found["crc32c"] != checksum_of(found):  # earlier versions have written none
                 raise ValueError("it does not match its checksum")
             if found["version"] != VERSION:
-                raise CopyMismatch(f"{path} is of another program (version {found['version']})")
+                raise CopyMismatch(f"{path} belongs to another program (version {found['version']})")
             state = {name: found[name] for name in ("source", "format", "files", "places", "records")}
             if list(map(type, state.values())) != [str, str, int, dict, int]:
                 raise TypeError("a field of another type")
@@ -139,7 +139,7 @@ class FilesSink:
     def _adopt(self, state: dict[str, Any]) -> None:
         if (state["source"], state["format"]) != (self._identity, self._end.format):
             raise CopyMismatch(
-                f"{self._directory} has {state['format']} files from {state['source']}, and this copy is of"
+                f"{self._directory} has {state['format']} files from {state['source']}, and this copy writes"
                 f" {self._end.format} from {self._identity}: give it another directory"
             )
         self._finished, self._places, self._records = state["files"], state["places"], state["records"]
@@ -173,7 +173,7 @@ class FilesSink:
 
     async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
         """See `Sink`: nothing is ever unsure."""
-        raise InternalError("this target has nothing that is unsure", spans=len(rows))
+        raise InternalError("this target leaves no write in doubt", spans=len(rows))
 
     async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
         """See `Sink`: rows are kept in a file that does not count yet."""

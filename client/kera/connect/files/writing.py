@@ -90,8 +90,8 @@ class Csv:
         if len(found) == 1 and found[0].null_count:
             name = self._schema.names[0]
             raise SchemaMismatch(
-                f"a row of which {name!r} is the only column has no value, and would be an empty line of CSV, which"
-                " readers pass over: write Parquet or JSON lines",
+                f"a row with {name!r} as its only column has no value, and readers skip empty lines of CSV: write"
+                " Parquet or JSON lines",
                 column=name,
             )
         self._writer.write_batch(pa.RecordBatch.from_arrays(found, schema=self._schema))

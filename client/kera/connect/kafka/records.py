@@ -98,7 +98,7 @@ def _sendable(headers: pa.MapArray) -> pa.MapArray:
     cut = pc.index(pc.match_substring(names, "\0"), True).as_py()
     if cut >= 0:
         raise SchemaMismatch(
-            f"a record has a header named {names[cut].as_py()!r}, whose zero byte Kafka's client library cannot send",
+            f"a record has a header named {names[cut].as_py()!r}; Kafka's client library cannot send its zero byte",
             column="headers",
         )
     return headers

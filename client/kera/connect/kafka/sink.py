@@ -137,7 +137,7 @@ class TopicSink:
         end_s = time.monotonic() + ANSWER_S
         while partitions_of(admin, topic) < partitions:
             if time.monotonic() > end_s:
-                raise Unreachable(f"topic {topic} was made, and nobody knows it")
+                raise Unreachable(f"topic {topic} was created, and no Kafka broker lists it yet; try again")
             time.sleep(RETRY_S)
 
     def _last_state(self, others: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -174,7 +174,7 @@ class TopicSink:
 
     async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
         """See `Sink`: nothing is ever unsure."""
-        raise InternalError("this target has nothing that is unsure", spans=len(rows))
+        raise InternalError("this target leaves no write in doubt", spans=len(rows))
 
     async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
         """See `Sink`: one transaction. Raises `CopyElsewhere`, `RecordTooLarge`, `Refused`, `Unreachable`."""
@@ -295,7 +295,7 @@ def _read_state(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
         if found["version"] != VERSION:
-            raise CopyMismatch(f"topic {STATE_TOPIC} is of another program (version {found['version']})")
+            raise CopyMismatch(f"topic {STATE_TOPIC} belongs to another program (version {found['version']})")
         return {name: found[name] for name in ("source", "topic", "places", "records")}
     except (ValueError, KeyError, TypeError) as error:
         raise CopyMismatch(f"topic {STATE_TOPIC} is damaged, which says how far the copy is") from error

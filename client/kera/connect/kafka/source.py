@@ -130,7 +130,7 @@ class TopicSource:
             elif place > behind:
                 raise SourceChanged(
                     f"topic {self._topic!r} ends at offset {behind} of partition {number}, and was copied up to"
-                    f" {place}: it was deleted and made anew, or has lost records"
+                    f" {place}: it was deleted and created again, or has lost records"
                 )
             starts.append(max(place, first))
         return starts
@@ -233,7 +233,7 @@ class TopicSource:
             if number >= len(bounds) or end > bounds[number][1]:
                 raise SourceChanged(
                     f"topic {self._topic!r} has no longer offset {end - 1} of partition {number}, which was being"
-                    " copied when the copy ended: it was deleted and made anew, or has lost records"
+                    " copied when the copy ended: it was deleted and created again, or has lost records"
                 )
             begin = max(bounds[number][0], start or 0)
             starts[number] = min(starts.get(number, begin), begin)

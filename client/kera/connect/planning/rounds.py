@@ -115,8 +115,8 @@ class Round:
             version = found["version"]
             if isinstance(version, int) and version > VERSION:
                 raise CopyMismatch(
-                    f"the journal of the copy is of a newer program (version {version}, this one knows {VERSION}):"
-                    " go on with that",
+                    f"a newer program wrote the journal of the copy (version {version}, this one knows {VERSION}):"
+                    " continue with that program",
                     version=version,
                 )
             return cls(

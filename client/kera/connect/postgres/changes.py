@@ -194,13 +194,13 @@ class ChangesSource:
     def _check_table(self, database: Database, table: str, kind: str, identity: str) -> tuple[str, ...]:
         """The primary key. Raises `Refused`, `InvalidArgument`."""
         if kind not in ("r", "p"):
-            raise Refused(f"{self.shown}: only tables have changes in the log, and this is none")
+            raise Refused(f"{self.shown}: only tables have changes in the log, and this is not a table")
         uniques = database.rows(sql.UNIQUE_KEYS, [table])
         primary = [json.loads(columns) for is_primary, _, columns in uniques if is_primary]
         if not primary:
             raise InvalidArgument(
-                f"{self.shown}: the table has no primary key, by which readers tell its rows apart: ALTER TABLE {table}"
-                " ADD PRIMARY KEY (…); a replica identity does not replace it"
+                f"{self.shown}: the table has no primary key to identify its rows: ALTER TABLE {table} ADD PRIMARY"
+                " KEY (…); a replica identity does not replace it"
             )
         if identity not in ("d", "f"):
             raise Refused(

@@ -163,7 +163,7 @@ def _truncate(data: bytes) -> Truncate:
 
 def _expect(found: bytes, *kinds: bytes) -> None:
     if found not in kinds:
-        raise ValueError(f"{found!r} is none of {kinds}")
+        raise ValueError(f"{found!r} is not one of {kinds}")
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:

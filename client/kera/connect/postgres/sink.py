@@ -119,12 +119,14 @@ class TableSink:
             differ = differ or not (as_it_is or conversion.is_none)
         needed = [name for name, *_, must in found if must and name not in self._schema.names]
         if needed:
-            raise SchemaMismatch(f"{self.shown} needs column {needed[0]!r}, and the stream has none", column=needed[0])
+            raise SchemaMismatch(
+                f"{self.shown} needs column {needed[0]!r}, which the stream does not have", column=needed[0]
+            )
         return tuple(conversions) if differ else ()
 
     async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
         """See `Sink`: nothing is ever unsure."""
-        raise InternalError("this target has nothing that is unsure", spans=len(rows))
+        raise InternalError("this target leaves no write in doubt", spans=len(rows))
 
     async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
         """See `Sink`: one transaction. Raises `CopyElsewhere`, `SchemaMismatch`, `Refused`, `Unreachable`."""

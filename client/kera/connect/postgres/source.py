@@ -100,14 +100,14 @@ class TableSource:
             primary = [tuple(json.loads(columns)) for is_primary, _, columns in uniques if is_primary]
             if not primary:
                 raise InvalidArgument(
-                    f"{self.shown} has no primary key: give columns by which its rows ascend, with ?table=…&key=id"
+                    f"{self.shown} has no primary key: give columns that order its rows, with ?table=…&key=id"
                 )
             key = primary[0]
         elif not any(not_null and set(json.loads(columns)) <= set(key) for _, not_null, columns in uniques):
             raise InvalidArgument(
-                f"key: several rows of {self.shown} can have the same {', '.join(key)}, or none, and some would be"
-                " passed over: add columns to it, as in key=changed,id; what counts is a unique index of columns"
-                " that are never null"
+                f"key: several rows of {self.shown} can have the same {', '.join(key)}, or null, and a copy would"
+                " skip some: add columns to the key, as in key=changed,id, until a unique index covers it and no"
+                " column is nullable"
             )
         kinds = database.rows(sql.TYPE_OF_COLUMN, [table, key[0]])
         if kinds and kinds[0][0] in RANDOM_KEYS:

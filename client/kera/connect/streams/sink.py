@@ -117,8 +117,8 @@ class RoundWriter:
             )
         if last.stream_id != stream.stream_id:
             raise CopyMismatch(
-                f"stream {stream.name!r} is not the one that the copy has written to: it was deleted and made anew."
-                " kera connect forget has the copy begin anew, too",
+                f"stream {stream.name!r} was deleted and created again since the copy wrote to it. Restart the copy"
+                " from its beginning with kera connect forget",
                 stream=stream.name,
             )
         if last.partitioner != self._partitioner:
@@ -248,8 +248,8 @@ class RoundWriter:
                 expected = error.attributes.get("expected_sequence")
                 raise CopyMismatch(
                     f"streamlet {streamlet} of stream {stream!r} has only {expected} chunks of this copy, and has"
-                    f" acknowledged {sequence}: the stream has lost records. What is missing has to be copied anew,"
-                    " into another stream; replication, or the level persisted, keeps streams from that",
+                    f" acknowledged {sequence}: the stream has lost records. Copy the missing records again, into"
+                    " another stream; replication, or the level persisted, prevents such losses",
                     stream=stream,
                     streamlet_id=streamlet,
                 ) from error

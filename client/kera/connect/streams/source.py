@@ -97,15 +97,15 @@ class StreamSource:
                     reached[part] = end
             except DataLost as error:
                 raise RecordsGone(
-                    f"stream {self._name!r} has no longer what comes next: {error.message}, with --skip-lost",
+                    f"stream {self._name!r} has lost the next records: {error.message}, with --skip-lost",
                     **error.attributes,
                 ) from error
 
     def _refuse_loss(self, bounds: EntryBounds) -> None:
         if bounds.lost is not None and not self._skips:
             raise RecordsGone(
-                f"stream {self._name!r} has lost what was from {tuple(bounds.lost[0])} up to {tuple(bounds.start)}"
-                " before it was copied, with the memory of a broker's host; --skip-lost goes on behind it",
+                f"stream {self._name!r} lost the records from {tuple(bounds.lost[0])} up to {tuple(bounds.start)}"
+                " with the memory of a broker's host, before they were copied; --skip-lost continues behind them",
                 lost_from=list(bounds.lost[0]),
                 available_from=list(bounds.start),
             )
@@ -130,7 +130,8 @@ class StreamSource:
                 ]
             except DataLost as error:
                 raise SourceChanged(
-                    f"stream {self._name!r} has no longer what was being copied when the copy ended: {error.message}"
+                    f"stream {self._name!r} has lost records that were being copied when the copy ended:"
+                    f" {error.message}"
                 ) from error
             found.append(pa.concat_batches(chunks) if chunks else empty_batch(self.schema))
         return found

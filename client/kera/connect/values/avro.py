@@ -144,11 +144,11 @@ def _temporal(logical: str, value: Any) -> Any:
     if isinstance(value, datetime.datetime) and "timestamp" in logical:
         local = logical.startswith("local-")
         if local and value.tzinfo is not None:
-            raise ValueError(f"{value} has a time zone, and a {logical} has none")
+            raise ValueError(f"{value} has a time zone, which a {logical} cannot hold")
         if not local and value.tzinfo is None:
             raise ValueError(f"{value} has no time zone, and a {logical} needs one")
     if logical.endswith("-millis") and getattr(value, "microsecond", 0) % 1000:
-        raise ValueError(f"{value} has microseconds, and a {logical} has none")
+        raise ValueError(f"{value} has microseconds, which a {logical} cannot hold")
     return value
 
 

@@ -212,7 +212,7 @@ class EncodedSource:
                     raise ValueError(f"it is {found.type}, not a timestamp")
                 found = found.cast(_TIME.type)
             if found.null_count:
-                raise ValueError("a record has none")
+                raise ValueError("a record has no value")
         except (pa.ArrowInvalid, ValueError, TypeError) as error:
             raise SchemaMismatch(f"--time: {name!r} of {self.shown} is no time of a record: {error}") from error
         return found

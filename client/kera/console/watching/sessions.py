@@ -64,7 +64,7 @@ class Sessions(Generic[T]):
                 503,
                 "Too many people are signed in",
                 f"{self._sessions_max} sessions are the most that this console has.",
-                "Sign out where you do not need it, or wait: sessions end when nobody uses them.",
+                "Sign out of sessions that you do not need, or wait: unused sessions end.",
             )
 
     def begin(self, user: str, view: T) -> tuple[Session[T], list[Session[T]]]:

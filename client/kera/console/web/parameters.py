@@ -129,7 +129,7 @@ class Parameters:
             return parse_moment(value)
         except ValueError:
             raise InvalidArgument(
-                f"{name} is {value!r}, and takes a time like 2026-01-31T12:00, of UTC", parameter=name
+                f"{name} is {value!r}, and takes a time in UTC like 2026-01-31T12:00", parameter=name
             ) from None
 
     def raw(self, name: str) -> str:

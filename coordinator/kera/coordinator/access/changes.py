@@ -68,7 +68,7 @@ def checked_quota(quota: messages.Quota) -> messages.Quota:
     for field, value in quota.ListFields():
         if field.name.endswith("_per_s") and not value:
             raise InvalidArgument(
-                f"{field.name} is 1 at least; who may do nothing at all has no right to: kera acl revoke",
+                f"{field.name} is 1 at least; to forbid everything, revoke the rights: kera acl revoke",
                 quota=field.name,
             )
     return quota

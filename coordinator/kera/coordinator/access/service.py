@@ -236,7 +236,7 @@ class AccessService:
         try:
             operation = Operation(request.operation)
         except ValueError as error:
-            raise InvalidArgument(f"{operation_word(request.operation)} is none") from error
+            raise InvalidArgument(f"unknown operation {operation_word(request.operation)}") from error
         who = _caller()
         if request.principal and (who is None or request.principal != who.principal):
             if not self._administers():
@@ -266,7 +266,7 @@ class AccessService:
             raise InvalidArgument("tokens are for users: authenticate as one")
         if who.token_id:
             raise NotAllowed(
-                "who has authenticated with a token gets no further one: its owner does",
+                "a client that authenticated with a token cannot get another one; authenticate as the token's owner",
                 principal=who.principal,
                 operation="issue",
                 resource="token",

@@ -82,8 +82,8 @@ def check_level(noun: str, info: common_pb2.BrokerInfo | common_pb2.BackupInfo, 
         raise InvalidArgument(f"a {noun}'s version has at most {VERSION_CHARACTERS_MAX} characters")
     if info.feature_level < feature_level:
         raise InvalidArgument(
-            f"this {noun} is of version {info.version or 'unknown'} with feature level {info.feature_level}, and the"
-            f" cluster has level {feature_level}, which cannot be taken back: start a {noun} of a newer version",
+            f"this {noun} has version {info.version or 'unknown'} and feature level {info.feature_level}, and the"
+            f" cluster has level {feature_level}, which never falls: start a {noun} of a newer version",
             feature_level=feature_level,
         )
 

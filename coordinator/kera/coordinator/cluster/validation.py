@@ -258,7 +258,7 @@ def _check_retention(config: common_pb2.StreamConfig) -> None:
             raise InvalidArgument(f"retention_consumer_groups names {name!r} {count} times", consumer_group=name)
     if config.retention_consumed and not config.retention_consumer_groups:
         raise InvalidArgument(
-            "retention_consumed needs retention_consumer_groups: what they have all read goes; name at least one"
+            "retention_consumed needs retention_consumer_groups, whose consumed records it removes; name at least one"
         )
 
 
@@ -302,8 +302,8 @@ def extended_schema(
     newest = max(stream.schemas, key=lambda version: version.schema_id)
     if not newest.typed:
         raise InvalidArgument(
-            f"stream {stream.name!r} has the default schema, to which no columns can be added: use headers, or a stream"
-            " that is created with columns of its own",
+            f"stream {stream.name!r} has the default schema, which takes no further columns: use headers, or a"
+            " stream that is created with columns of its own",
             stream=stream.name,
         )
     added, there = schema_from_bytes(add_columns), schema_from_bytes(newest.arrow_schema)

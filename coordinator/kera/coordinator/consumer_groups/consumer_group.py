@@ -251,7 +251,7 @@ class ConsumerGroup:
         if active and not force:
             raise InvalidArgument(
                 f"consumer group {self.name!r} has {len(active)} active consumer{'s' if len(active) > 1 else ''};"
-                " stop them, or force it: they lose what they hold",
+                " stop them, or use force: they lose their leases",
                 consumer_group=self.name,
                 members=len(active),
             )

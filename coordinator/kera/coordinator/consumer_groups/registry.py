@@ -173,7 +173,7 @@ class ConsumerGroupRegistry:
             self.tidy(now_s)  # names of requests that were refused are no consumer groups
         if len(self.groups) >= self._groups_max:
             raise InvalidArgument(
-                f"there are {self._groups_max} consumer groups, which is the limit; delete those that nobody needs",
+                f"there are {self._groups_max} consumer groups, which is the limit; delete unused ones",
                 consumer_group=name,
                 limit=self._groups_max,
             )

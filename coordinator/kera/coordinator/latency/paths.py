@@ -131,7 +131,7 @@ def check_beside(constraint: messages.LatencyConstraint, others: Iterable[messag
     others = [each for each in others if each.name != constraint.name]
     if len(others) >= CONSTRAINTS_MAX:
         raise InvalidArgument(
-            f"there are {len(others)} latency constraints, which is the limit: delete those that nobody needs",
+            f"there are {len(others)} latency constraints, which is the limit: delete unused ones",
             limit=CONSTRAINTS_MAX,
         )
     for other in others:
@@ -146,7 +146,7 @@ def check_beside(constraint: messages.LatencyConstraint, others: Iterable[messag
         if sum(stream in streams_of(other.path) for other in others) >= CONSTRAINTS_OF_STREAM_MAX:
             raise InvalidArgument(
                 f"stream {stream!r} is on the paths of {CONSTRAINTS_OF_STREAM_MAX} latency constraints, which is the"
-                " limit: delete those that nobody needs",
+                " limit: delete unused ones",
                 stream=stream,
                 limit=CONSTRAINTS_OF_STREAM_MAX,
             )
@@ -188,14 +188,15 @@ def _check_path(path: Iterable[str]) -> None:
         if element.startswith(GROUP) and not number % 2:
             before = f"after {elements[number - 1]!r}" if number else "at the beginning of the path"
             raise InvalidArgument(
-                f"{element!r} is {before}, where a stream belongs: a path begins with a stream, then come consumer"
-                " groups and streams in turn",
+                f"{element!r} is {before}, and a stream is required here: a path begins with a stream, then come"
+                " consumer groups and streams in turn",
                 element=element,
             )
         if not element.startswith(GROUP) and number % 2:
             raise InvalidArgument(
-                f"nobody works between streams {elements[number - 1]!r} and {element!r} on the path: put {GROUP}NAME"
-                " between them, with the consumer group that reads the first one and writes to the second",
+                f"no consumer group connects streams {elements[number - 1]!r} and {element!r} on the path: put"
+                f" {GROUP}NAME between them, with the consumer group that reads the first one and writes to the"
+                " second",
                 element=element,
             )
         if element in elements[:number]:

@@ -71,7 +71,7 @@ class Drains:
         if bool(request.broker_id) == bool(request.backup_id):
             raise InvalidArgument("name the broker or the backup to drain: one of the two")
         if request.ask and request.undo:
-            raise InvalidArgument("who only asks takes nothing back")
+            raise InvalidArgument("a query cannot undo a drain: leave out one of the two")
         if request.broker_id:
             await self._changed(self._state.brokers, request.broker_id, request)
             if not request.ask:

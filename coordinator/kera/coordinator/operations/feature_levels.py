@@ -34,8 +34,8 @@ class FeatureLevels:
         """Raises `UnknownFormat` if this coordinator is too old for what is stored."""
         if (level := self._state.feature_level) > FEATURE_LEVEL:
             raise UnknownFormat(
-                f"the cluster's feature level is {level}, and this coordinator's is {FEATURE_LEVEL}: it is of an older"
-                " version, and cannot lead any more; upgrade it",
+                f"the cluster's feature level is {level}, and this coordinator's is {FEATURE_LEVEL}: its version is"
+                " too old to lead; upgrade it",
                 feature_level=level,
             )
 
@@ -50,8 +50,9 @@ class FeatureLevels:
             await self._raise()
         if self._state.feature_level < level:
             raise InvalidArgument(
-                f"{what} from feature level {level} of the cluster on, and it has {self._state.feature_level}: a daemon"
-                " is of an earlier version, or feature_level_max holds it back; kera cluster health says which",
+                f"{what} from feature level {level} of the cluster on, and it has {self._state.feature_level}: a"
+                " daemon has an earlier version, or feature_level_max keeps it low; kera cluster health shows the"
+                " reason",
                 feature_level=self._state.feature_level,
             )
 

@@ -87,8 +87,9 @@ class Forgetting:
         under_way = [one for one in self._recoveries.describe_all() if one.phase not in ENDED]
         if under_way:
             raise InvalidArgument(
-                f"what broker {under_way[0].broker_id} had is being recovered, and backup {backup_id} may have some of"
-                f" it; should that wait for it, kera cluster drain backup-{backup_id} gives it up; forget it then",
+                f"a recovery of the data of broker {under_way[0].broker_id} is under way, and backup {backup_id} may"
+                " have some of them; if the recovery waits for it, give it up with kera cluster drain"
+                f" backup-{backup_id}, then forget it",
                 backup_id=backup_id,
             )
         _check_forced(f"backup {backup_id}", lost, force=force)
@@ -107,16 +108,16 @@ class Forgetting:
         )
         if self._recoveries.records.active_of(broker_id):
             raise InvalidArgument(
-                f"what broker {broker_id} had is being recovered; kera cluster recoveries shows how far that is, and"
-                " what it waits for; forget it when that is done",
+                f"a recovery of the data of broker {broker_id} is under way; kera cluster recoveries shows its"
+                " progress and its obstacles; forget the broker when it is done",
                 broker_id=broker_id,
             )
         lost: list[str] = []
         for stream in self._state.catalog.concerning(broker_id):
             if stream.config.replication:
                 raise InvalidArgument(
-                    f"stream {stream.name!r} has records that are to be recovered from what broker {broker_id} had, and"
-                    " that has not begun; kera cluster recoveries shows what it waits for",
+                    f"stream {stream.name!r} has records of broker {broker_id} that have yet to be recovered; kera"
+                    " cluster recoveries shows what delays the recovery",
                     broker_id=broker_id,
                     stream=stream.name,
                 )

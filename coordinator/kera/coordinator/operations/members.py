@@ -279,7 +279,7 @@ class Members:
         for name in ("loads", "starts", "empty_intervals", "stored", "latency"):
             if len(getattr(request, name)) > REPORTED_MAX:
                 raise InvalidArgument(
-                    f"a heartbeat tells of at most {REPORTED_MAX} {name}, not {len(getattr(request, name))}",
+                    f"a heartbeat has at most {REPORTED_MAX} {name}, not {len(getattr(request, name))}",
                     field=name,
                     limit=REPORTED_MAX,
                 )

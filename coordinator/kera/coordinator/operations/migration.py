@@ -263,7 +263,9 @@ class Migration:
             if not brokers.is_alive(needed):
                 raise Unavailable(f"broker {needed} is not alive; ask again when it is", broker_id=needed)
             if self._recoveries.pending_of(needed):
-                raise Unavailable(f"what broker {needed} had is being taken over; ask again", broker_id=needed)
+                raise Unavailable(
+                    f"a takeover of the data of broker {needed} is under way; ask again", broker_id=needed
+                )
         if brokers.is_leaving(broker_id):
             raise Unavailable(f"broker {broker_id} is stopping; ask again when it is back", broker_id=broker_id)
         if owner.sources or owner.broker_epoch != brokers.epoch(owner.broker_id):
@@ -355,8 +357,8 @@ class Migration:
             raise Unavailable(f"streamlet {now.streamlet_id} was not moved: a broker was lost meanwhile; ask again")
         if self._recoveries.pending_of(broker_id):  # a launch came that has lost its memory: what it has has holes
             raise Unavailable(
-                f"streamlet {now.streamlet_id} was not moved: what broker {broker_id} had is to be recovered first; ask"
-                " again when that is done",
+                f"streamlet {now.streamlet_id} was not moved: the data of broker {broker_id} must be recovered"
+                " first; ask again when they are",
                 broker_id=broker_id,
             )
         if (brokers.is_draining(broker_id) or brokers.is_leaving(broker_id)) and not back:

@@ -139,10 +139,14 @@ class UnresolvedMoves:
         stream = state.catalog.with_id(streamlet.stream_id)
         before = before_last(stream.assignments[streamlet.streamlet_id])
         if before is None or not state.brokers.is_alive(before.broker_id):
-            who = f"broker {before.broker_id}, which is away" if before is not None else "a broker that has left"
+            who = (
+                f"broker {before.broker_id} (which is away: start it)"
+                if before is not None
+                else "a broker that has left the cluster"
+            )
             raise Unavailable(
-                f"streamlet {streamlet.streamlet_id} of stream {stream.name!r} cannot be opened yet: only {who}, knows"
-                " what was handed over",
+                f"streamlet {streamlet.streamlet_id} of stream {stream.name!r} cannot be opened yet: only {who} has"
+                " the state that was handed over",
                 stream=stream.name,
                 streamlet_id=streamlet.streamlet_id,
             )

@@ -240,7 +240,7 @@ class UnknownStreams:
             raise InvalidArgument(f"several streams that brokers hold are called {which!r}; name its id: {found}")
         if not found:
             raise UnknownStream(
-                f"no broker has told of a stream {which!r} that is not in the metadata; see kera cluster describe",
+                f"no broker has reported a stream {which!r} that the metadata lack; see kera cluster describe",
                 stream=which,
             )
         return found[0]
@@ -251,15 +251,15 @@ class UnknownStreams:
         stream.CopyFrom(self._described(stream_id).stream)
         if not stream.name:
             raise InvalidArgument(
-                f"stream {stream_id} cannot be adopted: no broker has written down what it is", stream_id=stream_id
+                f"stream {stream_id} cannot be adopted: no broker has its configuration", stream_id=stream_id
             )
         brokers = self._state.brokers
         told = {launch.member_id for launch in self.reports.told_of(stream_id)}
         missing = [one for one in broker_ids_of(stream) if one not in told or not brokers.is_alive(one)]
         if missing:
             raise Unavailable(
-                f"stream {stream.name!r} has a part at broker {missing[0]}, which has not told of it; start the broker,"
-                " and ask again after its next heartbeats",
+                f"stream {stream.name!r} has a part at broker {missing[0]}, which has not reported it; start the"
+                " broker, and ask again after its next heartbeats",
                 stream=stream.name,
                 broker_ids=missing,
             )
@@ -335,9 +335,9 @@ def _later_version(known: common_pb2.StreamInfo, told: Iterable[common_pb2.Strea
         if not comes_from(stream, one.assignments_version):
             if not comes_from(one, stream.assignments_version):
                 raise InvalidArgument(
-                    f"stream {known.name!r}: brokers know assignments that do not come from those in the metadata;"
-                    f" both are kept, and what these brokers have is not served. kera cluster adopt {known.name} has it"
-                    " go on as these brokers know it, and gives up what was written to it elsewhere since the metadata"
+                    f"stream {known.name!r}: brokers hold assignments that conflict with the metadata; both are"
+                    f" kept, and the data of these brokers are not served. kera cluster adopt {known.name} continues"
+                    " the stream from these brokers, and gives up records that other brokers took since the metadata"
                     " were restored",
                     stream=known.name,
                 )

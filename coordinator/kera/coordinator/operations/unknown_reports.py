@@ -98,7 +98,7 @@ class UnknownReports:
             awaited = self._awaited.get(Launch(broker_id, brokers.epoch(broker_id)))
             comes = brokers.is_alive(broker_id) or brokers.is_expected(broker_id)
             if comes and (awaited is None or stream.stream_id in awaited):
-                raise Unavailable(f"broker {broker_id} has yet to tell what it knows of stream {stream.name!r}")
+                raise Unavailable(f"broker {broker_id} has yet to report its part of stream {stream.name!r}")
 
     def _is_news(self, stream_id: int, assignments_version: int, config_version: int) -> bool:
         """Whether these versions of a stream, which a broker knows, are not in the metadata."""

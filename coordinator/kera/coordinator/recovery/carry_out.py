@@ -148,7 +148,8 @@ class Recoveries:
         plan, waits_for = plan_owners(info, self.records.view(Run(info)))
         if not plan:
             raise Unavailable(
-                f"broker {broker_id} is lost, and nobody can take over; that waits for {'; '.join(waits_for)}",
+                f"broker {broker_id} is lost, and no other broker can take over; the recovery waits for"
+                f" {'; '.join(waits_for)}",
                 broker_id=broker_id,
             )
         changes: dict[str, bytes | None] = {last_epoch("broker"): number(epoch), **records_of([info])}

@@ -186,7 +186,7 @@ class Registry:
             record.CopyFrom(known)
         if len(record.versions) >= VERSIONS_MAX:
             raise InvalidArgument(
-                f"{subject} has {len(record.versions)} versions already: delete those that nobody reads",
+                f"{subject} has {len(record.versions)} versions already: delete unused ones",
                 limit=VERSIONS_MAX,
             )
         schema_id = self._ids.get(_digest(schema))
@@ -195,7 +195,7 @@ class Registry:
         own = size + sum(_size(self._schemas[each.schema_id].schema) for each in record.versions)
         if own > SUBJECT_BYTES_MAX:
             raise InvalidArgument(
-                f"the versions of {subject} would take {own} bytes: delete those that nobody reads",
+                f"the versions of {subject} would take {own} bytes: delete unused ones",
                 limit=SUBJECT_BYTES_MAX,
             )
         new_bytes = self._check_room(subject, VERSION_BYTES + (size + SCHEMA_BYTES if is_new else 0))
@@ -259,9 +259,7 @@ class Registry:
         added = size + (SUBJECT_BYTES + len(subject) if is_new else 0)
         total = self._bytes + added
         if total > BYTES_MAX:
-            raise InvalidArgument(
-                f"all schemas would take {total} bytes: delete subjects that nobody reads", limit=BYTES_MAX
-            )
+            raise InvalidArgument(f"all schemas would take {total} bytes: delete unused subjects", limit=BYTES_MAX)
         return added
 
     def _put_schema(self, schema_id: int, record: messages.SchemaRecord | None) -> None:

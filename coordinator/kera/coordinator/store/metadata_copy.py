@@ -141,8 +141,9 @@ async def put_back(store: MetadataStore, data: bytes, *, force: bool = False) ->
     if there.keys() - {LEADER} and not force:
         found = there.get(CLUSTER_ID)
         raise InvalidArgument(
-            f"there are metadata already, of cluster {found.value.decode() if found else '?'}, and {len(there)} records"
-            " of them: what is not in the copy would be gone. Back them up and use --force, or restore to another place"
+            f"metadata exist already: cluster {found.value.decode() if found else '?'}, {len(there)} records; a"
+            " restore would remove those that the copy lacks. Back them up and use --force, or restore to another"
+            " place"
         )
     values: dict[str, bytes | None] = {**dict.fromkeys(there), **copy.records, RESTORED: b"{}"}
     if LEADER in there:

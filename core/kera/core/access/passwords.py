@@ -68,7 +68,7 @@ def check_verifier(verifier: messages.ScramVerifier) -> None:
         and 12 <= len(verifier.salt) <= 64
         and ITERATIONS_MIN <= verifier.iterations <= ITERATIONS_MAX
     ):
-        raise InvalidArgument("that is nothing a SCRAM-SHA-256 password could be checked against")
+        raise InvalidArgument("invalid SCRAM-SHA-256 verifier: set the user's password again")
 
 
 class Login:
@@ -212,7 +212,7 @@ def _looked_up(verifier: messages.ScramVerifier, _: str) -> _LookedUp:
 
 def _text(message: bytes) -> str:
     if len(message) > MESSAGE_BYTES_MAX:
-        raise AuthenticationFailed(f"a message of {MECHANISM} of {len(message)} bytes is none")
+        raise AuthenticationFailed(f"a message of {MECHANISM} of {len(message)} bytes is invalid")
     try:
         return message.decode()
     except UnicodeDecodeError as error:

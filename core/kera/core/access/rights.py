@@ -105,7 +105,7 @@ def check_rule(rule: messages.AccessRule) -> None:
     for operation in rule.operations:
         if int(operation) not in OF_RESOURCES[kind]:
             known = ", ".join(each.word for each in OF_RESOURCES[kind])
-            raise InvalidArgument(f"{operation_word(operation)} is nothing to do with a {kind}: {known}")
+            raise InvalidArgument(f"{operation_word(operation)} does not apply to a {kind}: {known}")
 
 
 def wire(operations: Iterable[Operation]) -> list[messages.Operation.ValueType]:

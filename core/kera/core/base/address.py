@@ -92,7 +92,7 @@ def advertised_address(advertised: str, host: str, port: int) -> str:
     told_host, told_port = split_address(address)
     if is_everywhere(told_host) or not told_port:
         raise InvalidArgument(
-            f"others cannot be told to go to {address}; say with advertised_address where they reach this host",
+            f"other hosts cannot reach {address}; set advertised_address to an address of this host",
             address=address,
         )
     return address

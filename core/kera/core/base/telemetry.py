@@ -54,7 +54,7 @@ def configure_logging(level: str = "info", **context: Any) -> None:
     """
     threshold = logging.getLevelNamesMapping().get(level.upper())
     if threshold is None:
-        raise StartError(f"log level {level!r} is none of debug, info, warning, error, critical", level=level)
+        raise StartError(f"log level {level!r} is not one of debug, info, warning, error, critical", level=level)
     on_terminal = sys.stderr.isatty()
     renderer: Any = (
         structlog.dev.ConsoleRenderer(exception_formatter=_write_traceback)

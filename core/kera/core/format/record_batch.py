@@ -98,7 +98,7 @@ def shape_of(payload: Any) -> Shape:
             or not 0 <= body_bytes <= len(payload) - body_at
             or records < 0
         ):
-            raise _no_batch("its metadata are none of a record batch")
+            raise _no_batch("its metadata do not describe a record batch")
         if buffers_at:
             buffers_at += batch + _U32(payload, batch + buffers_at)[0]
         if nodes_at:

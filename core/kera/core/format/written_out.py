@@ -175,7 +175,7 @@ def _place(number: int) -> _Numbers:
 
 def _numbers(numbers: pa.Array) -> _Numbers:
     if numbers.null_count:
-        raise _no_batch("an array of places, some of which are null")
+        raise _no_batch("an array of places with nulls")
     return np.asarray(numbers, np.int64)
 
 
@@ -265,7 +265,7 @@ def _of_union(column: pa.Array, limit: int) -> _Sizes:
         sizes[mine] = one(found + 1) - one(found)
         known |= mine
     if not known.all():
-        raise _no_batch("a value of a union that is of none of its types")
+        raise _no_batch("a value of a union with a type that the union lacks")
     return sizes
 
 

@@ -63,9 +63,11 @@ def check(report: latency_pb2.LatencyReport, counts: Counts) -> None:
     if max(report.clock_error_us, abs(report.clock_ahead_us)) > TIME_US_MAX:
         raise InvalidArgument(f"a latency report: clocks that are more than {TIME_US_MAX} us apart cannot be compared")
     if report.own_linger_us > TIME_US_MAX:
-        raise InvalidArgument(f"a latency report: a linger of {report.own_linger_us} us, of {TIME_US_MAX} at most")
+        raise InvalidArgument(
+            f"a latency report: the linger {report.own_linger_us} us is over the limit of {TIME_US_MAX}"
+        )
     if report.held_us_max > TIME_US_MAX:
-        raise InvalidArgument(f"a latency report: held for {report.held_us_max} us, of {TIME_US_MAX} at most")
+        raise InvalidArgument(f"a latency report: the delay {report.held_us_max} us is over the limit of {TIME_US_MAX}")
     for message in report.samples:
         if (message.count or message.hop) and counts(message):
             wrong = _wrong_with(message)

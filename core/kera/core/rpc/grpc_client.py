@@ -213,7 +213,7 @@ class GrpcChannel:
                     response = await self._send(method, data, anew)
             message = parse(method.response, response)
         except ProtocolError as error:
-            _fail(future, Uncertain(f"{self._address} answered what is no answer: {error}", address=self._address))
+            _fail(future, Uncertain(f"{self._address} sent an invalid answer: {error}", address=self._address))
         except KeraError as error:
             _fail(future, error)  # who we are was not taken
         except TimeoutError:

@@ -24,7 +24,9 @@ SHOWN_BYTES_MAX = METADATA_BYTES_MAX - (2 << 10)
 def beside_call(request: bytes) -> tuple[tuple[str, bytes]]:
     """A request to authenticate as a caller shows it. Raises `AuthenticationFailed` for one that no daemon takes."""
     if len(request) > SHOWN_BYTES_MAX:
-        raise AuthenticationFailed(f"what is shown has {len(request)} bytes, {SHOWN_BYTES_MAX} are taken over gRPC")
+        raise AuthenticationFailed(
+            f"the credentials have {len(request)} bytes, over the limit of {SHOWN_BYTES_MAX} for gRPC"
+        )
     return ((AUTHENTICATE_METADATA, request),)
 
 

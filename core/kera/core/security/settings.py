@@ -67,9 +67,9 @@ def tls_of_daemon(settings: DaemonTlsSettings, host: str, *, authenticates: bool
     known = settings.tls_client_auth == "required" or (authenticates and settings.tls_cert is not None)
     if not known and not settings.insecure and not is_on_this_host(host):
         raise InvalidSettings(
-            f"host {host}: anybody who reaches it from elsewhere could do everything. Set tls_cert, tls_key, tls_ca and"
-            " tls_client_auth required (kera tls init makes certificates), or these files and security; or insecure, if"
-            " only those can reach it who may",
+            f"host {host}: every client that reaches it from another host gets all rights. Set tls_cert, tls_key,"
+            " tls_ca and tls_client_auth required (kera tls init makes certificates), or these files and security;"
+            " or set insecure, if only trusted clients can reach it",
             host=host,
         )
     if settings.tls_ca == SYSTEM and settings.tls_client_auth != "none":

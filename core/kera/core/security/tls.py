@@ -76,7 +76,7 @@ class Tls:
         loaded = self._current()
         context = loaded.asking if only_asks else loaded.server
         if context is None:
-            raise InvalidTls("who serves over TLS needs a certificate: set tls_cert and tls_key")
+            raise InvalidTls("a server over TLS needs a certificate: set tls_cert and tls_key")
         return context
 
     def client_context(self) -> ssl.SSLContext:

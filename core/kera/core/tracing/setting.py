@@ -36,9 +36,9 @@ class TracesSettings(KeraSettings):
 
     traces: str = Field(
         "",
-        description="Where traces (OpenTelemetry) go: otlp http://HOST:4318, with the share of recorded traces behind"
-        " it (default: 0.01); off: nowhere. Empty: as OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT and their like"
-        " say; without them, nowhere.",
+        description="Destination of traces (OpenTelemetry): otlp http://HOST:4318, with the share of recorded traces"
+        " behind it (default: 0.01); off: nowhere. Empty: OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT and"
+        " related variables decide; without them, nowhere.",
     )
 
     @field_validator("traces")
@@ -107,8 +107,8 @@ def _posted_to(base: str) -> str:
 def _checked(url: str) -> str:
     if "@" in url:  # settings are shown, and so is this text
         raise InvalidArgument(
-            "the URL of the collector has a user or a password in it: leave them out, and have"
-            " OTEL_EXPORTER_OTLP_HEADERS say who it is"
+            "the URL of the collector has a user or a password in it: leave them out, and put the credentials into"
+            " OTEL_EXPORTER_OTLP_HEADERS"
         )
     try:
         parts = urlsplit(url)

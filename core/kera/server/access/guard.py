@@ -277,8 +277,8 @@ class Guard(Door):
                 raise self._unknown(wanted)
             raise UnknownStream(f"there is no stream {name!r}", stream=name)
         raise NotAllowed(
-            f"{who.principal} may not {operation.word} {resource}: {decision.reason}; who administers the cluster can"
-            f" allow it: kera acl grant {who.principal} {operation.word} {resource}",
+            f"{who.principal} may not {operation.word} {resource}: {decision.reason}; an administrator of the"
+            f" cluster can allow it: kera acl grant {who.principal} {operation.word} {resource}",
             principal=who.principal,
             operation=operation.word,
             resource=resource,
@@ -338,7 +338,7 @@ class Guard(Door):
         if requirement.who is Who.DAEMONS:
             self.audit.denied_to(who.principal, peer.address, method.name, "cluster", "it is no daemon")
             raise NotAllowed(
-                f"{method.name} is for daemons of the cluster, and {who.principal} is none",
+                f"{method.name} serves daemons of the cluster only, and {who.principal} is not a daemon",
                 principal=who.principal,
                 operation=method.name,
                 resource="cluster",
@@ -375,8 +375,8 @@ class Guard(Door):
         known = self.authenticator.accounts
         if coordinator_epoch < known.coordinator_epoch:
             raise StaleEpoch(
-                f"a coordinator of epoch {known.coordinator_epoch} has said who may do what, {coordinator_epoch} is"
-                " older",
+                f"the users and rules come from a coordinator of epoch {known.coordinator_epoch};"
+                f" {coordinator_epoch} is older",
                 coordinator_epoch=known.coordinator_epoch,
             )
         if coordinator_epoch == known.coordinator_epoch and table.version < known.version:

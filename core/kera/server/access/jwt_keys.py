@@ -101,7 +101,7 @@ def _key(given: Any) -> Key | None:
     if not isinstance(key_id, str) or len(key_id) > KEY_ID_CHARS_MAX:
         raise ValueError(f"its id (kid) is no text of up to {KEY_ID_CHARS_MAX} characters")
     if "d" in given:
-        raise ValueError("it is a private key, which nobody but the issuer may have")
+        raise ValueError("it is a private key, which only the issuer may hold; publish the public key")
     if given.get("use", "sig") != "sig" or "verify" not in given.get("key_ops", ["verify"]):
         return None
     if kind == "RSA":
@@ -267,7 +267,7 @@ def _only(keys: KeySet, algorithm: str) -> Key:
     fitting = keys.of(algorithm)
     if len(fitting) != 1:
         raise AuthenticationFailed(
-            f"the token names no key (kid), and the issuer has {len(fitting)} keys for {algorithm}: it has to be told"
-            " which it is"
+            f"the token names no key (kid), and the issuer has {len(fitting)} keys for {algorithm}: the token must"
+            " name one of them"
         )
     return fitting[0]

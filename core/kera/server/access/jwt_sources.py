@@ -108,8 +108,8 @@ class UrlSource:
             raise InvalidArgument("an address with a user name or a password is not taken: key sets are public")
         if not (self._encrypted or (parts.scheme == "http" and _is_loopback(self._host))):
             raise InvalidArgument(
-                f"{url!r}: whoever is in between could put in keys of its own; https://, or http:// on this host, or"
-                " the path of a file"
+                f"{url!r}: another host on the network path could replace the keys; use https://, or http:// on this"
+                " host, or the path of a file"
             )
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 

@@ -122,13 +122,13 @@ class JwtTokens:
         rules = self._rules
         issuer, audience = claims.get("iss"), claims.get("aud")
         if issuer != rules.issuer:
-            raise AuthenticationFailed(f"the token is of the issuer {shown(issuer)}, and not of {rules.issuer!r}")
+            raise AuthenticationFailed(f"the issuer of the token is {shown(issuer)} and not {rules.issuer!r}")
         if audience != rules.audience and not (isinstance(audience, list) and rules.audience in audience):
             raise AuthenticationFailed(f"the token is for {shown(audience)} (aud), and not for {rules.audience!r}")
         left_s = self._left_s(claims)
         user = _claim(claims, rules.user_claim)
         if not isinstance(user, str) or not user:
-            raise AuthenticationFailed(f"the token does not say whose it is: {rules.user_claim} is {shown(user)}")
+            raise AuthenticationFailed(f"the token does not name its user: {rules.user_claim} is {shown(user)}")
         try:
             check_name("user", user)
         except InvalidArgument as error:

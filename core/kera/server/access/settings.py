@@ -46,7 +46,7 @@ class DaemonAccessSettings(DaemonTlsSettings):
         " while it is replaced. It is read again when it has changed.",
     )
     super_users: list[str] = Field(
-        [], description="Principals that may do everything, whatever rules say: user:NAME or role:NAME."
+        [], description="Principals with all rights, regardless of rules: user:NAME or role:NAME."
     )
     certificate_daemons: list[str] = Field(
         list(DAEMONS),
@@ -54,7 +54,7 @@ class DaemonAccessSettings(DaemonTlsSettings):
     )
     certificate_users: list[str] = Field(
         list(USERS),
-        description="The same that say whose it is, in a group (?P<user>…). By default the common name is the user.",
+        description="The same, with the user's name in a group (?P<user>…). By default the common name is the user.",
     )
     audit_stream: str = Field(
         "",
@@ -63,9 +63,9 @@ class DaemonAccessSettings(DaemonTlsSettings):
     )
     jwt_keys: str = Field(
         "",
-        description="Where the keys of an issuer of JSON web tokens are, a key set (JWKS): a file, which is read again"
-        " when it has changed; or an address, https://… (http://… on this host), which is asked every five minutes, and"
-        " when a token names a key that is not there. Set: tokens of that issuer are taken.",
+        description="Key set (JWKS) of an issuer of JSON web tokens: a file, which is read again when it has"
+        " changed; or an address, https://… (http://… on this host), which is asked every five minutes, and when a"
+        " token names a key that is not there. Set: tokens of that issuer are taken.",
     )
     jwt_issuer: str = Field("", description="Issuer of accepted tokens: their claim iss. Needed with jwt_keys.")
     jwt_audience: str = Field(
@@ -105,8 +105,8 @@ def secure_daemon(runtime: Runtime, settings: DaemonAccessSettings, host: str) -
         return runtime if tls is None else secured(runtime, tls)
     if settings.cluster_secret_file is None and settings.tls_client_auth != "required":
         raise InvalidSettings(
-            "security needs something by which daemons know each other: set cluster_secret_file, or tls_cert, tls_key,"
-            " tls_ca and tls_client_auth required"
+            "security needs credentials for the daemons: set cluster_secret_file, or tls_cert, tls_key, tls_ca and"
+            " tls_client_auth required"
         )
     secret = _cluster_secret(settings, runtime)
     return secured(runtime, tls, None if secret is None else of_daemon(secret.shown))
@@ -128,7 +128,10 @@ def guard_of(
     """
     if not settings.security:
         if settings.audit_stream:
-            raise InvalidSettings("audit_stream belongs to security: without it there is nothing to write down")
+            raise InvalidSettings(
+                "audit_stream needs security: without it no event is audited; turn security on, or leave"
+                " audit_stream out"
+            )
         return Door()
     with setting("super_users"):
         super_users = frozenset(map(check_principal, settings.super_users))

@@ -38,12 +38,12 @@ class AccessCounts:
             CounterMetricFamily("kera_access_denied", "Requests of what somebody may not do.", audit.denied),
             CounterMetricFamily(
                 "kera_access_changes",
-                "What somebody has changed here: users, rules, streams, groups, members.",
+                "Changes of users, rules, streams, groups and members that this daemon carried out.",
                 audit.changed,
             ),
-            GaugeMetricFamily("kera_access_version", "Of the users and rules that hold.", self._guard.version),
+            GaugeMetricFamily("kera_access_version", "Version of the users and rules in force.", self._guard.version),
             GaugeMetricFamily(
-                "kera_access_connections", "Connections and calls of those who have authenticated.", known.peers
+                "kera_access_connections", "Connections and calls of authenticated clients.", known.peers
             ),
         ]
         if everything:

@@ -110,7 +110,7 @@ def parse(head: bytes) -> tuple[str, Request]:
     for line in lines:
         field = _FIELD.fullmatch(line)
         if field is None:
-            raise Refused(HTTPStatus.BAD_REQUEST, "there is a header that is none")
+            raise Refused(HTTPStatus.BAD_REQUEST, "invalid header")
         fields[field[1].decode("ascii").lower()] = field[2].decode("latin-1").strip()
     path, _, query = found[2].decode("ascii").partition("?")
     if fields.get("content-length", "0") != "0" or "transfer-encoding" in fields:

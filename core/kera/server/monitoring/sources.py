@@ -162,7 +162,7 @@ class OfProcess(Collector):
 
     def _disks(self) -> Iterator[Metric]:
         free = GaugeMetricFamily(
-            "kera_filesystem_free_bytes", "what may still be written to the file system of a directory", labels=["path"]
+            "kera_filesystem_free_bytes", "free bytes of the file system of a directory", labels=["path"]
         )
         size = GaugeMetricFamily("kera_filesystem_size_bytes", "size of that file system", labels=["path"])
         for room in room_of(self._directories):

@@ -90,8 +90,8 @@ class Budget:
         self._left -= count
         if self._left < 0:
             raise InvalidSchema(
-                "it takes too long to compare the schema with those that are there: make it simpler, delete versions"
-                " that nobody reads, or set a compatibility that asks for less, such as backward"
+                "the comparison with the present versions takes too long: simplify the schema, delete unused"
+                " versions, or set a weaker compatibility, such as backward"
             )
 
 

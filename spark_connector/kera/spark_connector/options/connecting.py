@@ -45,7 +45,7 @@ def connection_of(given: Mapping[str, str]) -> Connection:
                 raise wrong(option, "is empty; leave it out, and the client's settings say it")
             settings[setting] = value
     if TOKEN_FILE in given and (USER in given or PASSWORD_FILE in given):
-        raise wrong(TOKEN_FILE, f"says who reads already: leave {USER} and {PASSWORD_FILE} out")
+        raise wrong(TOKEN_FILE, f"names the user already: leave {USER} and {PASSWORD_FILE} out")
     _require_both(given, USER, PASSWORD_FILE)
     _require_both(given, TLS_CERT, TLS_KEY)
     lifetime_ms = None

@@ -168,9 +168,9 @@ class ReadOptions:
             for name in sorted(self.given - _OF_STREAM_LISTS):
                 raise wrong(name, f"has no meaning with {METADATA}=streams, which lists streams: leave it out")
         if self.batch_starting.everywhere == "latest":
-            raise wrong(STARTING, "a batch query cannot start at latest: there is nothing behind it")
+            raise wrong(STARTING, "a batch query cannot start at latest: it would read no records")
         if self.batch_ending.everywhere == "earliest":
-            raise wrong(ENDING, "a batch query cannot end at earliest: there is nothing before it")
+            raise wrong(ENDING, "a batch query cannot end at earliest: it would read no records")
 
     def check_streaming(self) -> None:
         """Raise `InvalidArgument` for what makes no sense in a streaming query."""
@@ -278,8 +278,8 @@ def _check_named(where: Where, subscription: Subscription) -> None:
         if subscription.assign is not None and set(streamlets) != set(subscription.assign[stream]):
             raise wrong(
                 where.option,
-                f"must name the streamlets that are assigned: of stream '{stream}' these are"
-                f" {list(subscription.assign[stream])}, it names {sorted(streamlets)}",
+                f"must name the assigned streamlets: stream '{stream}' has {list(subscription.assign[stream])}, the"
+                f" option names {sorted(streamlets)}",
             )
     unnamed = sorted(set(subscription.named or ()).difference(where.streams))
     if unnamed:

@@ -103,7 +103,7 @@ def subscription_of(given: Mapping[str, str], *, listing: bool) -> Subscription:
         try:
             re.compile(text)
         except re.error as error:
-            raise wrong(PATTERN, f"is no regular expression (of Python's re): {error}", text) from None
+            raise wrong(PATTERN, f"is not a regular expression of Python's re: {error}", text) from None
         if not text:
             raise wrong(PATTERN, "is empty; .* fits every name", text)
         return Subscription(pattern=text, may_be_empty=listing)

@@ -64,14 +64,14 @@ class Cadence:
         mark = offsets.epoch
         if mark is None:
             raise InvalidArgument(
-                "option epoch: the checkpoint is of a query without it, whose micro-batches end anywhere. Start the"
-                " query with a new checkpointLocation, or leave the option out",
+                "option epoch: the checkpoint belongs to a query without it, and its micro-batches end anywhere."
+                " Start the query with a new checkpointLocation, or leave the option out",
                 option="epoch",
             )
         if mark.epoch_ms != self.epoch_ms:
             raise InvalidArgument(
-                f"option epoch: the checkpoint is of a query with epochs of {mark.epoch_ms} ms, not of"
-                f" {self.epoch_ms}. Say the same, or start the query with a new checkpointLocation",
+                f"option epoch: the checkpoint belongs to a query with epochs of {mark.epoch_ms} ms, not"
+                f" {self.epoch_ms}. Set the same length, or start the query with a new checkpointLocation",
                 option="epoch",
                 epoch_ms=mark.epoch_ms,
             )
@@ -82,9 +82,9 @@ def check_kept(offsets: Offsets) -> None:
     """Raise `InvalidArgument` for `offsets` of a query with epochs that goes on without."""
     if offsets.epoch is not None:
         raise InvalidArgument(
-            f"option epoch: the checkpoint is of a query with epochs of {offsets.epoch.epoch_ms} ms, and what follows"
-            f" would end anywhere. Set epoch to '{offsets.epoch.epoch_ms}ms', or start the query with a new"
-            " checkpointLocation",
+            f"option epoch: the checkpoint belongs to a query with epochs of {offsets.epoch.epoch_ms} ms, and later"
+            f" micro-batches would end anywhere. Set epoch to '{offsets.epoch.epoch_ms}ms', or start the query with"
+            " a new checkpointLocation",
             option="epoch",
             epoch_ms=offsets.epoch.epoch_ms,
         )
@@ -113,8 +113,8 @@ def check_streams(streams: Iterable[StreamNow], cadence: Cadence) -> None:
             )
         if cadence.epoch_ms % stream.epoch_ms:
             raise InvalidArgument(
-                f"option epoch: {cadence.epoch_ms} ms are no multiple of the epochs of stream '{stream.name}', which"
-                f" are of {stream.epoch_ms} ms",
+                f"option epoch: {cadence.epoch_ms} ms are no multiple of the {stream.epoch_ms} ms of stream"
+                f" '{stream.name}'",
                 option="epoch",
                 stream=stream.name,
                 epoch_ms=stream.epoch_ms,
@@ -380,9 +380,9 @@ def _check_comes_after(plan: _Plan, given: Offsets, epoch: int) -> Asking[None]:
     for entry, question in asked.items():
         if answers[question].record > starts[entry].record:
             raise EpochPassed(
-                f"{entry} has got records of epochs before {epoch}, when these were read without it: nothing had ever"
-                " been written to it, and nobody had said that nothing older comes. Set failOnDataLoss to false to read"
-                " them with the next epoch",
+                f"{entry} has got records of epochs before {epoch}, when these were read without it: it was empty"
+                " then, and had no promise that older records are over. Set failOnDataLoss to false to read them"
+                " with the next epoch",
                 epoch=epoch,
                 **entry._asdict(),
             )

@@ -123,8 +123,8 @@ def _at_the_bounds(
         raise _lost_before(where, entry, there)
     if position < there.start and fail_on_data_loss and not read_all and not oldest:
         raise DataLost(
-            f"option {where.option}: {tuple(position)} of {entry} is not there any more: it starts at"
-            f" {tuple(there.start)} now. Use earliest, or set failOnDataLoss to false to take what is there",
+            f"option {where.option}: {tuple(position)} of {entry} was removed: the entry starts at"
+            f" {tuple(there.start)} now. Use earliest, or set failOnDataLoss to false to read the present records",
             option=where.option,
             lost_from=tuple(position),
             available_from=tuple(there.start),
@@ -156,9 +156,9 @@ def _spelled(where: Where, now: Now) -> dict[EntryName, Place]:
         said_of = where.stream_ids.get(name, stream.stream_id)
         if said_of != stream.stream_id:
             raise StreamRecreated(
-                f"option {where.option}: stream '{name}' was deleted and created again: the offsets are of its"
-                f" incarnation {said_of}, now it is {stream.stream_id}. They mean nothing in the new stream: use"
-                " earliest, latest or offsets of this one",
+                f"option {where.option}: stream '{name}' was deleted and created again: the offsets belong to"
+                f" incarnation {said_of}, and it is {stream.stream_id} now. They have no meaning in the new stream:"
+                " use earliest, latest or offsets of this one",
                 stream=name,
                 stream_id=stream.stream_id,
                 option=where.option,
@@ -178,8 +178,8 @@ def _rows(where: Where, stream: StreamNow) -> dict[int, list[Place]]:
         raise InvalidArgument(f"option {where.option}: must name stream '{stream.name}', too", option=where.option)
     if set(named) != set(stream.bounds):
         raise InvalidArgument(
-            f"option {where.option}: must name each streamlet: of stream '{stream.name}' these are"
-            f" {sorted(stream.bounds)}, it names {sorted(named)}",
+            f"option {where.option}: must name each streamlet: stream '{stream.name}' has {sorted(stream.bounds)},"
+            f" the option names {sorted(named)}",
             option=where.option,
             stream=stream.name,
         )

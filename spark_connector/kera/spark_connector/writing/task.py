@@ -85,7 +85,7 @@ class StreamletLog:
     async def stored(self, sequence: int) -> pa.RecordBatch | None:
         """See `kera.spark_connector.writing.streamlet_writer.Log.stored`. To be asked right after `append`."""
         if self._last is None:
-            raise InternalError("what is there is read after an append has found it")
+            raise InternalError("stored chunks are read after an append has found them")
         chunk = await self._chunks.find(self._last.entry, self._last.position, sequence, self._found)
         if chunk is None:
             return None

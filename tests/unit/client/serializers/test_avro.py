@@ -186,7 +186,7 @@ def long_of(number: int) -> bytes:
 def test_items_without_bytes_are_bounded(items: Any) -> None:
     _, deserializer = unframed({"type": "array", "items": items})
     for count in (100_000, (1 << 63) - 1):
-        with pytest.raises(CannotDecode, match="most of which take none"):
+        with pytest.raises(CannotDecode, match="too many parts of no size"):
             deserializer(long_of(count) + b"\x00", CONTEXT)
     assert len(deserializer(long_of(3) + b"\x00", CONTEXT)) == 3
 
@@ -207,7 +207,7 @@ def test_a_few_types_that_are_millions_of_parts_are_refused_at_once() -> None:
     with pytest.raises(CannotDecode):
         AvroDeserializer(doubled(19, "int"), framed=False)(b"\x00" * 100, CONTEXT)
     items = {"type": "array", "items": ["null", doubled(12, "null")]}
-    with pytest.raises(CannotDecode, match="most of which take none"):
+    with pytest.raises(CannotDecode, match="too many parts of no size"):
         unframed(items)[1](long_of(50) + b"\x02" * 50 + b"\x00", CONTEXT)
 
 
@@ -224,7 +224,7 @@ def test_a_byte_in_an_array_or_map_is_not_taken_for_dozens_of_parts(of: str) -> 
     sparse = {"type": kind, of: a_record("Sparse", "boolean", *["null"] * 40)}
     deserializer = AvroDeserializer(sparse, framed=False)
     assert len(deserializer(long_of(1) + item + b"\x00", CONTEXT)) == 1
-    with pytest.raises(CannotDecode, match="most of which take none"):
+    with pytest.raises(CannotDecode, match="too many parts of no size"):
         deserializer(long_of(1000) + item * 1000 + b"\x00", CONTEXT)
 
 

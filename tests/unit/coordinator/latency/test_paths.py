@@ -65,9 +65,9 @@ def test_a_path_is_made_of_streams_each_with_who_reads_it() -> None:
     ("path", "words"),
     [
         ((), "needs a path, such as: clicks"),
-        (("group:enrich", "visits"), "'group:enrich' is at the beginning of the path, where a stream belongs"),
-        (("clicks", "visits"), "nobody works between streams 'clicks' and 'visits'"),
-        (("clicks", "group:a", "group:b"), "'group:b' is after 'group:a', where a stream belongs"),
+        (("group:enrich", "visits"), "'group:enrich' is at the beginning of the path, and a stream is required here"),
+        (("clicks", "visits"), "no consumer group connects streams 'clicks' and 'visits'"),
+        (("clicks", "group:a", "group:b"), "'group:b' is after 'group:a', and a stream is required here"),
         (("clicks", "group:a", "clicks"), "'clicks' is twice on the path, which would be a cycle"),
         (("a", "group:x", "b", "group:x"), "'group:x' is twice on the path"),
         (("clicks", "group:"), "'group:' on the path is neither"),

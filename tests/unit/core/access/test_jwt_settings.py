@@ -70,7 +70,7 @@ def test_without_an_issuer_other_tokens_are_refused() -> None:
         ({"jwt_keys": "keys.json", "jwt_issuer": ""}, "jwt_keys needs jwt_issuer and jwt_audience"),
         ({"jwt_keys": "keys.json", "jwt_audience": ""}, "jwt_keys needs jwt_issuer and jwt_audience"),
         ({"jwt_keys": ""}, "belong to jwt_keys"),
-        ({"jwt_keys": "http://issuer.example/keys"}, "jwt_keys: .* could put in keys of its own"),
+        ({"jwt_keys": "http://issuer.example/keys"}, "jwt_keys: .* could replace the keys"),
         ({"jwt_keys": "~nobody-here/keys"}, "jwt_keys: .* no user nobody-here"),
     ],
 )

@@ -146,7 +146,7 @@ def test_names_as_people_have_them_are_taken(name: str) -> None:
 
 
 def test_an_operation_that_does_not_go_with_a_resource_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="read is nothing to do with a group: describe, use, alter, delete"):
+    with pytest.raises(InvalidArgument, match="read does not apply to a group: describe, use, alter, delete"):
         check_rule(rule("user:alice", "group:a", READ))
     with pytest.raises(InvalidArgument, match="needs operations"):
         check_rule(rule("user:alice", "group:a"))

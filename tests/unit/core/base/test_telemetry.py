@@ -93,7 +93,7 @@ def test_a_level_can_be_chosen(level: str) -> None:
 
 
 def test_a_level_that_does_not_exist_is_named() -> None:
-    with pytest.raises(StartError, match="'loud' is none of debug, info") as caught:
+    with pytest.raises(StartError, match="'loud' is not one of debug, info") as caught:
         configure_logging("loud")
 
     assert caught.value.attributes == {"level": "loud"}

@@ -85,7 +85,7 @@ def test_there_are_bounds() -> None:
         with pytest.raises(InvalidArgument, match="clocks that are more than"):
             checked(latency_pb2.LatencyReport(**clocks))
     checked(latency_pb2.LatencyReport(own_linger_us=TIME_US_MAX))
-    with pytest.raises(InvalidArgument, match="a linger of"):
+    with pytest.raises(InvalidArgument, match="the linger"):
         checked(latency_pb2.LatencyReport(own_linger_us=TIME_US_MAX + 1))
 
 

@@ -174,5 +174,5 @@ async def test_a_long_token_is_shown_once_for_a_session(running: Running, method
 async def test_what_no_daemon_takes_is_not_shown_to_one(running: Running) -> None:
     channel = await running.start()
     running.token = "x" * (SHOWN_BYTES_MAX + 1)
-    with pytest.raises(AuthenticationFailed, match=f"{SHOWN_BYTES_MAX} are taken over gRPC"):
+    with pytest.raises(AuthenticationFailed, match=f"{SHOWN_BYTES_MAX} for gRPC"):
         await channel.submit(UNARY, UnaryRequest(), timeout_s=20)

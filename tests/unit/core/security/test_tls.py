@@ -365,7 +365,9 @@ def test_who_listens_beyond_its_host_lets_in_nobody_unseen_unless_that_is_meant(
         if host == "example.invalid:x":
             tls_of_daemon(DaemonTlsSettings(**given), host)  # nobody can listen there
             continue
-        with pytest.raises(InvalidSettings, match=f"host {re.escape(host)}: anybody who reaches it from elsewhere"):
+        with pytest.raises(
+            InvalidSettings, match=f"host {re.escape(host)}: every client that reaches it from another host"
+        ):
             tls_of_daemon(DaemonTlsSettings(**given), host)
         tls_of_daemon(DaemonTlsSettings(**given, insecure=True), host)
     tls_of_daemon(DaemonTlsSettings(**files, tls_client_auth="required"), host)

@@ -133,7 +133,7 @@ def test_what_is_written_down_is_what_users_do() -> None:
     ("settings", "why"),
     [
         ({"security": True, "audit_stream": "audit"}, "run with kera"),
-        ({"security": False, "audit_stream": "audit"}, "belongs to security"),
+        ({"security": False, "audit_stream": "audit"}, "needs security"),
         ({"security": True, "audit_stream": "audit/events"}, "a stream cannot be called 'audit/events'"),
         ({"security": True, "audit_stream": ".."}, "a stream cannot be called '..'"),
     ],

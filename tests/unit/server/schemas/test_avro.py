@@ -96,7 +96,7 @@ BAD: list[tuple[Any, str]] = [
     ({"type": "enum", "name": "E", "symbols": []}, '"symbols" of enum E are a list'),
     ({"type": "enum", "name": "E", "symbols": ["a b"]}, "enum E cannot have a symbol 'a b'"),
     ({"type": "enum", "name": "E", "symbols": ["a", "a"]}, "enum E has a symbol twice"),
-    (ENUM | {"default": "C"}, "the default 'C' of enum E is none of its symbols"),
+    (ENUM | {"default": "C"}, "the default 'C' of enum E is not one of its symbols"),
     (ENUM | {"default": None}, "the default None of enum E"),
     (FIXED | {"size": 0}, "fixed F takes 1 to"),
     (FIXED | {"size": True}, "fixed F takes 1 to"),
@@ -298,7 +298,7 @@ def test_types_that_have_each_other_in_them_for_ever_are_refused() -> None:
 def test_a_comparison_that_would_take_too_long_is_given_up() -> None:
     old = [{"type": "fixed", "name": f"F{n}", "size": 1} for n in range(2_000)]
     new = [{"type": "fixed", "name": f"G{n}", "size": 1} for n in range(2_000)]
-    with pytest.raises(InvalidSchema, match="it takes too long to compare"):
+    with pytest.raises(InvalidSchema, match="takes too long"):
         backward(avro(old), avro(new))
 
 

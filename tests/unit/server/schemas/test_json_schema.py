@@ -67,7 +67,7 @@ def test_a_schema_is_taken(schema: Any) -> None:
         ({"$ref": "other.json#/a"}, "is in another document, and nothing is fetched"),
         ({"allOf": [{"$dynamicRef": "https://example.com"}]}, "is in another document"),
         ({"$ref": 5}, "5 is no reference"),
-        ({"$ref": "#/$defs/a"}, "there is nothing at '#/$defs/a'"),
+        ({"$ref": "#/$defs/a"}, "the schema has no value at '#/$defs/a'"),
         ({"$ref": "#a"}, "there is no anchor 'a'"),
         ({"$ref": "#/x", "x": {}}, "'#/x' is no schema"),
         ({"enum": [{}], "$ref": "#/enum/0"}, "'#/enum/0' is no schema"),
@@ -78,8 +78,8 @@ def test_a_schema_is_taken(schema: Any) -> None:
             {"$defs": {"a": {"not": {"$ref": "#/$defs/b"}}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}},
             "refers to itself about the same value",
         ),
-        ({"$schema": "http://json-schema.org/draft-04/schema#"}, "none of the drafts"),
-        ({"$schema": 4}, "none of the drafts"),
+        ({"$schema": "http://json-schema.org/draft-04/schema#"}, "not a supported draft"),
+        ({"$schema": 4}, "not a supported draft"),
         ({**DRAFT_7, "$ref": "#", "type": "string"}, "$ref hides what stands beside it"),
         ({"items": [TEXT]}, "prefixItems since draft 2020-12"),
         ({"type": "text"}, "'text' is no type"),
@@ -288,7 +288,7 @@ def test_what_earlier_readers_do_not_allow_is_named(old: Any, new: Any, said: st
 def test_alternatives_that_multiply_are_given_up() -> None:
     product = {"allOf": [{"anyOf": [{"required": [f"a{i}_{j}"]} for j in range(8)]} for i in range(40)]}
     other = {"allOf": [{"anyOf": [{"required": [f"b{i}_{j}"]} for j in range(8)]} for i in range(40)]}
-    with pytest.raises(InvalidSchema, match="it takes too long to compare"):
+    with pytest.raises(InvalidSchema, match="takes too long"):
         backward(json_schema(product), json_schema(other))
 
 

@@ -132,8 +132,8 @@ BAD: list[tuple[Callable[[], Definition], str]] = [
     (lambda: of(field(1, "a", "!M")), "there is no enum M in the set"),
     (lambda: of(field(1, "a", oneof=3)), "in a oneof that is not there"),
     (lambda: of(FieldDescriptorProto(name="a", number=1)), "field M.a: its type is missing"),
-    (lambda: bad_enum("proto3"), "none that Protobuf takes"),
-    (lambda: of(field(1, "a b")), "none that Protobuf takes"),
+    (lambda: bad_enum("proto3"), "not valid Protobuf"),
+    (lambda: of(field(1, "a b")), "not valid Protobuf"),
     (lambda: protobuf(nested(DEPTH_MAX + 1)), "nested deeper than 32"),
     (lambda: protobuf(*(message(name=f"M{n}") for n in range(20_001))), "more than 20000 messages"),
 ]

@@ -133,7 +133,7 @@ def _of_values(
 def _one_of(values: Sequence[Any]) -> Any:
     def checked(value: Any) -> Any:
         if value not in values:
-            raise ValueError(f"{value!r} is none of {', '.join(map(repr, values))}")
+            raise ValueError(f"{value!r} is not one of {', '.join(map(repr, values))}")
         return value
 
     return checked

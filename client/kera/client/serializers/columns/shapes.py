@@ -53,7 +53,7 @@ class Shape(ABC):
 def checked(shape: Shape, values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
     """A column, in which there are no nulls unless they are meant."""
     if not shape.nullable and any(value is None for value in values):
-        raise DoesNotFit(path, "it is None, and the field takes no None")
+        raise DoesNotFit(path, "it is None, and the field does not allow None")
     return shape.column(values, kind, path)
 
 
@@ -116,7 +116,7 @@ def _look_at_zones(values: Sequence[Any], kind: pa.DataType, path: str) -> None:
                 path,
                 f"{value} has no time zone: give it one (datetime.UTC), or annotate the field with pa.timestamp('us')"
                 if kind.tz is not None
-                else f"{value} has a time zone, and the column has none",
+                else f"{value} has a time zone, and the column has no time zone",
             )
 
 
@@ -240,7 +240,7 @@ class Struct(Shape):
             if not shape.nullable and not all(fields):  # some are None, or 0, or empty
                 for value, found in zip(values, fields, strict=True):
                     if found is None and value is not None:
-                        raise DoesNotFit(where, "it is None, and the field takes no None")
+                        raise DoesNotFit(where, "it is None, and the field does not allow None")
             made.append((name, shape.column(fields, types[name], where)))
         return made
 
@@ -269,7 +269,7 @@ class Struct(Shape):
             elif member.shape.nullable and member.name in stored:
                 given[member.argument] = None
             elif not member.optional:  # of one that came later, what is older has nothing
-                raise ValueError(f"{member.name}: there is no value, and {self.model.__name__} has none for it")
+                raise ValueError(f"{member.name}: the record has no value, and {self.model.__name__} has no default")
         return self._make(given)
 
 

@@ -154,7 +154,7 @@ def starts_of(body: memoryview, node: Node) -> npt.NDArray[np.int64] | None:
     ends = np.cumsum(numbers(body, node))
     total = int(ends[-1]) if len(ends) else 0
     if total != node.size:
-        raise no_payload(f"lengths that are {total} together, of {node.size}")
+        raise no_payload(f"lengths with the sum {total} instead of {node.size}")
     return np.concatenate([np.zeros(1, np.int64), ends])[:-1]
 
 

@@ -220,7 +220,7 @@ def read_layout(payload: Any, records: int, *, compressed: bool, body_bytes_max:
     while not reader.done:
         columns.append(reader.node(records, 0))
     if reader.end != body_bytes:
-        raise no_payload(f"its nodes are of a body of {reader.end} bytes, it has {body_bytes}")
+        raise no_payload(f"its nodes need a body of {reader.end} bytes, it has {body_bytes}")
     return Layout(body_at, body_bytes, tuple(columns), reader.written_bytes)
 
 

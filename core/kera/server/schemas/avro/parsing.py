@@ -96,7 +96,9 @@ class _Parser:
             return of_kind(document, namespace, path)
         known = ", ".join(self._of_kind)
         raise _invalid(
-            path, f'{shown(kind)} is no "type" of an object: {known}. What is defined before is used by its name alone'
+            path,
+            f'{shown(kind)} is no "type" of an object: {known}. Refer to a type that is defined earlier by its'
+            " name alone",
         )
 
     def _primitive(self, document: dict[str, Any], _: str, path: str) -> Primitive:
@@ -172,7 +174,7 @@ class _Parser:
             raise _invalid(path, f"enum {name} has a symbol twice")
         default = document.get("default")
         if "default" in document and default not in symbols:
-            raise _invalid(path, f"the default {shown(default)} of enum {name} is none of its symbols")
+            raise _invalid(path, f"the default {shown(default)} of enum {name} is not one of its symbols")
         enum = self._named[name] = Enum(name, aliases, symbols, default)
         return enum
 

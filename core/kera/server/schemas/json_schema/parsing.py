@@ -223,7 +223,7 @@ class _Reader:
             elif isinstance(found, list) and re.fullmatch("[0-9]{1,6}", name) and int(name) < len(found):
                 found = found[int(name)]
             else:
-                raise _invalid(path, f"there is nothing at {shown(reference)}")
+                raise _invalid(path, f"the schema has no value at {shown(reference)}")
         if not isinstance(found, bool) and id(found) not in self._read:
             raise _invalid(path, f"{shown(reference)} is no schema")
         return found  # type: ignore[no-any-return]
@@ -246,9 +246,7 @@ def _draft(schema: dict[str, Any]) -> bool:
         return False
     known = _DRAFTS.get(re.sub(r"^https?://", "", named).removesuffix("#")) if isinstance(named, str) else None
     if known is None:
-        raise _invalid(
-            "/$schema", f"{shown(named)} is none of the drafts that are taken: draft 6, 7, 2019-09 and 2020-12"
-        )
+        raise _invalid("/$schema", f"{shown(named)} is not a supported draft: use draft 6, 7, 2019-09 and 2020-12")
     return known
 
 

@@ -218,7 +218,7 @@ def _check_with_protobuf(files: Iterable[FileDescriptorProto]) -> None:
         try:
             pool.AddSerializedFile(file.SerializeToString())
         except (TypeError, ValueError, DecodeError) as error:
-            raise InvalidSchema(f"file {file.name} is none that Protobuf takes: {_first_line(error)}") from None
+            raise InvalidSchema(f"file {file.name} is not valid Protobuf: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:
