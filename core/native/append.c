@@ -23,7 +23,6 @@
 #define PERSISTED 3
 
 // Where fields of a header are, in addition to those in chunk.h.
-#define FLAGS_AT 5
 #define RECORDS_AT 12
 #define STREAM_AT 16
 #define STREAMLET_AT 24

@@ -20,12 +20,16 @@
 
 // Where fields begin.
 #define VERSION_AT 4
+#define FLAGS_AT 5
 #define HEADER_BYTES_AT 6
 #define PAYLOAD_BYTES_AT 8
 #define PAYLOAD_CRC_AT 80
 #define HEADER_CRC_AT 84
 #define PLACEMENT_AT 88
 #define PLACEMENT_CRC_AT 124
+
+// Of the flags: a chunk without records.
+#define PUNCTUATION 4
 
 // A view of memory.
 typedef struct {

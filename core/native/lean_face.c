@@ -132,7 +132,8 @@ static bool is_joinable(const Run *run, const uint8_t *header)
 {
     uint32_t payload_bytes = u32_at(header + PAYLOAD_BYTES_AT);
     return memcmp(header, MAGIC, 4) == 0 && header[VERSION_AT] == LEAN_VERSION &&
-           u16_at(header + HEADER_BYTES_AT) == HEADER_BYTES && payload_bytes <= JOINED_PAYLOAD_BYTES_MAX &&
+           u16_at(header + HEADER_BYTES_AT) == HEADER_BYTES && (header[FLAGS_AT] & PUNCTUATION) == 0 &&
+           payload_bytes <= JOINED_PAYLOAD_BYTES_MAX &&
            u32_at(header + CODEC_AT) == 0 && u32_at(header + SCHEMA_ID_AT) == run->schema_id &&
            is_within(run->chunks, run->at + HEADER_BYTES, padded(payload_bytes)) &&
            (!run->verify || (is_header(header) && is_payload(run->chunks, run->at, payload_bytes,

@@ -31,6 +31,7 @@ from kera.core.format.chunk import (
 from kera.core.format.header_table import table
 from kera.core.format.lean.decode import import_batch, validate, written_bytes
 from kera.core.format.lean.kinds import Known, known_of
+from kera.core.format.punctuation import is_punctuation
 from kera.core.native import native
 
 JOINED_PAYLOAD_BYTES_MAX = 16 * KIB
@@ -173,6 +174,7 @@ def _can_join(header: ChunkHeader, schema_id: int, before: Sequence[ChunkHeader]
         (header.magic, header.version, header.header_bytes) == (MAGIC, LEAN_VERSION, HEADER_BYTES)
         and header.payload_bytes <= JOINED_PAYLOAD_BYTES_MAX
         and (header.codec, header.schema_id) == (0, schema_id)
+        and not is_punctuation(header)
         and all(
             header[_PLACE_FIELDS] == each[_PLACE_FIELDS]
             and header.first_record == each.first_record + each.record_count

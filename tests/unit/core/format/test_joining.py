@@ -10,8 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kera.core.format.checksum import crc32c
 from kera.core.format.chunk import (
     HEADER_BYTES,
+    HEADER_CRC_AT,
     LEAN_VERSION,
     ChunkHeader,
     Codec,
@@ -53,7 +55,11 @@ def chunk_of(
         "min_timestamp_us": first_record - 5,
         "max_timestamp_us": first_record + 5,
     }
+    flag = other.pop("flag", 0)
     data = bytearray(encode_chunk(payload or b"", codec=codec, version=version, **fields | other).to_bytes())
+    if flag:
+        data[5] |= flag
+        data[HEADER_CRC_AT : HEADER_CRC_AT + 4] = crc32c(data[:HEADER_CRC_AT]).to_bytes(4, "little")
     place_chunk(data, 0, (*place, first_record, 9, 0))
     return bytes(data)
 
@@ -109,6 +115,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "another segment": {"place": (9, 3, 1)},
     "records are missing before it": {"first_record": 100},
     "large": {"batch": LARGE},
+    "a punctuation, though with records": {"flag": 4},
     "another number of records": {"batch": rows(b"o", b"dd"), "record_count": 3},
 }
 
