@@ -128,7 +128,7 @@ def main() -> int:
     """Build or check as the command line says; the exit status."""
     parser = argparse.ArgumentParser(description="Build the extension of kera.core, unless it is current.")
     parser.add_argument("--check", action="store_true", help="only say whether it is current")
-    parser.add_argument("--auto", action="store_true", help="do without where nothing can be compiled")
+    parser.add_argument("--auto", action="store_true", help="skip the native core if the compiler is missing")
     parser.add_argument("--sanitize", action="store_true", help="with the sanitizers of the compiler")
     arguments = parser.parse_args()
     if arguments.check:

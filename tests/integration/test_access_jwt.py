@@ -208,10 +208,10 @@ async def test_who_is_not_let_in_learns_why(issuing: Issuing, transport: str) ->
         (issuing.token("alice", iss="https://other"), "of the issuer 'https://other', and not of 'https://issuer"),
         (issuing.token("alice", name="of-somebody-else"), "the signature of the token is not right"),
         (issuing.token("alice")[:-20], "the signature of the token is not right|the token cannot be verified"),
-        ("no-token-at-all", "no JWT"),
+        ("no-token-at-all", "a JWT"),
         # An issuer whose clock is ten minutes behind or ahead of ours, and its new tokens.
         (issuing.token("alice", exp=now_s - 300), "expired 5 min ago; get a new one; if it is new, the clocks of this"),
-        (issuing.token("alice", nbf=now_s + 600, exp=now_s + 900), "not good yet, but in 10 min; if it is new, the"),
+        (issuing.token("alice", nbf=now_s + 600, exp=now_s + 900), "valid only in 10 min; if it is new, the"),
     ):
         refused = await issuing.refused(token, transport=transport)
         assert any(each in refused for each in why.split("|")), refused

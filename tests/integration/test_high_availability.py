@@ -176,7 +176,7 @@ async def test_a_record_that_somebody_deletes_in_zookeeper_is_put_back_while_one
         while (put_back := await world.store.get(key)) is None:
             await asyncio.sleep(0.05)
     assert put_back.value == record.value
-    (said,) = [line for line in world.log(leader) if line["event"].startswith("records of the metadata were put back")]
+    (said,) = [line for line in world.log(leader) if line["event"].startswith("restored records of the metadata")]
     assert (said["level"], said["deleted"], said["changed"]) == ("error", [key], [])
     checks = (await describe_daemon(world.address(leader))).checks
     (records,) = [check for check in checks if check.name == "records"]

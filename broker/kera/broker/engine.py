@@ -196,10 +196,10 @@ class LogEngine:
         if not await engine._stop(close_index=False, flush_timeout_s=None):
             await asyncio.to_thread(restart.index.close, clean=False)
             raise StartError(
-                f"{memory.segments.bytes_left} bytes of {arena.path} are nowhere else and could not be put on disk"
-                f" ({memory.disk.error or 'see the log'}), so the size of the memory cannot change now;"
-                f" start with --arena-bytes {arena.slot_count * arena.slot_bytes} --segment-bytes {arena.slot_bytes}"
-                " until they are",
+                f"{memory.segments.bytes_left} bytes of {arena.path} are in memory only and could not be written to"
+                f" disk ({memory.disk.error or 'see the log'}), so the size of the memory cannot change now; start"
+                f" with --arena-bytes {arena.slot_count * arena.slot_bytes} --segment-bytes {arena.slot_bytes} until"
+                " they are",
                 path=str(arena.path),
                 bytes=memory.segments.bytes_left,
             )
@@ -262,7 +262,9 @@ class LogEngine:
             self.memory.removals.drop_stream(stream_id)
         for stream_id, streamlet_id in {entry[:2] for entry in self._index.entries()} - held:
             if stream_id in keep - overtaken:
-                log.info("dropping a streamlet that is elsewhere now", stream_id=stream_id, streamlet_id=streamlet_id)
+                log.info(
+                    "dropping a streamlet that moved to another broker", stream_id=stream_id, streamlet_id=streamlet_id
+                )
                 self.streams.removal.remove(stream_id, streamlet_id)
         self.restart.drop_leftovers(
             lambda stream_id, streamlet_id: (

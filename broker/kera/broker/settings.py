@@ -84,8 +84,8 @@ class BrokerSettings(MemberSettings, TracesSettings):
     handover_ms: int = Field(
         HANDOVER_MS,
         ge=0,
-        description="How long a stop waits until other brokers have this one's streamlets, which it gets back when it"
-        " starts again, in ms; the others wait for it. 0: a stop is not announced, and counts as a crash.",
+        description="Time, in ms, that a stop waits for other brokers to take this one's streamlets until it is"
+        " back. 0: a stop is not announced, and counts as a crash.",
     )
     stop_flush_ms: int = Field(
         STOP_FLUSH_MS,
@@ -104,7 +104,7 @@ class BrokerSettings(MemberSettings, TracesSettings):
     repair_delay_ms: int = Field(
         10_000,
         ge=0,
-        description="How long a backup may be away before its replicas are made again elsewhere, in ms.",
+        description="Time, in ms, that a backup may be away before its replicas are restored on other backups.",
     )
     repair_bytes_per_s: ByteSize = Field(
         ByteSize(64 * MIB), ge=64 * KIB, description="Maximum rate of making replicas again, per second."

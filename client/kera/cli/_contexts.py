@@ -114,8 +114,8 @@ def load() -> Contexts:
         return _parsed(data)
     except (ValueError, RecursionError) as error:  # no JSON, not even text, or other JSON
         raise UsageError(
-            f"contexts in {file} cannot be read: {error}; mend the file, or remove it and make them anew with kera"
-            " context set; --bootstrap does without"
+            f"contexts in {file} cannot be read: {error}; repair the file, or remove it and create contexts with"
+            " kera context set; --bootstrap needs no context"
         ) from error
 
 

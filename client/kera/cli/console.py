@@ -42,7 +42,7 @@ def console(
         None, "--tls-key", parser=path_of("--tls-key"), help="Its key, without a password."
     ),
     insecure: bool = typer.Option(
-        False, "--insecure", help="Listen where others reach it, though not everybody has to sign in over TLS."
+        False, "--insecure", help="Listen at an address that other hosts reach, without sign-in or without TLS."
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:

@@ -74,7 +74,7 @@ def set_(
         if before is None and not said.get("bootstrap"):
             raise UsageError(f"--bootstrap HOST:PORT is missing: there is no context {name!r} yet")
         if not said:
-            raise UsageError("nothing is to be changed; kera context set --help shows what there is")
+            raise UsageError("give an option to change; kera context set --help lists them")
         made = Context(**said) if before is None else dataclasses.replace(before, **said)
         _check_together(made)
         contexts.by_name[name] = made
@@ -95,7 +95,7 @@ def _checked(field: str, value: str) -> str:
         raise UsageError(f"{flag} is empty{way_out}")
     if value == NONE:
         if field == "bootstrap":
-            raise UsageError(f"{flag}: a context has to say where the cluster is")
+            raise UsageError(f"{flag}: a context needs the address of its cluster")
         return ""
     try:
         if field == "bootstrap":

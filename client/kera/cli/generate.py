@@ -199,4 +199,4 @@ def content(kind: Kind, name: str) -> bytes:
             return (folder / kind.folder / name).read_bytes()
         except OSError:
             continue
-    raise NotPackaged(f"this installation of kera has no {name}: install its wheel anew", name=name)
+    raise NotPackaged(f"this installation of kera has no {name}: reinstall its wheel", name=name)

@@ -109,7 +109,7 @@ def _of_file(path: Path, *, with_chunks: bool) -> Iterator[tuple[SegmentRow, lis
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     scan = scan_all(view)
     if scan.address is None:
-        raise UsageError(f"{path} has no chunk: it is not a segment, or nothing of it is left")
+        raise UsageError(f"{path} has no chunk: it is not a segment, or it is empty")
     yield _scanned(path, scan.address, scan, None), _chunks(view, scan) if with_chunks else None
 
 

@@ -164,7 +164,9 @@ async def _describe(bootstrap: str, name: str, output: Output, pause_s: float | 
 def _path(text: str) -> list[str]:
     elements = [element.strip() for element in text.split(",")]
     if not all(elements):
-        raise UsageError(f"--path: {text!r} has a comma with nothing beside it; write clicks, group:enrich, visits")
+        raise UsageError(
+            f"--path: {text!r} has a comma without an element beside it; write clicks, group:enrich, visits"
+        )
     return elements
 
 

@@ -101,7 +101,7 @@ async def _check(bootstrap: str, subject: str, schema: tuple[str, str, str], out
 
 @app.command("list")
 def list_(
-    prefix: str = typer.Argument("", metavar="[PREFIX]", help="Only subjects whose names begin so."),
+    prefix: str = typer.Argument("", metavar="[PREFIX]", help="Only subjects whose names begin with this."),
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
@@ -204,7 +204,7 @@ def compatibility(
         None, metavar="[MODE]", help="none, backward, forward, full, each of the last three with _transitive, too."
     ),
     default: str | None = typer.Option(
-        None, "--default", metavar="MODE", help="Set it for all subjects for which nothing else was set."
+        None, "--default", metavar="MODE", help="Set the default for subjects without a setting of their own."
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,

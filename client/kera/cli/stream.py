@@ -437,7 +437,7 @@ def alter(
         None,
         min=0,
         metavar="N",
-        help="Spread the streamlets over this many brokers; 0 for all. Older records stay where they are.",
+        help="Spread the streamlets over this many brokers; 0 for all. Older records stay at their brokers.",
     ),
     add_column: list[str] | None = typer.Option(
         None,

@@ -32,7 +32,7 @@ def init(
     clients: list[str] = typer.Option(
         [], "--client", metavar="NAME", help="Make a certificate for a client as well; may be repeated."
     ),
-    days: int = typer.Option(DAYS_DEFAULT, "--days", help="For how many days certificates are good."),
+    days: int = typer.Option(DAYS_DEFAULT, "--days", help="Validity of certificates, in days."),
     output: Output = OUTPUT_OPTION,
 ) -> None:
     """Make an authority in DIR, unless there is one, and certificates of it for hosts and clients.

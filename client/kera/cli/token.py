@@ -44,7 +44,7 @@ def issue(
         None,
         "--lifetime",
         metavar="TIME",
-        help="For how long it is good until it is renewed: 8h. Default, and most: 24h.",
+        help="Lifetime until renewal: 8h. Default and maximum: 24h.",
     ),
     out: Path | None = typer.Option(
         None, "--out", metavar="FILE", parser=path_of("--out"), help="Write it into a file that you alone can read."

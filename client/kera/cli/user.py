@@ -125,7 +125,7 @@ async def _passwd(bootstrap: str, cluster_secret_file: Path | None, name: str, p
 def roles(
     name: str = NAME_ARGUMENT,
     role: list[str] = typer.Option(
-        [], "--role", metavar="ROLE", help="Role that the user is to have, in place of those before; may be repeated."
+        [], "--role", metavar="ROLE", help="Role of the user, replacing the present ones; may be repeated."
     ),
     no_roles: bool = typer.Option(False, "--no-roles", help="Take all roles away."),
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,

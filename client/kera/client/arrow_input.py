@@ -61,8 +61,8 @@ def _opened(data: Any) -> list[pa.RecordBatch]:
     if hasattr(data, "__arrow_c_array__"):
         return [pa.record_batch(data)]
     raise InvalidArgument(
-        "send_batch takes a RecordBatch, Table or RecordBatchReader of pyarrow, a DataFrame of pandas or polars, and"
-        f" what else has Arrow's PyCapsule interface, not {_name(data)}"
+        "send_batch takes a RecordBatch, Table or RecordBatchReader of pyarrow, a DataFrame of pandas or polars, or"
+        f" another object with Arrow's PyCapsule interface, not {_name(data)}"
     )
 
 

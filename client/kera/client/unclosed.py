@@ -132,7 +132,7 @@ async def _close(owner: Unclosed) -> None:
             await owner.close()
     except Exception as error:  # noqa: BLE001 - whatever it is
         reason = str(error) or f"not done within {CLOSE_TIMEOUT_S:g} s"
-        log.error("cannot close unclosed objects in good order", error=reason)
+        log.error("cannot close the remaining objects in order", error=reason)
 
 
 async def _close_together(owners: Iterable[Unclosed]) -> None:

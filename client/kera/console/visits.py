@@ -66,7 +66,7 @@ class Visit:
     def view(self) -> View:
         """The cluster as the signed-in user sees it."""
         if self._view is None:
-            raise Refused(401, "Not signed in", "This cluster wants to know who you are.", "Sign in.")
+            raise Refused(401, "Not signed in", "This cluster requires you to sign in.", "Sign in.")
         return self._view
 
     def name(self, parameter: str = "name") -> str:
@@ -102,13 +102,13 @@ class Visit:
         """The form that was sent, checked to be one of ours. Raises `Refused`, `InvalidArgument`."""
         kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != _FORM:
-            raise Refused(415, "That is no form", f"A change is sent as {_FORM}.")
+            raise Refused(415, "Invalid form", f"A change is sent as {_FORM}.")
         form = Parameters.parse(await self._body(), fields_max=limits.FORM_FIELDS_MAX)
         if not self.house.tokens.is_good(self._cookie, form.text(FIELD)):
             raise Refused(
                 403,
-                "This form is no longer good",
-                "It was made for another session, or the console was started anew since.",
+                "This form has expired",
+                "It belongs to another session, or the console has restarted since.",
                 "Go back, load the page again, and send it from there.",
             )
         return form

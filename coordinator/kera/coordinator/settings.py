@@ -54,8 +54,8 @@ class CoordinatorSettings(NetworkSettings):
     metadata_bytes_max: ByteSize = Field(
         ByteSize(1 * GIB),
         ge=1 * MIB,
-        description="Most that the metadata may take on disk, and in address space. Nothing is reserved; a stream takes"
-        " about 1 KiB and 20 bytes per streamlet.",
+        description="Maximum size of the metadata on disk, and in address space. No space is reserved; a stream"
+        " takes about 1 KiB and 20 bytes per streamlet.",
     )
     heartbeat_interval_ms: int = Field(
         1000,

@@ -142,12 +142,12 @@ class DataDirectory:
         found = next(filter(None, identities), None)
         if found is None:
             for path, reason in damaged.items():
-                raise StartError(f"cannot read {path}: {reason}; restore it, or remove it to join anew")
+                raise StartError(f"cannot read {path}: {reason}; restore it, or remove it to join as a new daemon")
             if self.data_pattern is not None and any(self.path.glob(self.data_pattern)):
                 role = self.identity.role
                 raise StartError(  # joining as a new member would drop all of it
                     f"{self.path} has the log of a {role}, and the file {role}.json with its identity is missing;"
-                    " restore that file, or move the log away to join anew",
+                    " restore that file, or move the log away to join as a new daemon",
                     path=str(self.path),
                 )
             return 0, ""

@@ -33,15 +33,15 @@ class NetworkSettings(DaemonAccessSettings):
 
     host: str = Field(
         "127.0.0.1",
-        description="Address to listen on. Local by default: elsewhere, set tls_cert and tls_client_auth.",
+        description="Address to listen on. Local by default; any other address needs tls_cert and tls_client_auth.",
     )
     port: int = Field(0, ge=0, le=65535, description="Port of the open interface (gRPC); 0 takes any free one.")
     metrics_port: int | None = Field(
         None,
         ge=0,
         le=65535,
-        description="Port of Prometheus metrics; 0 takes any free one, absent serves none: a fixed one by default would"
-        " be taken where daemons share a host.",
+        description="Port of Prometheus metrics. 0: any free one; absent: no metrics, as daemons on one host would"
+        " compete for a default port.",
     )
     connections_max: int | None = Field(
         None,
@@ -70,8 +70,8 @@ class MemberSettings(NetworkSettings):
     )
     advertised_address: str = Field(
         "",
-        description="host, or host:port, at which others reach the open interface, if it is not where the daemon"
-        " listens. Needed with --host 0.0.0.0.",
+        description="host, or host:port, at which others reach the open interface, if it differs from the address it"
+        " listens on. Needed with --host 0.0.0.0.",
     )
     advertised_frames_address: str = Field(
         "",

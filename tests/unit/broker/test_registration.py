@@ -128,7 +128,7 @@ def test_damage_of_one_file_is_told_and_of_both_stops_the_start(directory: Broke
 
     broker.write_bytes(content)
     copy.write_bytes(content)
-    with pytest.raises(StartError, match="restore it, or remove it to join anew"):
+    with pytest.raises(StartError, match="restore it, or remove it to join as a new daemon"):
         directory.load()
 
 
@@ -156,7 +156,7 @@ def test_a_log_without_an_identity_stops_the_start(directory: BrokerDirectory) -
 
     (segments / "000000000001.segment").touch()
 
-    with pytest.raises(StartError, match="no broker"):
+    with pytest.raises(StartError, match=r"the file broker\.json"):
         directory.load()
 
 
@@ -211,7 +211,7 @@ def test_a_file_that_cannot_be_understood_stops_the_start_and_is_named(
     directory: BrokerDirectory, content: bytes
 ) -> None:
     (directory.path / "broker.json").write_bytes(content)
-    with pytest.raises(StartError, match="remove it to join anew") as raised:
+    with pytest.raises(StartError, match="remove it to join as a new daemon") as raised:
         directory.load()
 
     assert str(directory.path / "broker.json") in raised.value.message

@@ -195,11 +195,11 @@ def test_a_context_that_is_typed_counts_for_more_than_a_cluster_of_the_environme
         (["context", "use"], "", "give either a NAME or --none"),
         (["context", "delete", "prd"], "", "did you mean 'prod'?"),
         (["context", "set", "new"], "", "--bootstrap HOST:PORT is missing: there is no context 'new' yet"),
-        (["context", "set", "prod"], "", "nothing is to be changed"),
+        (["context", "set", "prod"], "", "give an option to change"),
         (["context", "set", "a b", "-b", "h:1"], "", "a context cannot be called 'a b'"),
         (["context", "set", "--", "-x"], "", "a context cannot be called '-x'"),
         (["context", "set", "new", "-b", "h"], "", "--bootstrap: "),
-        (["context", "set", "new", "-b", "none"], "", "has to say where"),
+        (["context", "set", "new", "-b", "none"], "", "needs the address of its cluster"),
         (["context", "set", "prod", "--user", "a b"], "", "--user: "),
         (["context", "set", "prod", "--user", ""], "", "--user is empty; none takes away"),
         (["context", "set", "prod", "--user", "none"], "", "--user and --password-file belong together"),
@@ -272,7 +272,7 @@ def test_a_broken_file_is_named_with_the_way_out_and_left_alone(
         code, out, err = kera(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert str(file_of(home)) in err
-        assert "mend the file, or remove it" in err
+        assert "repair the file, or remove it" in err
         assert "hunter22" not in err
     assert file_of(home).read_bytes() == text
     assert kera("stream", "list", "--bootstrap", "h:1")[0] == 0

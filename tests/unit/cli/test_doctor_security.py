@@ -132,7 +132,7 @@ def test_settings_that_fit_together_are_well(given: Settings, file: Path) -> Non
         (
             "broker",
             'tls_ca = "system"\ntls_client_auth = "required"',
-            "tls_ca system: anybody can get a certificate",
+            "tls_ca system: everyone can get a certificate",
         ),
         ("broker", "securty = true", "securty"),
         ("client", 'user = "alice"', "[client] user and password_file (or password) belong together"),

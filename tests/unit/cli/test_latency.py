@@ -130,7 +130,7 @@ def test_what_is_not_named_is_not_altered(client: FakeClient) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["create", "c", "--path", "a,,b", "--limit", "1s"], "--path: 'a,,b' has a comma with nothing beside it"),
+        (["create", "c", "--path", "a,,b", "--limit", "1s"], "--path: 'a,,b' has a comma without an element beside it"),
         (["create", "c", "--path", "", "--limit", "1s"], "--path: ''"),
         (
             ["create", "c", "--path", "a", "--limit", "300"],

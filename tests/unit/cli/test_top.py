@@ -124,7 +124,7 @@ def test_figures_of_brokers_add_up() -> None:
 
 
 def test_one_that_does_not_answer_is_shown_with_what_was_last_heard_and_since_when() -> None:
-    trouble = Trouble("nothing within 3 s", NOW_US - 5 * SECOND_US)
+    trouble = Trouble("no answer within 3 s", NOW_US - 5 * SECOND_US)
     found = snapshot(
         sample(
             figures={"broker 1": two(figures(1, records_appended=0), figures(2, records_appended=10))},
@@ -135,7 +135,7 @@ def test_one_that_does_not_answer_is_shown_with_what_was_last_heard_and_since_wh
 
     (row,) = found.brokers
     assert (row.state, row.records_in, row.records_in_per_s, row.since_us) == ("no answer", 10, None, trouble.since_us)
-    assert "nothing within 3 s" in row.why[0]
+    assert "no answer within 3 s" in row.why[0]
     assert found.streams[0].state == "no answer"
     assert found.totals.records_in_per_s is None
 

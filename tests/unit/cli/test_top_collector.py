@@ -116,7 +116,7 @@ async def test_time_that_is_up_and_a_refusal_are_told_apart(now: Now) -> None:
     refused: Poll[int] = Poll(Asked(), cast("Any", now), timeout_s=10)
     cast("Asked", refused._ask).answers = [NotAllowed("user:eve may not")]
     await all_within([late, refused], 10)
-    assert late.trouble == Trouble("nothing within 0 s", now.now_us())
+    assert late.trouble == Trouble("no answer within 0 s", now.now_us())
     assert refused.trouble == Trouble("user:eve may not", now.now_us(), refused=True)
 
 

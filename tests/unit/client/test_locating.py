@@ -359,5 +359,5 @@ async def test_a_gap_of_which_nobody_says_where_it_ends_is_no_answer(
     lost = error_to_message(DataLost("it is gone", **attributes))
     place = broker_pb2.ChunkPlace(error=lost)
     answering(monkeypatch, broker_pb2.LocateChunksResponse(places=[place, place]))
-    with pytest.raises(ProtocolError, match="does not say from where on there is something"):
+    with pytest.raises(ProtocolError, match="does not report the start of an entry"):
         await find(client, EARLIEST, records_max=5)

@@ -173,7 +173,7 @@ async def test_an_entry_that_should_be_further_is_told(
         ("/streams/s/messages?streamlet=1", 400, "takes a number from 0 to 0"),
         ("/streams/s/messages?count=0", 400, "count"),
         ("/streams/s/messages?count=201", 400, "count"),
-        ("/streams/s/messages?marks=junk", 400, "begin anew"),
+        ("/streams/s/messages?marks=junk", 400, "start with the first page"),
         ("/streams/s/record", 400, "streamlet is missing"),
         ("/streams/s/record?streamlet=0&entry=0&offset=5", 404, "There is no such record"),
         ("/streams/s/record?streamlet=0&entry=0&offset=9223372036854775807", 400, "offset"),
@@ -327,13 +327,13 @@ async def test_a_change_takes_a_form_of_ours_from_a_page_of_ours(console: MakeBr
     browser, other = await console(admin=True), await console(admin=True)
     csrf = (await browser.get("/stream/create")).csrf
     fields = {"name": "new", "csrf": csrf}
-    is_clear(await browser.post("/streams/create", {"name": "new"}), 403, "no longer good")
-    is_clear(await browser.post("/streams/create", {"name": "new", "csrf": "0" * 64}), 403, "no longer good")
-    is_clear(await other.post("/streams/create", fields), 403, "no longer good")
+    is_clear(await browser.post("/streams/create", {"name": "new"}), 403, "has expired")
+    is_clear(await browser.post("/streams/create", {"name": "new", "csrf": "0" * 64}), 403, "has expired")
+    is_clear(await other.post("/streams/create", fields), 403, "has expired")
     is_clear(await browser.post("/streams/create", fields, origin="http://evil.example"), 403, "page of the console")
     is_clear(await browser.post("/streams/create", fields, origin="http://127.0.0.1:9999"), 403, "page of the console")
     is_clear(await browser.post("/streams/create", fields, origin=""), 403, "page of the console")
-    is_clear(await browser.post("/streams/create", fields, content_type="text/plain"), 415, "no form")
+    is_clear(await browser.post("/streams/create", fields, content_type="text/plain"), 415, "Invalid form")
     is_clear(await browser.post("/streams/create", [*fields.items(), ("name", "b")]), 400, "name is given twice")
     is_clear(await browser.get(f"/streams/create?name=new&csrf={csrf}"), 404)
     assert (await browser.post("/streams/create", fields)).status == 303

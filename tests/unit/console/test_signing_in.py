@@ -112,10 +112,10 @@ async def test_a_form_of_one_session_is_no_good_in_another(browser: Browser, hou
     await sign_in(browser, "ada")
     await sign_in(other, "eve")
     csrf = (await other.get("/streams")).csrf
-    is_clear(await browser.post("/streams/create", {"name": "x", "csrf": csrf}), 403, "no longer good")
+    is_clear(await browser.post("/streams/create", {"name": "x", "csrf": csrf}), 403, "has expired")
     anonymous = Browser(browser.app)
     csrf = (await anonymous.get("/sign-in")).csrf
-    is_clear(await browser.post("/streams/create", {"name": "x", "csrf": csrf}), 403, "no longer good")
+    is_clear(await browser.post("/streams/create", {"name": "x", "csrf": csrf}), 403, "has expired")
     assert len(house.sessions) == 2
 
 
@@ -123,7 +123,7 @@ async def test_signing_out_ends_the_session_for_whoever_has_its_cookie(browser: 
     await sign_in(browser, "ada")
     thief = Browser(browser.app, cookies=dict(browser.cookies))
     assert (await thief.get("/streams")).status == 200
-    is_clear(await browser.post("/sign-out", {}), 403, "no longer good")
+    is_clear(await browser.post("/sign-out", {}), 403, "has expired")
     assert (await browser.send("/streams", "/sign-out", {})).header("location") == "/sign-in"
     assert SESSION not in browser.cookies
     assert len(house.sessions) == 0

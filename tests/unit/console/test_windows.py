@@ -86,5 +86,5 @@ def test_marks_are_the_same_after_a_way_through_an_address(given_: dict[tuple[in
     ["", "~", "x.y", "0~0.0", "0~0.0.0.0", "0~5.0.1", "0~0.0.1~0.0.1", "0~0.0.-1", "0~0.0.zzzzzzzzzzzzzz", "0~०.0.1"],
 )
 def test_marks_that_do_not_fit_are_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="begin anew"):
+    with pytest.raises(InvalidArgument, match="start with the first page"):
         marks_from_text(text, [EntryKey(0, 0)])

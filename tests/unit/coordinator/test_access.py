@@ -323,7 +323,7 @@ async def test_ones_own_password_is_changed_by_who_has_shown_the_old_one(
     request = put(create=False, scram=verifier_for("another one", iterations=ITERATIONS_MIN))
     if may:
         await secured.service.put_user(request)
-        with pytest.raises(InvalidArgument, match="can only be taken away by who administers"):
+        with pytest.raises(InvalidArgument, match="only an administrator of the cluster can remove a password"):
             await secured.service.put_user(put(create=False, scram=messages.ScramVerifier()))
     else:
         with pytest.raises(NotAllowed):

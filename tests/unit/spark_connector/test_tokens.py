@@ -278,7 +278,7 @@ async def test_a_token_of_the_drivers_that_is_good_no_more_is_an_error_that_says
 ) -> None:
     file = tmp_path / "token"
     file.write_text("kera_gone_secret")
-    with pytest.raises(AuthenticationFailed, match=r"the token of the driver.*is good no more") as caught:
+    with pytest.raises(AuthenticationFailed, match=r"the driver's token.*is not valid any more") as caught:
         await tokens.token(need("a", settings=ClientSettings(token_file=file)), "query")
 
     assert "secret" not in str(caught.value)

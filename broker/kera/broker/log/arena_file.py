@@ -173,7 +173,7 @@ class ArenaFile:
                     file = cls(path, fd, geometry, head.domain, head.number, calls)
                 else:
                     log.error(
-                        "memory of the last launch is damaged: data that were nowhere else are lost", path=str(path)
+                        "the memory of the last launch is damaged: data that were only there are lost", path=str(path)
                     )
         except OSError as error:
             log.error("cannot read memory that was left", path=str(path), error=str(error))

@@ -90,8 +90,8 @@ class Punctuations:
             )
         if not stream.epochs.are_kept:
             raise InvalidArgument(
-                f"stream {stream.name!r} has no epochs, so nothing is closed in it; kera stream alter {stream.name}"
-                " --epoch says how long they are",
+                f"stream {stream.name!r} has no epochs to close; set their length with kera stream alter"
+                f" {stream.name} --epoch",
                 stream=stream.name,
             )
         here = (stream.streamlets.get(each) for each in request.streamlet_ids)

@@ -224,7 +224,7 @@ class ReadSessions:
             while True:
                 answer = await self._turns.run(self._read_marked(call, session), id(call.peer))
                 if session.closed:
-                    raise SessionLost("the read session has been begun anew meanwhile")
+                    raise SessionLost("the reader has restarted the read session meanwhile")
                 loading = session.loading.waiting
                 if answer.response.results or (loop.time() >= until and not loading):
                     return self._reply(call, session, answer)
@@ -254,7 +254,7 @@ class ReadSessions:
         if session is None or session.closed:
             at = "there is none" if session is None else f"it was at step {session.step}"
             raise SessionLost(
-                f"step {request.step} of read session {request.session_id}: {at}; begin it anew with step 0",
+                f"step {request.step} of read session {request.session_id}: {at}; restart it with step 0",
                 session_id=request.session_id,
                 step=request.step,
             )

@@ -59,7 +59,7 @@ class Poll(Generic[T]):
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._ask()
         except TimeoutError:
-            self._fail(f"nothing within {self._timeout_s:g} s")
+            self._fail(f"no answer within {self._timeout_s:g} s")
         except (AuthenticationFailed, NotAllowed) as error:
             self._fail(error.message, refused=True)
         except KeraError as error:

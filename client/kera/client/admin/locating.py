@@ -440,4 +440,4 @@ def _available(error: DataLost) -> Position:
     match error.attributes.get("available_from"):
         case [int(group_id), int(segment_id), int(offset)]:
             return Position(group_id, segment_id, offset)
-    raise ProtocolError(f"a broker does not say from where on there is something: {error.message}")
+    raise ProtocolError(f"a broker does not report the start of an entry: {error.message}")

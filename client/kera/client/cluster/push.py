@@ -382,7 +382,7 @@ class PushChannel(asyncio.Protocol):
             self._loop.call_later(self._alive_interval_s, self._watch)
             return
         self.silent = True
-        log.warning("a broker is silent; reading on elsewhere", broker_id=self.broker_id, address=self._path)
+        log.warning("a broker is silent; reading from its successor", broker_id=self.broker_id, address=self._path)
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:

@@ -18,4 +18,4 @@ def making_sense() -> Iterator[None]:
     try:
         yield
     except (LookupError, ValueError) as error:
-        raise ProtocolError(f"an answer makes no sense: {error!r}; is the peer newer?") from error
+        raise ProtocolError(f"invalid answer: {error!r}; is the peer newer?") from error

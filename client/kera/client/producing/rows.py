@@ -50,7 +50,7 @@ def columns_of_frame(
     if stream.typed:
         if given:
             raise InvalidArgument(
-                f"stream {stream.name!r} has columns of its own, to which those of the frame go by their names: leave"
+                f"stream {stream.name!r} has columns, and columns of the frame go to those of the same name: leave"
                 f" {', '.join(given)} out",
                 stream=stream.name,
             )

@@ -60,7 +60,7 @@ class LoopThread:
         """Whether who calls may wait for the loop. Raises `InvalidArgument` and `ClosedError`."""
         if threading.get_ident() == self._thread.ident:
             raise InvalidArgument(
-                "callbacks run on the client's own thread, which nothing can wait for there: hand over to another one"
+                "callbacks run on the client's own thread and must not wait for it: call the client from another thread"
             )
         self.check_process()
 

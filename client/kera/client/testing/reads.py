@@ -51,7 +51,7 @@ class Reads:
         if request.step == 0:
             ranges = {}
         elif step != request.step - 1:
-            raise SessionLost("begin the session anew")
+            raise SessionLost("restart the session")
         for handle in request.removed:
             ranges.pop(handle, None)
         ranges.update({each.handle: each for each in wanted})

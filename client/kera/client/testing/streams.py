@@ -291,7 +291,7 @@ class FakeStream:
         """A streamlet, as a broker has it. Raises `UnknownStream` if it has nothing of it."""
         streamlet = self._streamlet(streamlet_id)
         if broker_id not in {each.broker_id for each in streamlet.intervals}:
-            raise UnknownStream("nothing of the stream is here", stream_id=self.stream_id)
+            raise UnknownStream("this broker has no part of the stream", stream_id=self.stream_id)
         if streamlet.owner == broker_id and not streamlet.opened:
             raise UnknownStream("not opened yet", stream_id=self.stream_id)
         return streamlet

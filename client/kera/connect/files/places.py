@@ -77,7 +77,7 @@ def check_order(files: Sequence[str], sizes: Sequence[int], spot: Spot) -> None:
     if spot.number >= len(files) or files[spot.number] != spot.name:
         there = files.index(spot.name) if spot.name in files else None
         if there is None:
-            raise SourceChanged(f"{spot.name} is gone, the last file that was copied; put it back, or copy anew")
+            raise SourceChanged(f"{spot.name} is gone, the last file that was copied; restore it, or start a new copy")
         raise SourceChanged(
             f"before {spot.name}, the last file that was copied, there were {spot.number} others, and now there are"
             f" {there}: files are copied in the order of their names, so later ones need later names"

@@ -82,7 +82,7 @@ def schema_of(path: str, kind: str) -> pa.Schema:
             case _:
                 block = sample_of(path, JsonRecords(), SAMPLE_BYTES)
                 if not block.strip():
-                    raise pa.ArrowInvalid("it is empty, so its columns are not known")
+                    raise pa.ArrowInvalid("it is empty, and has no columns")
                 found = columns_of_lines(block)
     except SchemaMismatch as error:
         raise SchemaMismatch(f"{path}: {error.message}", path=path) from error

@@ -135,8 +135,8 @@ class Round:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CopyMismatch(
-                f"the journal of the copy is damaged: its last record is {data[:80]!r}; kera connect forget has the"
-                " copy begin anew"
+                f"the journal of the copy is damaged: its last record is {data[:80]!r}; restart the copy with kera"
+                " connect forget"
             ) from error
 
     @property

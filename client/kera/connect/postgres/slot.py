@@ -83,9 +83,9 @@ class Slot:
                 if error.attributes.get("sqlstate") != _NO_RIGHT:
                     raise
                 raise Refused(
-                    f"{error.message}: to make a publication, the role has to own the table and to have CREATE on the"
-                    f" database; or have somebody else run CREATE PUBLICATION {name} FOR TABLE {quoted}{root}, and give"
-                    f" publication={publication}"
+                    f"{error.message}: to make a publication, the role has to own the table and to have CREATE on"
+                    f" the database; or have another role run CREATE PUBLICATION {name} FOR TABLE {quoted}{root},"
+                    f" and give publication={publication}"
                 ) from error
             self._made_publication = True
         if table not in database.rows(sql.PUBLISHED, [publication]):
@@ -136,7 +136,7 @@ class Slot:
         if found is None:
             raise RecordsGone(
                 f"{self._shown}: there is no replication slot {self.name} any more, so changes behind {place['lsn']}"
-                " are gone. kera connect forget has the copy begin anew, with all rows of the table"
+                " are gone. kera connect forget restarts the copy with all rows of the table"
             )
         if found > parse_lsn(place["lsn"]):
             raise RecordsGone(

@@ -133,7 +133,7 @@ def marks_from_text(text: str, known: Sequence[EntryKey]) -> tuple[dict[EntryKey
             marks[key] = ordinal
     except ValueError:
         raise InvalidArgument(
-            "this page goes on from where another one ended, and that place does not fit the stream; begin anew",
+            "this page continues another one, whose end does not fit the stream; start with the first page",
             parameter="marks",
         ) from None
     return marks, turn

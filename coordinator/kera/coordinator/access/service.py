@@ -128,7 +128,7 @@ class AccessService:
             if not own or request.create or request.HasField("roles") or request.HasField("quota"):
                 raise self._not_allowed("administer", CLUSTER)
             if request.scram == messages.ScramVerifier():
-                raise InvalidArgument("a password can only be taken away by who administers the cluster")
+                raise InvalidArgument("only an administrator of the cluster can remove a password")
         return messages.PutUserResponse(untold=await self._change(partial(self._put_user, request)))
 
     def _put_user(self, request: messages.PutUserRequest) -> dict[str, bytes | None]:

@@ -80,7 +80,8 @@ class Forgetting:
         backups = self._state.backups
         if lost and backups.is_expected(backup_id) and backups.is_draining(backup_id) and not force:
             raise Unavailable(
-                f"backup {backup_id} was drained, and has stopped a moment ago; {lost[0]}: they have yet to say so",
+                f"backup {backup_id} was drained, and has stopped a moment ago; {lost[0]}: wait for their next"
+                " heartbeats",
                 backup_id=backup_id,
             )
         _check_not_expected(backups, backup_id, is_empty=not lost)

@@ -312,9 +312,9 @@ class Migration:
             self._check_unchanged(old, now, target, back=back)
             if end.ByteSize() > VALUE_BYTES_MAX:
                 raise InvalidArgument(
-                    f"streamlet {streamlet_id} of stream {stream.name!r} stays where it is: how far its"
-                    f" {len(end.producers)} producers got takes more than {VALUE_BYTES_MAX} bytes to hand over; those"
-                    " that chose their ids are remembered until the stream is deleted",
+                    f"streamlet {streamlet_id} of stream {stream.name!r} stays at its broker: the state of its"
+                    f" {len(end.producers)} producers takes more than {VALUE_BYTES_MAX} bytes to hand over;"
+                    " producers that chose their ids are remembered until the stream is deleted",
                     limit_bytes=VALUE_BYTES_MAX,
                 )
             epoch, first = state.brokers.epoch(target), list(end.next_records)
@@ -363,7 +363,8 @@ class Migration:
             )
         if (brokers.is_draining(broker_id) or brokers.is_leaving(broker_id)) and not back:
             raise Unavailable(
-                f"broker {broker_id} is to be emptied, or stops, since a moment ago; move the streamlet elsewhere"
+                f"broker {broker_id} is being drained or stopped since a moment ago; move the streamlet to another"
+                " broker"
             )
 
     def _check_room(self, stream: common_pb2.StreamInfo) -> None:

@@ -88,7 +88,7 @@ class Rereading:
         await state.restore(changed)
         deleted = [key for key, version in changed.items() if not version]
         log.error(
-            "records of the metadata were put back: somebody else deleted or changed them in the store",
+            "restored records of the metadata: another program deleted or changed them in the store",
             deleted=deleted,
             changed=[key for key in changed if key not in deleted],
         )

@@ -92,7 +92,7 @@ def secret_from(what: str, file: BinaryIO) -> str:
     try:
         text = data.decode().strip()
     except UnicodeDecodeError as error:
-        raise AuthenticationFailed(f"{what} cannot be read: it is no text") from error
+        raise AuthenticationFailed(f"{what} cannot be read: it is not UTF-8 text") from error
     if not text or len(data) > SECRET_BYTES_MAX:
         reason = "is empty" if not text else f"has more than {SECRET_BYTES_MAX} bytes"
         raise AuthenticationFailed(f"{what} {reason}")

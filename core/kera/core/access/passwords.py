@@ -91,7 +91,9 @@ class Login:
             self._client.set_server_first(text)
             return str(self._client.get_client_final()).encode()
         except (ScramException, UnicodeDecodeError) as error:
-            raise AuthenticationFailed(f"the server's part of the password exchange makes no sense: {error}") from error
+            raise AuthenticationFailed(
+                f"the server sent an invalid message in the password exchange: {error}"
+            ) from error
 
     def check(self, server_final: bytes) -> None:
         """Whether the server knows the password, too."""
@@ -166,7 +168,9 @@ class Logins:
         except ScramException as error:
             if refusal is not None:
                 raise refusal from None
-            raise AuthenticationFailed(f"that is no beginning of {MECHANISM} without channel binding") from error
+            raise AuthenticationFailed(
+                f"invalid first message: expected {MECHANISM} without channel binding"
+            ) from error
         exchange_id = secrets.randbits(63) | 1
         crowded_out = self._crowd.add(exchange_id, host)
         if crowded_out is not None:
@@ -179,7 +183,7 @@ class Logins:
         exchange = self._exchanges.pop(exchange_id, None)
         self._crowd.remove(exchange_id)
         if exchange is None or exchange.peer != peer or self._now_s() >= exchange.until_s:
-            raise AuthenticationFailed("this password exchange is not under way; begin it anew")
+            raise AuthenticationFailed("this password exchange is over; start a new one")
         text = _text(client_final)
         for server, verifier in zip_longest(exchange.servers, exchange.verifiers):
             with contextlib.suppress(ScramException):

@@ -74,8 +74,9 @@ def check_resource(resource: str) -> str:
         return resource
     if kind not in OF_RESOURCES or kind == CLUSTER:
         raise InvalidArgument(
-            f"resource {resource!r}: stream:NAME, group:NAME, producer:NAME, domain:NAME or cluster; a * at the end of"
-            f" a name stands for all that begin so{hint(kind, OF_RESOURCES) if colon else _meant(resource)}"
+            f"resource {resource!r}: stream:NAME, group:NAME, producer:NAME, domain:NAME or cluster; a * at the end"
+            " of a name stands for all names with this"
+            f" prefix{hint(kind, OF_RESOURCES) if colon else _meant(resource)}"
         )
     if not colon or not name or "*" in name[:-1] or len(resource) > RESOURCE_CHARS_MAX:
         raise InvalidArgument(f"resource {resource!r}: a name is missing, is too long, or has a * that is not its end")

@@ -32,8 +32,8 @@ _WAKES = "anon_inode:[eventfd]"
 def inherited() -> ClosedError:
     """Why something of its parent's cannot be used in a child."""
     return ClosedError(
-        "this was made before the process was forked, and is its parent's: start processes with spawn, or make clients"
-        " only where they are used"
+        "this client belongs to the parent of a forked process: start processes with spawn, or create clients in the"
+        " process that uses them"
     )
 
 

@@ -27,8 +27,8 @@ class TlsSettings(KeraSettings):
     )
     tls_cert: Path | None = Field(
         None,
-        description="File of the own certificate, with those between it and its authority (PEM). It is read again when"
-        " it has changed, and so are tls_key and tls_ca.",
+        description="File of this process's certificate, followed by intermediate certificates (PEM). It is read"
+        " again when it has changed, and so are tls_key and tls_ca.",
     )
     tls_key: Path | None = Field(None, description="File of the key of tls_cert (PEM, without a password).")
 
@@ -38,8 +38,8 @@ class DaemonTlsSettings(TlsSettings):
 
     tls_client_auth: ClientAuth = Field(
         "none",
-        description="Whether clients have to show a certificate of tls_ca: required; optional: one that is shown has"
-        " to be good (over gRPC none is asked for then); none.",
+        description="Client certificates by tls_ca. required: each client needs a valid one; optional: a client may"
+        " send one, which has to be valid (not over gRPC); none.",
     )
     insecure: bool = Field(
         default=False,
@@ -74,8 +74,8 @@ def tls_of_daemon(settings: DaemonTlsSettings, host: str, *, authenticates: bool
         )
     if settings.tls_ca == SYSTEM and settings.tls_client_auth != "none":
         raise InvalidSettings(
-            "tls_ca system: anybody can get a certificate of these authorities, and would be let in with it; name your"
-            " own, or set tls_client_auth none"
+            "tls_ca system: everyone can get a certificate of these authorities, and would be admitted; name your"
+            " own authority, or set tls_client_auth none"
         )
     return _tls(
         settings,

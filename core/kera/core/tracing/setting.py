@@ -88,7 +88,7 @@ def _by_variables(environ: Mapping[str, str]) -> Target | None:
     try:
         return Target(_endpoint_of(environ), _ratio_of(environ), asked_for=False)
     except InvalidArgument as error:  # they are not only ours
-        log.warning("there are no traces: a variable of OpenTelemetry makes no sense", error=error.message)
+        log.warning("tracing is off: invalid variable of OpenTelemetry", error=error.message)
         return None
 
 

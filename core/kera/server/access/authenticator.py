@@ -97,7 +97,9 @@ class Authenticator:
             self._check_told()
             return self.known(self.accounts.owner_of(text, self.now_s()))
         if self._of_jwt is None:
-            raise AuthenticationFailed("that is no token of this cluster, and no issuer of others is set up: jwt_keys")
+            raise AuthenticationFailed(
+                "unknown token: it does not belong to this cluster, and jwt_keys sets no other issuer"
+            )
         return self.known(self._of_jwt(text))
 
     def begin_login(self, client_first: bytes, peer: object, host: str = "") -> tuple[int, bytes]:

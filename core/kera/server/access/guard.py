@@ -203,7 +203,7 @@ class Guard(Door):
             if request.WhichOneof("with") == "token":
                 who = door.of_token(request.token)
             elif request.WhichOneof("with") is None:
-                raise AuthenticationFailed("nothing was shown: set token or scram")
+                raise AuthenticationFailed("the request has no credentials: set token or scram")
             elif not request.exchange_id:
                 host = host_of(peer.address)
                 answer.exchange_id, answer.scram = door.begin_login(request.scram, peer.transport, host)
@@ -211,7 +211,9 @@ class Guard(Door):
             else:
                 who, answer.scram = door.end_login(request.exchange_id, request.scram, peer.transport)
             if peer.asked and peer.identity not in {None, who}:  # what is under way would be nobody's to take away
-                raise AuthenticationFailed("this connection is somebody else's by now: authenticate over another one")
+                raise AuthenticationFailed(
+                    "another identity has authenticated on this connection: use another connection"
+                )
         except AuthenticationFailed as error:
             user = str(error.attributes.get("user", ""))
             self.audit.authentication_failed(peer.address, peer.transport, error.message, user=user)

@@ -155,7 +155,7 @@ class UrlSource:
         with connection.getresponse() as response:
             if response.status in {301, 302, 303, 307, 308}:
                 to = shown(response.headers.get("Location", ""))
-                raise NotRead(f"it sends elsewhere, which is not followed: {response.status} to {to}")
+                raise NotRead(f"it redirects, which is not allowed: {response.status} to {to}")
             if response.status != http.client.OK:
                 raise NotRead(f"it answers {response.status} {shown(response.reason)}")
             data = _checked(response.read(KEYS_BYTES_MAX + 1))

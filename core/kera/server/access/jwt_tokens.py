@@ -96,7 +96,7 @@ class JwtTokens:
         parts = _PARTS.fullmatch(text)
         if parts is None:
             what = "it is encrypted" if text.count(".") == 4 else "it has not three parts in base64url"
-            raise AuthenticationFailed(f"that is no token of this cluster, and no JWT: {what}")
+            raise AuthenticationFailed(f"the token is neither one of this cluster nor a JWT: {what}")
         header = _part(parts[1], "header")
         algorithm, key_id = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
@@ -104,7 +104,7 @@ class JwtTokens:
                 f"the token is signed with {shown(algorithm)}, which is not taken: only {', '.join(sorted(ALGORITHMS))}"
             )
         if key_id is not None and not isinstance(key_id, str):
-            raise AuthenticationFailed(f"the token names a key (kid) that is no text: {shown(key_id)}")
+            raise AuthenticationFailed(f"the token names a key (kid) that is not text: {shown(key_id)}")
         if "crit" in header:
             raise AuthenticationFailed("the token wants something understood that is not (crit)")
         key = self._keys.find(key_id or None, algorithm)
@@ -150,7 +150,7 @@ class JwtTokens:
             raise AuthenticationFailed(f"the token expired {_span(off_s)} ago; get a new one{_if_new(off_s)}")
         if since_s is not None and since_s - leeway_s > now_s:
             off_s = since_s - now_s
-            raise AuthenticationFailed(f"the token is not good yet, but in {_span(off_s)}{_if_new(off_s)}")
+            raise AuthenticationFailed(f"the token is valid only in {_span(off_s)}{_if_new(off_s)}")
         return left_s
 
     def _roles(self, claims: dict[str, Any]) -> frozenset[str]:
@@ -166,7 +166,7 @@ def _part(text: str, what: str) -> dict[str, Any]:
     try:
         return parsed_object(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, binascii.Error) as error:
-        raise AuthenticationFailed(f"that is no JWT: its {what} cannot be read, {error}") from None
+        raise AuthenticationFailed(f"the token is not a JWT: its {what} cannot be read, {error}") from None
 
 
 def _claim(claims: dict[str, Any], path: str) -> Any:

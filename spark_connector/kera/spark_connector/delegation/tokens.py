@@ -225,7 +225,7 @@ class _Kept:
                 good_ms = (await access.renew_token(token_id)).expires_in_ms
             except InvalidArgument as error:
                 raise AuthenticationFailed(
-                    f"the token of the driver, which executors are to show, is good no more: {error.message}"
+                    f"the driver's token for executors is not valid any more: {error.message}"
                 ) from error
             text = owners
         else:
@@ -250,7 +250,7 @@ class _Kept:
                 failed = await self._renewed()
             while failed and self._now_s() < self._until_s:
                 left_s = self._until_s - self._now_s()
-                log.warning("token %s was not renewed, it is good for %.0f s: %s", self._token_id, left_s, failed)
+                log.warning("token %s was not renewed, it is valid for %.0f s: %s", self._token_id, left_s, failed)
                 await self._sleep(min(left_s / 4 + 0.1, TRY_AGAIN_S))
                 async with self._changing:
                     failed = await self._renewed()

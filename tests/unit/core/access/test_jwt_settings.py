@@ -60,7 +60,7 @@ def test_without_an_issuer_other_tokens_are_refused() -> None:
     guard = guard_of(DaemonAccessSettings(security=True), Runtime())
     assert isinstance(guard, Guard)
     assert not guard.looks
-    with pytest.raises(AuthenticationFailed, match="no issuer of others is set up: jwt_keys"):
+    with pytest.raises(AuthenticationFailed, match="jwt_keys sets no other issuer"):
         guard.admit(Peer("grpc", "10.0.0.9:1"), Evidence(token=signed(claims_of("alice", 0))))
 
 

@@ -79,7 +79,7 @@ def test_who_begins_many_exchanges_ends_those_of_nobody_elsewhere(now: Now) -> N
     exchange_id, answer = logins.begin(login.first(), PEER, "10.0.0.2")
     many = [logins.begin(Login("alice", PASSWORD).first(), PEER, "10.0.0.3")[0] for _ in range(10)]
     assert logins.end(exchange_id, login.final(answer), PEER).user == "alice"
-    with pytest.raises(AuthenticationFailed, match="not under way"):
+    with pytest.raises(AuthenticationFailed, match="is over; start a new one"):
         logins.end(many[0], b"", PEER)
 
 
@@ -106,7 +106,7 @@ def test_an_exchange_is_good_once_for_its_peer_and_not_for_long(logins: Logins, 
         final = login.final(answer)
         now.s += late
         for _ in range(2):
-            with pytest.raises(AuthenticationFailed, match="is not under way"):
+            with pytest.raises(AuthenticationFailed, match="is over; start a new one"):
                 logins.end(exchange_id, final, whom)
 
 
@@ -115,7 +115,7 @@ def test_of_too_many_exchanges_the_oldest_make_room(logins: Logins) -> None:
     exchange_id, answer = logins.begin(login.first(), PEER)
     for _ in range(EXCHANGES_MAX):
         logins.begin(Login("alice", PASSWORD).first(), PEER)
-    with pytest.raises(AuthenticationFailed, match="is not under way"):
+    with pytest.raises(AuthenticationFailed, match="is over; start a new one"):
         logins.end(exchange_id, login.final(answer), PEER)
 
 

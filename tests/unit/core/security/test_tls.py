@@ -331,7 +331,7 @@ def test_who_serves_needs_a_certificate(authority: Authority) -> None:
                 DaemonTlsSettings(
                     tls_ca=Path("system"), tls_cert=Path("c"), tls_key=Path("k"), tls_client_auth=client_auth
                 ),
-                "tls_ca system: anybody can get a certificate of these authorities, and would be let in with it",
+                "tls_ca system: everyone can get a certificate of these authorities, and would be admitted",
             )
             for client_auth in ("required", "optional")
         ],

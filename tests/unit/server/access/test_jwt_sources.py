@@ -124,7 +124,7 @@ def test_a_certificate_of_nobody_known_is_not_taken(tls: ssl.SSLContext, monkeyp
 def test_a_redirect_is_not_followed(status: int) -> None:
     with published(DATA) as other, published(DATA) as page:
         answer(page, status, ("Location", other.url))
-        with pytest.raises(NotRead, match=f"sends elsewhere, which is not followed: {status} to 'http://127"):
+        with pytest.raises(NotRead, match=f"redirects, which is not allowed: {status} to 'http://127"):
             keys_source(page.url).read()
         assert other.asked == 0
 

@@ -36,7 +36,7 @@ def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise _mismatch(stream, f"the batch is none that Arrow calls valid: {error}") from error
+        raise _mismatch(stream, f"the batch is not valid for Arrow: {error}") from error
     schema = stream.schema
     if batch.schema.equals(schema) and not _has_forbidden_nulls(batch, stream):
         return batch

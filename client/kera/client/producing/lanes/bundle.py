@@ -20,7 +20,7 @@ from kera.core.format.many_chunks import seal_chunks
 
 
 class Bundle:
-    """See the head of this module."""
+    """Chunks of one batch that are sent and acknowledged together, or taken apart into single chunks."""
 
     def __init__(
         self,

@@ -103,7 +103,7 @@ class Failure(NamedTuple):
 
 
 class Lane:
-    """See the head of this module."""
+    """The pending chunks of one streamlet: each is stored once and in order, or fails with those behind it."""
 
     def __init__(
         self, identity: LaneIdentity, columns: LaneColumns, at: int = 0, *, last_epoch: int = LAST_EPOCH

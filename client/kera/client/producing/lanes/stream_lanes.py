@@ -20,7 +20,7 @@ class ProducerIdentity(NamedTuple):
 
 
 class StreamLanes:
-    """See the head of this module. `Routes` brings it up to date."""
+    """The lanes of one stream, with the known owners of its streamlets. `Routes` brings it up to date."""
 
     def __init__(self, stream: StreamDescription, identity: ProducerIdentity) -> None:
         self.stream = stream

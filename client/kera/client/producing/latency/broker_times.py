@@ -21,7 +21,7 @@ BROKERS_MAX = 1000
 
 
 class BrokerTimes:
-    """See the head of this module. Belongs to one producer."""
+    """Estimates the time of day at brokers, and stamps chunks of measured streams with it. Belongs to one producer."""
 
     def __init__(self) -> None:
         self._offsets: dict[int, ClockOffset] = {}

@@ -88,7 +88,10 @@ class Lateness:
 
 
 class Pace:
-    """See the head of this module. Times are on the loop's clock."""
+    """Limits the time that a chunk for one broker may fill, by latency target and advice.
+
+    Times are on the loop's clock.
+    """
 
     def __init__(self, settings: ProducerSettings) -> None:
         self._linger_s = None if settings.linger_ms is None else settings.linger_ms / 1000

@@ -24,7 +24,10 @@ LONE_S = 1.25 * INTERVAL_S
 
 
 class WriterReports:
-    """See the head of this module. Times in seconds are on the loop's clock."""
+    """Measures requests to one broker, reports the figures to it, and takes its advice.
+
+    Times in seconds are on the loop's clock.
+    """
 
     def __init__(
         self,

@@ -49,7 +49,10 @@ BATCH_OVERHEAD_BYTES = 1024
 
 
 class StreamWriter:
-    """See the head of this module. Belongs to one `Producer`."""
+    """The open chunks of one stream: records go in, and closed chunks go to their lanes in order.
+
+    Belongs to one `Producer`.
+    """
 
     def __init__(
         self,

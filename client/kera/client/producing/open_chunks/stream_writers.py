@@ -25,7 +25,7 @@ from kera.v1 import coordinator_pb2
 
 
 class StreamWriters:
-    """See the head of this module. Belongs to one `Producer`."""
+    """The writers of all streams that a producer uses, and their common identity. Belongs to one `Producer`."""
 
     def __init__(
         self,

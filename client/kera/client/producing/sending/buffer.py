@@ -37,7 +37,7 @@ else:
 
 
 class Buffer(Room):
-    """See the head of this module."""
+    """The undelivered records of a producer, within `buffer_bytes_max`. Each chunk is finished exactly once."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max

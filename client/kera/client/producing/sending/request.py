@@ -14,7 +14,7 @@ JOINED_BYTES_MAX = 4 << 10
 
 
 class Request:
-    """See the head of this module."""
+    """One request to a broker, with the chunks and bundles that it carries."""
 
     __slots__ = ("bundles", "chunk_count", "chunks", "message", "sent_s")
 

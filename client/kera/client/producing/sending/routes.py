@@ -74,7 +74,10 @@ class _Route:
 
 
 class Routes:
-    """See the head of this module. Belongs to one `Producer`."""
+    """Assigns each lane to the sender of its streamlet's owner, and moves it only while no chunk is in flight.
+
+    Belongs to one `Producer`.
+    """
 
     def __init__(
         self,

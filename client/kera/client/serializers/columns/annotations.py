@@ -142,7 +142,7 @@ def _one_of(values: Sequence[Any]) -> Any:
 def _container(path: str, annotation: Any, within: tuple[type, ...]) -> Shape:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in {dict, Mapping}:
-        raise _refused(path, annotation, "say of what: dict[str, int]")
+        raise _refused(path, annotation, "give the types of its items: dict[str, int]")
     if origin in {dict, Mapping}:
         key = shape_of(arguments[0], f"{path}{{}}", (), within)
         if not isinstance(key, Leaf):
@@ -151,7 +151,7 @@ def _container(path: str, annotation: Any, within: tuple[type, ...]) -> Shape:
     if origin is tuple and (len(arguments) != 2 or arguments[1] is not Ellipsis):
         raise _refused(path, annotation, "a tuple of any length is tuple[T, ...]; for others make a dataclass")
     if not arguments:
-        raise _refused(path, annotation, "say of what: list[int]")
+        raise _refused(path, annotation, "give the type of its items: list[int]")
     return Repeated(shape_of(arguments[0], f"{path}[]", (), within), _REPEATED[origin])
 
 
