@@ -22,10 +22,12 @@ from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.decoding import Decoding
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.client.consuming.latency.hooks import reader_latency
 from kera.client.consuming.leases import LostGroup
+from kera.client.consuming.plugins import Plugins
 from kera.client.consuming.range_reading import read_range
 from kera.client.consuming.start_and_end import End, Start
-from kera.client.consuming.traced import trace
+from kera.client.consuming.traced import ConsumerTraces
 from kera.client.epochs.beginning import EpochStart
 from kera.client.epochs.ordered_consumer import OrderedConsumer
 from kera.client.epochs.reader import EPOCH_BYTES_MAX, EpochEnd, Epochs
@@ -189,9 +191,8 @@ class Client:
             streamlets=streamlets,
             decoding=decoding,
             make_decoding=partial(self._decoding, settings=merged),
+            plugins=self._plugins(merged.consumer_group),
         )
-        if self.tracing.is_on:
-            trace(consumer, self.tracing, merged.consumer_group)
         self._consumers.add(consumer)
         return consumer
 
@@ -290,11 +291,22 @@ class Client:
         names = (streams,) if isinstance(streams, str) else streams
         merged = _merged(GroupConsumerSettings, settings, overrides, Client.group_consumer)
         decoding = self._decoding(deserializer, key_deserializer, merged)
-        consumer = GroupConsumer(self._cluster, consumer_group, names, merged, on_lost=on_lost, decoding=decoding)
-        if self.tracing.is_on:
-            trace(consumer, self.tracing, consumer_group)
+        consumer = GroupConsumer(
+            self._cluster,
+            consumer_group,
+            names,
+            merged,
+            on_lost=on_lost,
+            decoding=decoding,
+            plugins=self._plugins(consumer_group),
+        )
         self._consumers.add(consumer)
         return consumer
+
+    def _plugins(self, consumer_group: str) -> Plugins:
+        """The plug-ins of a consumer: latencies are measured for a group, and traces are made when tracing is on."""
+        traces = partial(ConsumerTraces, self.tracing, consumer_group) if self.tracing.is_on else None
+        return Plugins(reader_latency(self._cluster, consumer_group), traces)
 
     def _decoding(
         self, deserializer: DeserializerLike, key_deserializer: DeserializerLike, settings: ConsumerSettings

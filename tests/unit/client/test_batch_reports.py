@@ -3,7 +3,7 @@
 import pytest
 
 from kera.client.cluster.timing import Timing
-from kera.client.consuming.batch_reports import BatchReports, TakenEntry
+from kera.client.consuming.latency.batch_reports import BatchReports, TakenEntry
 from kera.core.base.ids import EntryId
 from kera.core.latency.hop import Hop
 from kera.v1 import latency_pb2

@@ -12,7 +12,7 @@ from kera.client.client import Client
 from kera.client.cluster.fetch import Wanted
 from kera.client.cluster.timing import Timing
 from kera.client.consuming.consumer import Consumer
-from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.fetching.fetcher import Fetcher
 from kera.client.settings import ConsumerSettings
 from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import (

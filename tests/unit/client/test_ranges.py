@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kera.client.consuming.fetcher import Fetcher
-from kera.client.consuming.ranges import Arrived, Range, rest_of_group
+from kera.client.consuming.fetching.fetcher import Fetcher
+from kera.client.consuming.fetching.ranges import Arrived, Range, rest_of_group
 from kera.client.settings import ConsumerSettings
 from kera.core.base.ids import EntryId, Position
 from kera.core.errors import DataLost, InvalidCursor

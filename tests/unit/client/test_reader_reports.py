@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kera.client.client import Client
 from kera.client.cluster.at_work import AtWork
 from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.cluster.retry import RetryTime
 from kera.client.cluster.timing import Timing
-from kera.client.consuming.consumer import Consumer
-from kera.client.consuming.fetcher import Fetcher
-from kera.client.consuming.ranges import Arrived, Came, Range
-from kera.client.consuming.reader_reports import VALID_S_MAX, ReaderMeter
+from kera.client.consuming.fetching.hooks import FetcherPort
+from kera.client.consuming.fetching.ranges import Range
+from kera.client.consuming.latency.hooks import ReaderLatency
+from kera.client.consuming.latency.reader_reports import VALID_S_MAX, ReaderMeter
+from kera.client.consuming.latency.waiting import Came, Waiting
 from kera.client.settings import ClientSettings, ConsumerSettings
 from kera.core.base.clock import FakeClock
 from kera.core.base.ids import EARLIEST, EntryId
@@ -249,17 +251,17 @@ class TestWhatWaits:
         assert told(meters[0]) == told(meters[1])
 
 
-def watching(waiting: list[Arrived]) -> ReaderMeter:
+def watching(waiting: list[Waiting]) -> ReaderMeter:
     meter = ReaderMeter("app", waiting=lambda: waiting)
     meter.answered(BROKER_ID, answer(valid_ms=(1 << 32) - 1), 0.0, 0.0)
     meter.answered(BROKER_ID, answer(valid_ms=(1 << 32) - 1), 0.0, 1e6)  # it counts for long
     return meter
 
 
-def came(at_s: float, streamlet: int = 0) -> Arrived:
+def came(at_s: float, streamlet: int = 0) -> Waiting:
     what = fetched(streamlet=streamlet)
     here = Range(Wanted(what.entry, EARLIEST, None), RetryTime(ClientSettings()))
-    return Arrived(here, what, came=Came(BROKER_ID, at_s))
+    return Waiting(here, what.entry, Came(BROKER_ID, at_s))
 
 
 def run(steps: list[tuple[int, int, int]], phase_ms: int | None) -> dict[Hop, tuple[int, int]]:
@@ -270,7 +272,7 @@ def run(steps: list[tuple[int, int, int]], phase_ms: int | None) -> dict[Hop, tu
 
 def play(meter: ReaderMeter, steps: list[tuple[int, int, int]], phase_ms: int | None, begin_ms: int = 0) -> None:
     """Chunks come one after the other, each after an idle time; `phase_ms`: of what looks once a second, if it does."""
-    waiting: list[Arrived] = []
+    waiting: list[Waiting] = []
     meter._waiting = lambda: waiting
 
     def pass_by(begin_ms: int, end_ms: int) -> int:
@@ -304,7 +306,7 @@ def reader_hops(cluster: FakeCluster) -> set[tuple[Hop, str]]:
 async def test_a_group_measures_a_stream_with_a_constraint(quick: FakeCluster, make_producer: MakeProducer) -> None:
     quick.service.latency.set_budgets(1, [BUDGET])
     producer = make_producer(quick)
-    async with Consumer(quick, ["s"], ConsumerSettings(consumer_group="app"), start="earliest") as consumer:  # type: ignore[arg-type]
+    async with Client(quick).consumer("s", consumer_group="app", start="earliest") as consumer:  # type: ignore[arg-type]
         await producer.prepare("s")
         records = consumer.records()
 
@@ -322,7 +324,7 @@ async def test_a_group_measures_a_stream_with_a_constraint(quick: FakeCluster, m
 async def test_an_application_that_hangs_is_told_of(quick: FakeCluster, make_producer: MakeProducer) -> None:
     """Also of what came before the consumer had heard of the constraint."""
     producer = make_producer(quick)
-    async with Consumer(quick, ["s"], ConsumerSettings(consumer_group="app"), start="earliest") as consumer:  # type: ignore[arg-type]
+    async with Client(quick).consumer("s", consumer_group="app", start="earliest") as consumer:  # type: ignore[arg-type]
         await producer.prepare("s")
         await give(producer.send("s", b"x"))
         await give(anext(consumer.records()))
@@ -337,28 +339,34 @@ async def test_an_application_that_hangs_is_told_of(quick: FakeCluster, make_pro
         await until(told_of)
 
 
-@pytest.mark.parametrize("settings", [{}, {"consumer_group": "app"}])
-async def test_others_ask_for_nothing(
-    quick: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch, settings: Any
+async def test_others_measure_nothing(
+    quick: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Consumers without a group, and those that read what is there already."""
-    asked: list[str] = []
-    monkeypatch.setattr("kera.client.consuming.fetcher.tell_brokers", lambda *_: asked.append("asked"))
-    producer = make_producer(quick)
+    made: list[str] = []
+
+    class Noted(ReaderLatency):
+        def __init__(self, cluster: Any, consumer_group: str, port: FetcherPort) -> None:
+            super().__init__(cluster, consumer_group, port)
+            made.append(consumer_group)
+
+    monkeypatch.setattr("kera.client.consuming.latency.hooks.ReaderLatency", Noted)
+    producer, client = make_producer(quick), Client(quick)  # type: ignore[arg-type]
     await producer.prepare("s")
     await give(producer.send("s", b"x"))
-    fetcher = Fetcher(quick, ConsumerSettings(**settings), complete=bool(settings))  # type: ignore[arg-type]
-    try:
-        assert fetcher.meter is None
-        assert asked == []
-    finally:
-        await fetcher.close()
+    async with client.consumer("s", start="earliest") as consumer:
+        assert (await give(anext(consumer.records()))).value == b"x"
+    settings = ConsumerSettings(consumer_group="app")
+    chunks = [chunk async for chunk in client.read_range("s", 0, 0, EARLIEST, None, settings=settings)]
+    assert (len(chunks), made) == (1, [])
+    async with client.consumer("s", settings=settings, start="earliest"):
+        assert made == ["app"]
 
 
 async def test_a_broker_that_does_not_answer_is_asked_again(quick: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(quick)
     await producer.prepare("s")
-    async with Consumer(quick, ["s"], ConsumerSettings(consumer_group="app"), start="earliest") as consumer:  # type: ignore[arg-type]
+    async with Client(quick).consumer("s", consumer_group="app", start="earliest") as consumer:  # type: ignore[arg-type]
         quick.loopback.closed = True
         await give(producer.send("s", b"x"))
         assert (await give(anext(consumer.records()))).value == b"x"
@@ -372,8 +380,8 @@ async def test_a_reader_that_pulls_puts_requests_off(quick: FakeCluster, make_pr
     budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=60_000, hand_over_us=round(wait_s * 1e6))
     quick.service.latency.set_budgets(1, [budget])
     producer, loop, sent_s = make_producer(quick), asyncio.get_running_loop(), 0.0
-    settings = ConsumerSettings(consumer_group="app", shared_memory="never")
-    async with Consumer(quick, ["s"], settings, start="earliest") as consumer:  # type: ignore[arg-type]
+    client = Client(quick)  # type: ignore[arg-type]
+    async with client.consumer("s", consumer_group="app", shared_memory="never", start="earliest") as consumer:
         await producer.prepare("s")
         records = consumer.records()
         async with asyncio.timeout(WAIT_S):

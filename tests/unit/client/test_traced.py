@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from opentelemetry import trace as otel
 
-from kera.client.consuming.traced import ConsumerTraces, TracedIteration, _Seen, contexts_of, contexts_of_headers, trace
+from kera.client.consuming.traced import ConsumerTraces, TracedIteration, _Seen, contexts_of, contexts_of_headers
 from kera.client.headers import Header, Headers
 from kera.client.producing.open_chunks.accumulator import Accumulator, Pending
 from kera.client.producing.outcomes.outcome import BatchDelivery, Outcome
@@ -248,7 +248,7 @@ def iteration(found: Recorded, items: list[Any]) -> TracedIteration[Any]:
     def look(item: Any) -> _Seen:
         return _Seen("s", 3, 1, [context(number) for number in item])
 
-    return TracedIteration(given(), ConsumerTraces(found.tracing, "billing"), look)
+    return TracedIteration(given(), ConsumerTraces(found.tracing, "billing", {}), look)
 
 
 async def test_what_is_received_and_processed_is_told_with_links() -> None:
@@ -293,33 +293,19 @@ async def test_a_loop_that_is_left_leaves_no_span_behind_as_the_current_one() ->
         assert found.names().count("process s") == 2
 
 
-class Lists:
-    """Stands for a consumer that gives several records at a time."""
-
-    def __init__(self) -> None:
-        self._chunks = SimpleNamespace(streams={})
-        self.given = [
-            Record("s", streamlet, 0, 0, 0, None, (), b"1", Headers(context(streamlet + 1).headers), None)
-            for streamlet in (0, 1)
-        ]
-
-    def batches(self) -> AsyncIterator[Any]:
-        raise NotImplementedError
-
-    def records(self) -> AsyncIterator[Any]:
-        raise NotImplementedError
-
-    async def next_records(self) -> list[Record]:
-        given, self.given = self.given, []
-        return given
-
-
 async def test_of_several_records_at_a_time_it_is_told_that_they_were_received() -> None:
-    consumer = Lists()
+    given = [
+        Record("s", streamlet, 0, 0, 0, None, (), b"1", Headers(context(streamlet + 1).headers), None)
+        for streamlet in (0, 1)
+    ]
+
+    async def coming(records: list[Record]) -> list[Record]:
+        return records
+
     with recorded() as found:
-        trace(consumer, found.tracing, "billing")
-        assert len(await consumer.next_records()) == 2
-        assert await consumer.next_records() == []
+        traces = ConsumerTraces(found.tracing, "billing", {})
+        assert await traces.next_records(coming(given)) == given
+        assert await traces.next_records(coming([])) == []
         (span,) = found.spans()
     assert (span.name, len(span.links)) == ("receive s", 2)
     assert span.attributes["messaging.batch.message_count"] == 2

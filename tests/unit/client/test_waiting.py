@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.cluster.retry import RetryTime
-from kera.client.consuming.arrivals import LOOK_MAX, Arrivals
-from kera.client.consuming.ranges import Arrived, Came, Range
-from kera.client.consuming.waiting import FADES, StreamHop, Usual, oldest
+from kera.client.consuming.fetching.arrivals import LOOK_MAX, Arrivals
+from kera.client.consuming.fetching.ranges import Arrived, Range
+from kera.client.consuming.latency.waiting import FADES, Came, StreamHop, Usual, Waiting, oldest
 from kera.client.settings import ClientSettings
 from kera.core.base.ids import EARLIEST, EntryId
 from kera.core.errors import ClosedError
@@ -20,11 +20,16 @@ from kera.core.latency.hop import Hop
 WORK = StreamHop(7, Hop.WORK)
 
 
-def waits(stream_id: int, *, measured: bool = True, dropped: bool = False) -> Arrived:
+def waits(stream_id: int, *, measured: bool = True, dropped: bool = False) -> Waiting:
     entry = EntryId(stream_id, 0, 0)
     item = Range(Wanted(entry, EARLIEST, None), RetryTime(ClientSettings()))
     item.dropped = dropped
-    return Arrived(item, Fetched(entry, EARLIEST, EARLIEST, [], 0, None), came=Came(3, 1.0) if measured else None)
+    return Waiting(item, entry, Came(3, 1.0) if measured else None)
+
+
+def arrives(stream_id: int) -> Arrived:
+    waiting = waits(stream_id)
+    return Arrived(waiting.range, Fetched(waiting.entry, EARLIEST, EARLIEST, [], 0, None))
 
 
 def test_it_counts_when_it_is_longer_than_a_report_takes_and_than_others_did() -> None:
@@ -61,10 +66,10 @@ def test_the_first_of_each_stream_is_the_oldest(queue: list[tuple[int, bool, boo
 
 async def test_of_very_much_that_waits_only_the_first_is_looked_at() -> None:
     arrivals = Arrivals(1)
-    arrivals.put(waits(1))
+    arrivals.put(arrives(1))
     arrivals.put(ClosedError("it ends"))
     for _ in range(2 * LOOK_MAX):
-        arrivals.put(waits(2))
+        arrivals.put(arrives(2))
     found = list(arrivals.waiting())
     assert len(found) == LOOK_MAX - 1  # what is no chunk is left out
     assert len(list(takewhile(lambda each: each.fetched is not None and each.fetched.entry.stream_id == 1, found))) == 1

@@ -8,7 +8,7 @@ from typing import Literal, Self, get_args
 
 from kera.client import arguments
 from kera.client.cluster.cluster import Cluster
-from kera.client.consuming.batch_reports import BatchReports
+from kera.client.consuming.latency.batch_reports import BatchReports
 from kera.core.errors import InvalidArgument, Uncertain, UnknownLatencyConstraint
 from kera.core.latency.hop import Hop
 from kera.core.latency.limits import LIMIT_US_MAX, LIMIT_US_MIN, WINDOW_MS_MAX, WINDOW_MS_MIN

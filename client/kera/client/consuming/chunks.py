@@ -13,7 +13,7 @@ from itertools import chain
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Fetched, NewerSchema, Overwritten, Wanted, batches_of
-from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.fetching.fetcher import Fetcher
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
 from kera.core.base.ids import EntryId, Position

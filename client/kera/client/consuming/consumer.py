@@ -21,8 +21,9 @@ from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.committed import report_cursors
 from kera.client.consuming.data_frames import ReadsTables, Rows
 from kera.client.consuming.decoding import DecodedRecords, Decoding, MakeDecoding
-from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.fetching.fetcher import Fetcher
 from kera.client.consuming.one_by_one import OneByOne
+from kera.client.consuming.plugins import NO_PLUGINS, Plugins
 from kera.client.consuming.records import records_of
 from kera.client.consuming.start_and_end import End, Start, first_records, ranges_to_read
 from kera.client.positions import Places, Positions, check_place
@@ -91,7 +92,7 @@ class Consumer(DecodedRecords, ReadsTables):
     goes on where the first one stopped.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a consumer is made of
         self,
         cluster: Cluster,
         streams: Sequence[str],
@@ -102,6 +103,7 @@ class Consumer(DecodedRecords, ReadsTables):
         streamlets: Sequence[int] | None = None,
         decoding: Decoding | None = None,
         make_decoding: MakeDecoding | None = None,
+        plugins: Plugins = NO_PLUGINS,
     ) -> None:
         """`make_decoding`: for data frames of deserialized values, see `to_pandas`."""
         if not streams:
@@ -122,8 +124,9 @@ class Consumer(DecodedRecords, ReadsTables):
         self._streamlets = streamlets
         self._starting = asyncio.Lock()
         self._positions: dict[EntryId, Position] = {}
-        self._fetcher = Fetcher(cluster, settings)
+        self._fetcher = Fetcher(cluster, settings, make_hooks=plugins.at_fetcher)
         self._chunks = Chunks(cluster, settings)
+        self._delivery = plugins.delivery(self._chunks.streams)
         self._started = False
         self._failure: BaseException | None = None
         """The error that ended the reading; raised for every further call."""
@@ -219,7 +222,7 @@ class Consumer(DecodedRecords, ReadsTables):
             await self._cluster.commit(self._settings.consumer_group, stream.name, delivered)
             await report_cursors(self._cluster, self._settings.consumer_group, stream, delivered)
 
-    async def batches(self) -> AsyncIterator[ChunkBatch]:
+    def batches(self) -> AsyncIterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place; small ones several together (the setting ``joined_bytes_max``).
 
         On the broker's node that place is the broker's memory (the setting ``shared_memory``), and it is kept for as
@@ -234,6 +237,10 @@ class Consumer(DecodedRecords, ReadsTables):
         `CorruptChunk`, and `Unavailable` when a broker cannot be reached for longer than ``retry_timeout_ms``, or
         `Recovering` when what a crashed broker had is not back within ``recovery_timeout_ms``.
         """
+        batches = self._each_batch()
+        return batches if self._delivery is None else self._delivery.batches(batches)
+
+    async def _each_batch(self) -> AsyncIterator[ChunkBatch]:
         await self.start()
         if self._decoding is not None:
             self._decoding.forget()
@@ -250,6 +257,10 @@ class Consumer(DecodedRecords, ReadsTables):
 
         Each has been delivered when `deliver` has said so, and those of which it does not go to `give_back`.
         """
+        coming = self._several_batches(batches_max)
+        return await (coming if self._delivery is None else self._delivery.next_batches(coming))
+
+    async def _several_batches(self, batches_max: int) -> list[ChunkBatch]:
         await self.start()
         if self._decoding is not None:
             self._decoding.forget()

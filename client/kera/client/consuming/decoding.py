@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client import arguments
+from kera.client.consuming.plugins import DeliveryHooks
 from kera.client.serializers.choosing import DeserializerLike, deserializer_of
 from kera.client.serializers.protocols import Context, Deserializer, FramedDeserializer, Part, Registry, RowDeserializer
 from kera.client.serializers.refusing import words
@@ -253,6 +254,8 @@ class DecodedRecords(ABC):
 
     _decoding: Decoding | None
     _turns: Turns
+    _delivery: DeliveryHooks | None = None
+    """Around all that is given out; None: nothing is."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -277,7 +280,9 @@ class DecodedRecords(ABC):
         the next one is the one behind it.
         """
         records = self._each_record()
-        return records if self._decoding is None else Decoded(records, self._decoding)
+        if self._decoding is not None:
+            records = Decoded(records, self._decoding)
+        return records if self._delivery is None else self._delivery.records(records)
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self.records()
@@ -324,6 +329,10 @@ class DecodedRecords(ABC):
 
     async def next_records(self, records_max: int | None = None) -> list[Record]:
         """The next records, up to before one with which more counts as delivered; none at the end. See `records`."""
+        coming = self._next_decoded(records_max)
+        return await (coming if self._delivery is None else self._delivery.next_records(coming))
+
+    async def _next_decoded(self, records_max: int | None) -> list[Record]:
         if self._decoding is None:
             return await self._next_records(records_max)
         while True:

@@ -20,13 +20,14 @@ from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.decoding import DecodedRecords, Decoding
-from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.fetching.fetcher import Fetcher
+from kera.client.consuming.fetching.ranges import Arrived
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.keep_alive import KeepAlive
 from kera.client.consuming.lease import Lease
 from kera.client.consuming.leases import STEPS_MAX, Leases, LostGroup
 from kera.client.consuming.liveness import Liveness
-from kera.client.consuming.ranges import Arrived
+from kera.client.consuming.plugins import NO_PLUGINS, Plugins
 from kera.client.consuming.records import records_of
 from kera.client.consuming.rounds import Rounds
 from kera.client.consuming.work_pace import WorkPace
@@ -51,7 +52,7 @@ class GroupConsumer(DecodedRecords):
     which goes on where the first one stopped.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a consumer is made of
         self,
         cluster: Cluster,
         consumer_group: str,
@@ -62,6 +63,7 @@ class GroupConsumer(DecodedRecords):
         decoding: Decoding | None = None,
         clock: Clock | None = None,
         steps_max: int = STEPS_MAX,
+        plugins: Plugins = NO_PLUGINS,
     ) -> None:
         """`on_lost`: called instead of raising `LeaseLost` when groups have gone to others.
 
@@ -81,7 +83,8 @@ class GroupConsumer(DecodedRecords):
         clock = clock or cluster.runtime.clock
         self._tasks = Tasks(self._fail)
         self._chunks = Chunks(cluster, settings)
-        self._fetcher = Fetcher(cluster, settings)
+        self._fetcher = Fetcher(cluster, settings, make_hooks=plugins.at_fetcher)
+        self._delivery = plugins.delivery(self._chunks.streams)
         self._liveness = Liveness(
             cluster.coordinator_addresses,
             settings,
@@ -155,7 +158,7 @@ class GroupConsumer(DecodedRecords):
             self._guard = Guard(self)
             self._tasks.start(self._rounds.run())
 
-    async def batches(self) -> AsyncIterator[ChunkBatch]:
+    def batches(self) -> AsyncIterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place; small ones several together (the setting ``joined_bytes_max``).
 
         Raises `LeaseLost` once when groups have gone to others, unless there is `on_lost`: what was delivered of them
@@ -163,6 +166,10 @@ class GroupConsumer(DecodedRecords):
         ``on_data_lost``. After both one may go on. Raises `UnknownStream` when a stream was deleted, `CorruptChunk`,
         and `Unavailable` when a broker cannot be reached for longer than ``retry_timeout_ms``.
         """
+        batches = self._each_batch()
+        return batches if self._delivery is None else self._delivery.batches(batches)
+
+    async def _each_batch(self) -> AsyncIterator[ChunkBatch]:
         await self.start()
         if self._decoding is not None:
             self._decoding.forget()

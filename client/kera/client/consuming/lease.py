@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from kera.client.cluster.fetch import Fetched
 from kera.client.cluster.intervals import start_of_group
-from kera.client.consuming.ranges import Range
+from kera.client.consuming.fetching.ranges import Range
 from kera.client.types import fill_cursor, position_of
 from kera.core.base.ids import EntryId, Position
 from kera.core.errors import CorruptChunk, DataLost

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from kera.client.cluster.fetch import Wanted
 from kera.client.cluster.retry import RetryTime
 from kera.client.cluster.sense import making_sense
-from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.fetching.fetcher import Fetcher
+from kera.client.consuming.fetching.ranges import Range, rest_of_group
 from kera.client.consuming.lease import Lease, LeaseKey, Reach
-from kera.client.consuming.ranges import Range, rest_of_group
 from kera.client.consuming.splitting import Splitting
 from kera.client.consuming.work_pace import WorkPace
 from kera.client.types import StreamDescription, position_of

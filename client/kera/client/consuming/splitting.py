@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from kera.client.cluster.fetch import Fetched
-from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.fetching.fetcher import Fetcher
 from kera.client.consuming.lease import Lease
 from kera.client.consuming.work_pace import WorkPace
 from kera.core.base.ids import Position

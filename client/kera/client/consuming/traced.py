@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client.chunk_batch import ChunkBatch
+from kera.client.consuming.plugins import DeliveryHooks
 from kera.client.types import Record, StreamDescription
 from kera.core.tracing import LINKS_MAX, TRACEPARENT, TRACESTATE, Kind, Span, TraceContext, Tracing
 from kera.core.tracing.conventions import messaging
@@ -74,12 +75,45 @@ class _Seen:
         self.contexts = contexts
 
 
-class ConsumerTraces:
+class ConsumerTraces(DeliveryHooks):
     """Spans of one consumer."""
 
-    def __init__(self, tracing: Tracing, consumer_group: str) -> None:
+    def __init__(self, tracing: Tracing, consumer_group: str, streams: Mapping[int, StreamDescription]) -> None:
+        """`streams`: those that it reads; known when it has started."""
         self._tracing = tracing
         self._group = consumer_group
+        self._streams = streams
+
+    def batches(self, given: AsyncIterator[ChunkBatch]) -> AsyncIterator[ChunkBatch]:
+        """See `DeliveryHooks`; likewise what follows."""
+        return TracedIteration(given, self, self._look_at_batch)
+
+    def records(self, given: AsyncIterator[Record]) -> AsyncIterator[Record]:
+        """Each is looked at."""
+        return TracedIteration(given, self, _look_at_record)
+
+    async def next_batches(self, coming: Awaitable[list[ChunkBatch]]) -> list[ChunkBatch]:
+        """They have one span together."""
+        return await self._several(coming, self._look_at_batch)
+
+    async def next_records(self, coming: Awaitable[list[Record]]) -> list[Record]:
+        """Likewise."""
+        return await self._several(coming, _look_at_record)
+
+    async def _several(self, coming: Awaitable[list[T]], look: Callable[[T], _Seen | None]) -> list[T]:
+        begun_ns = time.time_ns()
+        found = await coming
+        seen = _together([each for each in map(look, found) if each is not None and each.contexts])
+        if seen is not None:
+            self.receive(seen, begun_ns)
+        return found
+
+    def _look_at_batch(self, chunk: ChunkBatch) -> _Seen | None:
+        stream, batch = self._streams.get(chunk.entry.stream_id), chunk.batch
+        at = batch.schema.get_field_index("headers")
+        if stream is None or stream.typed or at < 0:
+            return None
+        return _Seen(stream.name, chunk.entry.streamlet_id, batch.num_rows, contexts_of(batch.column(at)))
 
     def receive(self, seen: _Seen, begun_ns: int) -> Span:
         """It was given out now, to whoever asked for it at `begun_ns`."""
@@ -157,38 +191,8 @@ def _current_task() -> asyncio.Task[Any] | None:
         return None
 
 
-def trace(consumer: Any, tracing: Tracing, consumer_group: str) -> None:
-    """Have what a `Consumer` or `GroupConsumer` gives out make spans."""
-    traces = ConsumerTraces(tracing, consumer_group)
-    batches, records, next_records = consumer.batches, consumer.records, consumer.next_records
-    streams: Mapping[int, StreamDescription] = consumer._chunks.streams  # noqa: SLF001 - a part of it
-
-    def look_at_batch(chunk: ChunkBatch) -> _Seen | None:
-        stream, batch = streams.get(chunk.entry.stream_id), chunk.batch
-        at = batch.schema.get_field_index("headers")
-        if stream is None or stream.typed or at < 0:
-            return None
-        return _Seen(stream.name, chunk.entry.streamlet_id, batch.num_rows, contexts_of(batch.column(at)))
-
-    def look_at_record(record: Record) -> _Seen:
-        return _Seen(record.stream, record.streamlet, 1, contexts_of_headers(record.headers))
-
-    def several(call: Callable[..., Awaitable[list[T]]], look: Callable[[T], _Seen | None]) -> Callable[..., Any]:
-        async def traced(*arguments: Any) -> list[T]:
-            begun_ns = time.time_ns()
-            found = await call(*arguments)
-            seen = _together([each for each in map(look, found) if each is not None and each.contexts])
-            if seen is not None:
-                traces.receive(seen, begun_ns)
-            return found
-
-        return traced
-
-    consumer.__dict__["batches"] = lambda: TracedIteration(batches(), traces, look_at_batch)
-    consumer.__dict__["records"] = lambda: TracedIteration(records(), traces, look_at_record)
-    consumer.__dict__["next_records"] = several(next_records, look_at_record)
-    if hasattr(consumer, "next_batches"):
-        consumer.__dict__["next_batches"] = several(consumer.next_batches, look_at_batch)
+def _look_at_record(record: Record) -> _Seen:
+    return _Seen(record.stream, record.streamlet, 1, contexts_of_headers(record.headers))
 
 
 def _together(seen: list[_Seen]) -> _Seen | None:

@@ -14,7 +14,8 @@ from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
-from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.fetching.fetcher import Fetcher
+from kera.client.consuming.latency.hooks import reader_latency
 from kera.client.epochs.marks import Marker, epoch_of
 from kera.client.epochs.merging import Reached
 from kera.client.settings import ConsumerSettings
@@ -142,7 +143,8 @@ class EntryReader:
         if not self.has_more:
             return
         if self._fetcher is None:
-            self._fetcher = Fetcher(self._cluster, self._settings)
+            hooks = reader_latency(self._cluster, self._settings.consumer_group)
+            self._fetcher = Fetcher(self._cluster, self._settings, make_hooks=hooks)
             self._fetcher.add(self._stream, Wanted(self.entry, self.read_to, None))
         try:
             chunk = self._chunks.following_here(copied=self._copied)

@@ -18,7 +18,7 @@ from kera.spark_connector.reading.latency.created import ENTRIES_MAX, Range, cre
 
 if TYPE_CHECKING:
     from kera.client import Client
-    from kera.client.consuming.batch_reports import BatchReports, TakenEntry
+    from kera.client.consuming.latency.batch_reports import BatchReports, TakenEntry
     from kera.spark_connector.portal import Portal
 
 
@@ -50,7 +50,7 @@ class QueryHops:
         self._end, self._planned_s = end, self._now_s()
         self._taken = []
         if asked:
-            from kera.client.consuming.batch_reports import TakenEntry
+            from kera.client.consuming.latency.batch_reports import TakenEntry
 
             found = await created_us(client, list(asked))
             self._taken = [TakenEntry(at.stream, asked[at].entry, created) for at, created in found.items()]

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from kera.client.cluster.fetch import Fetched
-from kera.client.consuming.ranges import Arrived, Range
+from kera.client.consuming.fetching.hooks import FetchHooks
+from kera.client.consuming.fetching.ranges import Arrived, Range
 from kera.core.errors import ClosedError
 
 LOOK_MAX = 1000
@@ -106,3 +107,30 @@ class Arrivals:
     def clear(self) -> None:
         """Let go of what is left."""
         self._queue.clear()
+
+
+class HeardArrivals(Arrivals):
+    """The same queue, with hooks that are called for the data that pass it."""
+
+    def __init__(self, bytes_max: int, hooks: FetchHooks) -> None:
+        super().__init__(bytes_max)
+        self._hooks = hooks
+
+    def put(self, item: Arrived | BaseException) -> None:
+        """See `Arrivals`; likewise what follows."""
+        if isinstance(item, Arrived) and item.fetched is not None:
+            self._hooks.on_fetched(item.range, item.fetched)
+        super().put(item)
+
+    async def take(self) -> Arrived | None:
+        """The hooks hear when it is asked for, too."""
+        self._hooks.on_asked()
+        item = await super().take()
+        if item is not None and item.fetched is not None:
+            self._hooks.on_taken(item.range, item.fetched)
+        return item
+
+    def clear(self) -> None:
+        """Nobody takes what is left."""
+        super().clear()
+        self._hooks.on_closed()

@@ -12,11 +12,28 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from kera.client.consuming.ranges import Arrived
+from kera.client.consuming.fetching.ranges import Range
+from kera.core.base.ids import EntryId
 from kera.core.latency.hop import Hop
 
 FADES = 8
 """By an eighth with each that is over the longest before it is forgotten."""
+
+
+class Came(NamedTuple):
+    """When chunks came, and from where."""
+
+    broker_id: int
+    at_s: float
+
+
+class Waiting(NamedTuple):
+    """Data of a range that have come and are not taken."""
+
+    range: Range
+    entry: EntryId
+    came: Came | None
+    """None: they have no chunks."""
 
 
 class StreamHop(NamedTuple):
@@ -46,15 +63,13 @@ class Usual:
         self._longest_us = {of: us for of, us in self._longest_us.items() if of.stream_id in stream_ids}
 
 
-def oldest(waiting: Iterable[Arrived], stream_ids: Collection[int]) -> Mapping[int, Arrived]:
+def oldest(waiting: Iterable[Waiting], stream_ids: Collection[int]) -> Mapping[int, Waiting]:
     """By stream, of these, the first chunks that wait; those do not that belong to somebody else by now."""
-    found: dict[int, Arrived] = {}
-    for arrived in waiting:
+    found: dict[int, Waiting] = {}
+    for each in waiting:
         if len(found) == len(stream_ids):
             break
-        if arrived.fetched is None or arrived.came is None or arrived.range.dropped:
-            continue
-        stream_id = arrived.fetched.entry.stream_id
-        if stream_id in stream_ids:
-            found.setdefault(stream_id, arrived)
+        stream_id = each.entry.stream_id
+        if stream_id in stream_ids and each.came is not None and not each.range.dropped:
+            found.setdefault(stream_id, each)
     return found

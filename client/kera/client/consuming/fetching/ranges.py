@@ -68,13 +68,6 @@ class Range:
         self.wanted = self.wanted._replace(start=position)
 
 
-class Came(NamedTuple):
-    """When chunks came to a consumer of a group, and from where."""
-
-    broker_id: int
-    at_s: float
-
-
 class Arrived(NamedTuple):
     """An arrival for a range: chunks, a notice of removed records, or its end."""
 
@@ -83,5 +76,3 @@ class Arrived(NamedTuple):
     """It may be without chunks, when all that came of it is that the range goes on at another place."""
     gap: DataLost | None = None
     """The removed records of a group; the data that come then are behind them."""
-    came: Came | None = None
-    """When chunks came, to a consumer of a group."""

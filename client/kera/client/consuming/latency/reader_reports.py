@@ -1,9 +1,5 @@
 """Measurements of a group's consumer in streams with a latency constraint, for their brokers.
 
-Who is pushed to sends no requests that a report could ride on, and an answer that was waited for says little of clocks.
-So reports go by themselves: a request to read that names no ranges, to each broker that chunks come from; while
-there is no constraint, only now and then, to learn of one. A consumer without a group does nothing of this.
-
 Measured is each run of chunks that came together, by its oldest one: from its ``created_us`` until it came (HAND_OVER,
 which the broker puts right), until it was taken (PREFETCH), and until the first record that was made of it was
 accepted (WORK, see ``at_work``): one for a stream that comes next on the path, before the application took something
@@ -16,27 +12,21 @@ time that is ahead likewise, and brokers are told by how much.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from kera.client.cluster.at_work import AtWork, Job
-from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Fetched
-from kera.client.consuming.ranges import Arrived, Came, Home, Range
-from kera.client.consuming.waiting import StreamHop, Usual, oldest
-from kera.client.types import StreamDescription
+from kera.client.consuming.fetching.ranges import Range
+from kera.client.consuming.latency.waiting import Came, StreamHop, Usual, Waiting, oldest
 from kera.core.base.ids import EntryId
-from kera.core.errors import KeraError
 from kera.core.format.chunk import created_us_at
 from kera.core.latency.hop import Hop
 from kera.core.latency.offset import ClockOffset
 from kera.core.latency.report import SAMPLES_MAX, Of, add_sample
 from kera.core.latency.sample import TIME_US_MAX, Sample
-from kera.core.rpc import api
 from kera.v1 import broker_pb2, latency_pb2
 
-TIMEOUT_S = 5.0
 VALID_S_MAX = 60.0
 WAIT_S_MAX = 60.0
 WATCHED_MAX = 1000
@@ -86,7 +76,7 @@ class ReaderMeter:
         self,
         consumer_group: str,
         at_work: AtWork | None = None,
-        waiting: Callable[[], Iterable[Arrived]] = tuple,
+        waiting: Callable[[], Iterable[Waiting]] = tuple,
     ) -> None:
         """`at_work`: of the application; None: nothing is known of what it makes. `waiting`: what it has not taken."""
         self._consumer_group = consumer_group
@@ -161,10 +151,10 @@ class ReaderMeter:
         """Have what waits now, and what the application is at, count with the time so far. Once in `interval_s`."""
         least_us = round(interval_s * 1e6)
         watched = [stream_id for stream_id, advice in self._watched.items() if advice.until_s > now_s]
-        for arrived in oldest(self._waiting(), watched).values():
-            if arrived.fetched is not None and arrived.came is not None:
-                us = round((now_s - arrived.came.at_s) * 1e6)
-                self._so_far(arrived.came.broker_id, arrived.fetched.entry, Hop.PREFETCH, us, least_us)
+        for each in oldest(self._waiting(), watched).values():
+            if each.came is not None:
+                us = round((now_s - each.came.at_s) * 1e6)
+                self._so_far(each.came.broker_id, each.entry, Hop.PREFETCH, us, least_us)
         taken = self._taken
         if taken is None or taken.asked_s is not None or taken.entry.stream_id not in watched:
             return
@@ -256,39 +246,3 @@ class ReaderMeter:
         self._samples = {broker_id: samples for broker_id, samples in self._samples.items() if broker_id in broker_ids}
         self._offsets = {broker_id: offset for broker_id, offset in self._offsets.items() if broker_id in broker_ids}
         self._ahead_us = {broker_id: us for broker_id, us in self._ahead_us.items() if broker_id in broker_ids}
-
-
-def streams_by_broker(
-    streams: Mapping[int, StreamDescription], homes: Sequence[Iterable[Home]]
-) -> dict[int, list[StreamDescription]]:
-    """The brokers that chunks come from, with the streams that are read there. `homes`: of those who read."""
-    found: dict[int, list[StreamDescription]] = {}
-    for stream_id, broker_id in dict.fromkeys(home for each in homes for home in each):
-        stream = streams[stream_id]
-        if broker_id in stream.brokers:
-            found.setdefault(broker_id, []).append(stream)
-    return found
-
-
-async def tell_brokers(
-    cluster: Cluster,
-    meter: ReaderMeter,
-    homes: Callable[[], Mapping[int, list[StreamDescription]]],
-    now_s: Callable[[], float],
-) -> None:
-    """Report until cancelled. `homes`: the brokers that chunks come from, with the streams that are read there."""
-    while True:
-        await asyncio.sleep(cluster.timing.latency_report_s if meter.watches else cluster.timing.latency_learn_s)
-        found = homes()
-        meter.look(now_s(), cluster.timing.latency_report_s)
-        meter.keep(found)
-        for broker_id, streams in found.items():
-            report = meter.report(broker_id, [stream.stream_id for stream in streams])
-            request = broker_pb2.MultiReadChunksRequest(latency=report)
-            try:
-                channel = await cluster.channel(streams[0], broker_id)
-                asked_s = now_s()
-                reply = await channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=TIMEOUT_S)
-            except KeraError:
-                continue  # whoever reads tells what is wrong with it
-            meter.answered(broker_id, reply.message, asked_s, now_s())

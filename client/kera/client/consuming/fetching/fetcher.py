@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 
 from kera.client.cluster.asking import broker_failed, same_stream
 from kera.client.cluster.cluster import Cluster
@@ -27,9 +28,9 @@ from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.cluster.push import Reason, Subscriber, SubscriptionEnd
 from kera.client.cluster.read_session import ReadSession, Told
 from kera.client.cluster.retry import RetryTime
-from kera.client.consuming.arrivals import Arrivals
-from kera.client.consuming.ranges import Arrived, Home, Range
-from kera.client.consuming.reader_reports import ReaderMeter, streams_by_broker, tell_brokers
+from kera.client.consuming.fetching.arrivals import Arrivals, HeardArrivals
+from kera.client.consuming.fetching.hooks import FetcherPort, MakeFetchHooks
+from kera.client.consuming.fetching.ranges import Arrived, Home, Range
 from kera.client.settings import ConsumerSettings
 from kera.client.tasks import Tasks
 from kera.client.types import StreamDescription
@@ -43,8 +44,18 @@ log = get_logger("kera.consumer")
 class Fetcher:
     """Fetches ranges of streams ahead of whoever takes what they give. Belongs to one event loop."""
 
-    def __init__(self, cluster: Cluster, settings: ConsumerSettings, *, complete: bool = False) -> None:
-        """`complete`: all that is wanted is there already; when it is not, that is an error, and not waited for."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ConsumerSettings,
+        *,
+        complete: bool = False,
+        make_hooks: MakeFetchHooks | None = None,
+    ) -> None:
+        """`complete`: all that is wanted is there already; when it is not, that is an error, and not waited for.
+
+        `make_hooks`: see `hooks`.
+        """
         self.cluster = cluster
         self.settings = settings
         self.complete = complete
@@ -53,15 +64,14 @@ class Fetcher:
         """Those that have ranges."""
         self._push_readers: dict[Home, _PushReader] = {}
         """Those that were pushed something."""
-        self.arrivals = Arrivals(settings.prefetch_bytes_max)
-        self.tasks = Tasks(self.arrivals.put)
+        self.tasks = Tasks(lambda error: self.arrivals.put(error))  # noqa: PLW0108 - they come after the tasks
+        homes = partial(chain, self._pull_readers, self._push_readers)
+        port = FetcherPort(self._streams, self._home, homes, self.tasks.start)
+        self.hooks = None if make_hooks is None else make_hooks(port)
+        bytes_max = settings.prefetch_bytes_max
+        self.arrivals = Arrivals(bytes_max) if self.hooks is None else HeardArrivals(bytes_max, self.hooks)
         self._running = 0
         """Ranges whose end has not been taken from the queue."""
-        measured = settings.consumer_group and not complete
-        self.meter = ReaderMeter(settings.consumer_group, cluster.at_work, self.arrivals.waiting) if measured else None
-        """The meter of a consumer group's reading; None: it is not measured."""
-        self._telling: asyncio.Task[None] | None = None
-        self._now_s = asyncio.get_running_loop().time
         self.throttled_ms = 0
         """For which brokers have held answers back, as a quota was used up."""
 
@@ -73,9 +83,8 @@ class Fetcher:
         self._running += 1
         item = Range(wanted, RetryTime(self.cluster.settings), is_group=is_group)
         self.assign(item)
-        if self.meter is not None and self._telling is None:
-            homes = partial(streams_by_broker, self._streams, (self._pull_readers, self._push_readers))
-            self._telling = self.tasks.start(tell_brokers(self.cluster, self.meter, homes, self._now_s))
+        if self.hooks is not None:
+            self.hooks.on_range()
         return item
 
     def remove(self, item: Range) -> None:
@@ -90,15 +99,9 @@ class Fetcher:
         Raises `ClosedError`, and what ended the fetching: `DataLost`, `UnknownStream`, …, and `Unavailable` or another
         error that has not passed within ``retry_timeout_ms``.
         """
-        if self.meter is not None:
-            self.meter.asks(self._now_s())
         item = await self.arrivals.take()
-        if item is None:
-            return None
-        if item.fetched is None:
+        if item is not None and item.fetched is None:
             self._running -= item.gap is None
-        elif self.meter is not None:
-            self.meter.taken(item.fetched, item.came, self._now_s(), item.range)
         return item
 
     async def fetched(self) -> Fetched | None:
@@ -112,8 +115,6 @@ class Fetcher:
     async def close(self) -> None:
         """Stop fetching. Whoever waits for more gets `ClosedError`."""
         self.arrivals.close()
-        if self.meter is not None:
-            self.meter.close()
         for reader in self._push_readers.values():
             reader.close()
         try:
@@ -183,7 +184,7 @@ class Fetcher:
         """Queue what a range gave; whether there is more to read of it."""
         item.patience.succeeded()
         if fetched.buffers or (fetched.next != item.wanted.start and not item.is_group):
-            self._arrived(item, fetched)
+            self.arrivals.put(Arrived(item, fetched))
         return self._goes_on(item, fetched.next)
 
     def pushed(self, item: Range, run: Fetched) -> None:
@@ -193,14 +194,8 @@ class Fetcher:
             run.taken()  # of the entry's next group: somebody else's, perhaps
             self._goes_on(item, run.next)
             return
-        self._arrived(item, run)
+        self.arrivals.put(Arrived(item, run))
         item.advance(run.next)
-
-    def _arrived(self, item: Range, fetched: Fetched) -> None:
-        came = None
-        if self.meter is not None:
-            came = self.meter.came(fetched, self._home(item)[1], self._now_s())
-        self.arrivals.put(Arrived(item, fetched, came=came))
 
     def push_ended(self, home: Home, item: Range, end: SubscriptionEnd) -> None:
         """Nothing more is pushed of a range by this broker, for now."""
@@ -371,11 +366,10 @@ class _PullReader:
                 await self._pause(told)
 
     async def _pause(self, told: Sequence[Told[Range]]) -> None:
-        """Let more come together, as far as a latency constraint of the stream allows; mostly not at all."""
-        meter = self._fetcher.meter
-        if meter is not None and meter.watches:
-            size_bytes = sum(fetched.size_bytes for _, fetched, _ in told)
-            await asyncio.sleep(meter.pause_s(self.home[0], size_bytes, asyncio.get_running_loop().time()))
+        """Let more come together, if hooks ask for it."""
+        hooks = self._fetcher.hooks
+        if hooks is not None and (pause_s := hooks.pause_s(self.home[0], (fetched for _, fetched, _ in told))):
+            await asyncio.sleep(pause_s)
 
     def _left(self, session: ReadSession[Range]) -> int:
         """How many ranges there are still; those that nobody wants any more go."""

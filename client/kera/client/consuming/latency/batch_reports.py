@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kera.client.cluster.asking import ask_broker
 from kera.client.cluster.cluster import Cluster
-from kera.client.consuming.reader_reports import ReaderMeter
+from kera.client.consuming.latency.reader_reports import ReaderMeter
 from kera.core.base.ids import EntryId
 from kera.core.errors import KeraError
 from kera.core.latency.hop import Hop
