@@ -205,7 +205,10 @@ async def test_who_is_not_let_in_learns_why(issuing: Issuing, transport: str) ->
     now_s = time.time()
     for token, why in (
         (issuing.token("alice", aud="other"), "the token is for 'other' (aud), and not for 'kera'"),
-        (issuing.token("alice", iss="https://other"), "of the issuer 'https://other', and not of 'https://issuer"),
+        (
+            issuing.token("alice", iss="https://other"),
+            "the issuer of the token is 'https://other' and not 'https://issuer",
+        ),
         (issuing.token("alice", name="of-somebody-else"), "the signature of the token is not right"),
         (issuing.token("alice")[:-20], "the signature of the token is not right|the token cannot be verified"),
         ("no-token-at-all", "a JWT"),
