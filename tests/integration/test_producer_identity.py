@@ -72,7 +72,7 @@ def rows(value: bytes) -> pa.RecordBatch:
 
 
 def identity(producer: Any) -> tuple[int, int]:
-    return producer._identity.producer_id, producer._identity.first_epoch
+    return producer._writers.identity.producer_id, producer._writers.identity.first_epoch
 
 
 async def test_nobody_writes_under_the_id_of_another_ones_producer(clients: dict[str, Client]) -> None:
