@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kera.client.consuming import records
+from kera.client.consuming.delivering import records
 from kera.client.producing.encoding import payloads as encoding
 from kera.client.types import Record
 from kera.core.errors import KeraError

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from kera.cli._format import RecordOrigin, for_terminal, json_formatter, text_formatter
 from kera.client.chunk_batch import ChunkBatch
-from kera.client.consuming.records import records_of
+from kera.client.consuming.delivering.records import records_of
 from kera.client.types import StreamDescription
 from kera.core.base.ids import EARLIEST, EntryId
 from kera.core.errors import SchemaMismatch

@@ -16,7 +16,7 @@ from pydantic import ByteSize
 
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.fetch import Fetched, NewerSchema, batches_of
-from kera.client.consuming.values import rows_of
+from kera.client.consuming.delivering.values import rows_of
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
 from kera.core.base.ids import EntryId, Position
@@ -309,7 +309,7 @@ CHUNK_TARGETS = (
         _payload,
         _use,
         (
-            *("kera.client.consuming.records", "kera.client.consuming.values"),
+            *("kera.client.consuming.delivering.records", "kera.client.consuming.delivering.values"),
             *("kera.cli._format", "kera.spark_connector.columns"),
         ),
         slow_s=15.0,  # so many values, one by one

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kera.client import Client, Position, StreamDescription
-from kera.client.consuming.records import records_of
+from kera.client.consuming.delivering.records import records_of
 from kera.core.base.ids import EntryId
 from kera.core.base.telemetry import configure_logging
 from kera.core.errors import KeraError

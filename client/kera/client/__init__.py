@@ -27,8 +27,8 @@ from kera.client.chunk_batch import ChunkBatch
 from kera.client.client import Client
 from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.group_consumer import GroupConsumer
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
-from kera.client.consuming.leases import LostGroup
+from kera.client.consuming.groups.leases import LostGroup
+from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.client.epochs.epoch import Epoch
 from kera.client.epochs.ordered_consumer import OrderedConsumer
 from kera.client.epochs.reader import Epochs

@@ -19,11 +19,11 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.committed import report_cursors
 from kera.client.consuming.consumer import Consumer
-from kera.client.consuming.decoding import Decoding
+from kera.client.consuming.delivering.decoding import Decoding
 from kera.client.consuming.group_consumer import GroupConsumer
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.client.consuming.groups.leases import LostGroup
+from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.client.consuming.latency.hooks import reader_latency
-from kera.client.consuming.leases import LostGroup
 from kera.client.consuming.plugins import Plugins
 from kera.client.consuming.range_reading import read_range
 from kera.client.consuming.start_and_end import End, Start

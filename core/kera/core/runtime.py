@@ -132,7 +132,7 @@ class Runtime:
     """See `kera.core.base.process.process_name`."""
     channel: OpenChannel = GrpcChannel
     heartbeats: MakeHeartbeats | None = None
-    """None: from a thread, see `kera.client.consuming.keep_alive`."""
+    """None: from a thread, see `kera.client.consuming.groups.keep_alive`."""
     files: FileCalls = FILE_CALLS
     """How daemons change what is on their disks; the databases of LMDB have calls of their own."""
     random: Random = field(default_factory=Random)

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from kera.client.consuming.group_consumer import GroupConsumer
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
-from kera.client.consuming.leases import STEPS_MAX
+from kera.client.consuming.groups.leases import STEPS_MAX
+from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.client.producing.producer import Producer
 from kera.client.producing.sending.routes import LIMITS, ProducerLimits
 from kera.client.settings import ProducerSettings

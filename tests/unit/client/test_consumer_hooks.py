@@ -17,7 +17,7 @@ from kera.client.consuming.fetching.fetcher import Fetcher
 from kera.client.consuming.fetching.hooks import FetcherPort, FetchHooks
 from kera.client.consuming.fetching.ranges import Range
 from kera.client.consuming.group_consumer import GroupConsumer
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.client.consuming.plugins import DeliveryHooks, Plugins
 from kera.client.settings import ConsumerSettings
 from kera.client.types import Record, StreamDescription

@@ -11,7 +11,7 @@ from pydantic import ByteSize
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.fetch import Fetched, NewerSchema, Wanted, batches_of
 from kera.client.cluster.read_session import ReadSession
-from kera.client.consuming.lease import Cut, bytes_behind, cut_behind
+from kera.client.consuming.groups.lease import Cut, bytes_behind, cut_behind
 from kera.client.settings import ConsumerSettings
 from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import CorruptChunk, DataLost, SchemaMismatch, UnknownStream

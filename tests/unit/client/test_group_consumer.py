@@ -12,7 +12,7 @@ import pytest
 from kera.client.admin.consumer_groups import ConsumerLag, describe_consumer_group
 from kera.client.admin.resetting import reset_consumer_group
 from kera.client.consuming.group_consumer import GroupConsumer
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.core.base.ids import EntryId, Position
 from kera.core.base.settings import InvalidSettings
 from kera.core.errors import ClosedError, InvalidArgument, UnknownStream

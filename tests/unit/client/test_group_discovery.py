@@ -10,7 +10,7 @@ import pytest
 from kera.client.admin import consumer_groups
 from kera.client.admin.consumer_groups import unread
 from kera.client.cluster.intervals import start_of_group
-from kera.client.consuming.group_discovery import GROUPS_MAX, Finds, list_groups, look_around
+from kera.client.consuming.groups.discovery import GROUPS_MAX, Finds, list_groups, look_around
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
 from kera.coordinator.consumer_groups.discovery import LOOKS_MAX

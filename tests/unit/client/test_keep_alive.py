@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kera.client.consuming.keep_alive import KeepAlive
+from kera.client.consuming.groups.keep_alive import KeepAlive
 from kera.core.base.clock import SystemClock
 from kera.core.errors import NotLeader, Unavailable
 from kera.core.rpc import Call, Reply, api

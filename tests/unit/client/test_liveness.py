@@ -1,7 +1,7 @@
 """Whether a member of a consumer group may deliver."""
 
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
-from kera.client.consuming.liveness import Liveness
+from kera.client.consuming.groups.liveness import Liveness
+from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.core.base.clock import FakeClock
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kera.client.consuming.one_by_one import OneByOne
+from kera.client.consuming.delivering.one_by_one import OneByOne
 
 pytestmark = pytest.mark.parametrize("kind", [OneByOne])
 

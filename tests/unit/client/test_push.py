@@ -21,7 +21,7 @@ from kera.client.cluster.push import PushChannel, SubscriptionEnd
 from kera.client.cluster.push_connect import connect
 from kera.client.consuming import consumer as consumer_module
 from kera.client.consuming.consumer import Consumer
-from kera.client.consuming.records import records_of
+from kera.client.consuming.delivering.records import records_of
 from kera.client.settings import ConsumerSettings
 from kera.client.testing import StoredChunk
 from kera.client.types import Record, StreamDescription

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client.chunk_batch import ChunkBatch
-from kera.client.consuming.records import records_of
+from kera.client.consuming.delivering.records import records_of
 from kera.client.headers import NO_HEADERS, Headers
 from kera.client.types import Record, StreamDescription
 from kera.core.base.ids import EntryId, Position

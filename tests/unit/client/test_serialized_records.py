@@ -11,7 +11,7 @@ import pytest
 
 from kera.client import Client, Record
 from kera.client.cluster.cluster import Cluster
-from kera.client.consuming import decoding
+from kera.client.consuming.delivering import decoding
 from kera.client.producing.producer import Producer
 from kera.client.producing.serializing import Serialization
 from kera.client.serializers import AvroDeserializer, AvroSerializer, Context, JsonDeserializer, JsonSerializer, Schemas

@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 
 from kera.client import GroupConsumer
-from kera.client.consuming import work_pace
+from kera.client.consuming.groups import work_pace
 from kera.coordinator.consumer_groups import members
 from kera.coordinator.consumer_groups.progress import StreamletProgress
 from kera.core.errors import InvalidArgument

@@ -6,7 +6,7 @@ import datetime
 
 import pyarrow as pa
 
-from kera.client.consuming.values import rows_of, values_of
+from kera.client.consuming.delivering.values import rows_of, values_of
 
 FAR = 1 << 62
 DAY_MS = 86_400_000

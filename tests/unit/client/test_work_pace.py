@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kera.client.consuming.work_pace import LARGEST, PART_MAX_S, PART_MIN_S, RECENT_BYTES, WorkPace
+from kera.client.consuming.groups.work_pace import LARGEST, PART_MAX_S, PART_MIN_S, RECENT_BYTES, WorkPace
 from kera.core.base.settings import MIB
 
 

@@ -25,8 +25,8 @@ from kera.client.cluster.batches import batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.cluster.retry import retrying
+from kera.client.consuming.delivering.records import times_of
 from kera.client.consuming.range_reading import read_range
-from kera.client.consuming.records import times_of
 from kera.client.positions import ChunkPlace, check_position
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription, fill_cursor, position_of

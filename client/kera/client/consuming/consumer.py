@@ -17,14 +17,14 @@ from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.batches import batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
-from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.committed import report_cursors
-from kera.client.consuming.data_frames import ReadsTables, Rows
-from kera.client.consuming.decoding import DecodedRecords, Decoding, MakeDecoding
+from kera.client.consuming.delivering.chunks import Chunks
+from kera.client.consuming.delivering.data_frames import ReadsTables, Rows
+from kera.client.consuming.delivering.decoding import DecodedRecords, Decoding, MakeDecoding
+from kera.client.consuming.delivering.one_by_one import OneByOne
+from kera.client.consuming.delivering.records import records_of
 from kera.client.consuming.fetching.fetcher import Fetcher
-from kera.client.consuming.one_by_one import OneByOne
 from kera.client.consuming.plugins import NO_PLUGINS, Plugins
-from kera.client.consuming.records import records_of
 from kera.client.consuming.start_and_end import End, Start, first_records, ranges_to_read
 from kera.client.positions import Places, Positions, check_place
 from kera.client.settings import ConsumerSettings

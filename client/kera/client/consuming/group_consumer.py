@@ -18,19 +18,19 @@ from typing import Any, Self, TypeVar
 from kera.client import arguments
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
-from kera.client.consuming.chunks import Chunks
-from kera.client.consuming.decoding import DecodedRecords, Decoding
+from kera.client.consuming.delivering.chunks import Chunks
+from kera.client.consuming.delivering.decoding import DecodedRecords, Decoding
+from kera.client.consuming.delivering.records import records_of
 from kera.client.consuming.fetching.fetcher import Fetcher
 from kera.client.consuming.fetching.ranges import Arrived
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
-from kera.client.consuming.keep_alive import KeepAlive
-from kera.client.consuming.lease import Lease
-from kera.client.consuming.leases import STEPS_MAX, Leases, LostGroup
-from kera.client.consuming.liveness import Liveness
+from kera.client.consuming.groups.keep_alive import KeepAlive
+from kera.client.consuming.groups.lease import Lease
+from kera.client.consuming.groups.leases import STEPS_MAX, Leases, LostGroup
+from kera.client.consuming.groups.liveness import Liveness
+from kera.client.consuming.groups.rounds import Rounds
+from kera.client.consuming.groups.settings import GroupConsumerSettings
+from kera.client.consuming.groups.work_pace import WorkPace
 from kera.client.consuming.plugins import NO_PLUGINS, Plugins
-from kera.client.consuming.records import records_of
-from kera.client.consuming.rounds import Rounds
-from kera.client.consuming.work_pace import WorkPace
 from kera.client.tasks import Tasks, Turns
 from kera.client.types import Record
 from kera.client.unclosed import Guard, Loss

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
-from kera.client.consuming.chunks import Chunks
+from kera.client.consuming.delivering.chunks import Chunks
 from kera.client.consuming.fetching.fetcher import Fetcher
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription

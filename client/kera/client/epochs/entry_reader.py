@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
-from kera.client.consuming.chunks import Chunks
+from kera.client.consuming.delivering.chunks import Chunks
 from kera.client.consuming.fetching.fetcher import Fetcher
 from kera.client.consuming.latency.hooks import reader_latency
 from kera.client.epochs.marks import Marker, epoch_of

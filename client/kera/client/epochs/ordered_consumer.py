@@ -13,9 +13,9 @@ from typing import Self
 
 import pyarrow as pa
 
-from kera.client.consuming.data_frames import ReadsTables, Rows
-from kera.client.consuming.decoding import DecodedRecords, Decoding, MakeDecoding
-from kera.client.consuming.one_by_one import OneByOne
+from kera.client.consuming.delivering.data_frames import ReadsTables, Rows
+from kera.client.consuming.delivering.decoding import DecodedRecords, Decoding, MakeDecoding
+from kera.client.consuming.delivering.one_by_one import OneByOne
 from kera.client.epochs.epoch import require_times
 from kera.client.epochs.reader import Epochs
 from kera.client.epochs.sorting import OrderedBatch, OrderedRows

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kera.client.consuming.records import records_at, typed_records_at
+from kera.client.consuming.delivering.records import records_at, typed_records_at
 from kera.client.epochs.epoch import Epoch
 from kera.client.types import Record, StreamDescription
 

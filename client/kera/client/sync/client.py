@@ -11,8 +11,8 @@ from kera.client.admin.locating import ChunkQuery, SegmentBounds, Unit
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.client import READ_BYTES_MAX
 from kera.client.client import Client as AsyncClient
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
-from kera.client.consuming.leases import LostGroup
+from kera.client.consuming.groups.leases import LostGroup
+from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.client.consuming.start_and_end import End, Start
 from kera.client.epochs.beginning import EpochStart
 from kera.client.epochs.reader import EPOCH_BYTES_MAX, EpochEnd

@@ -20,7 +20,7 @@ import pyarrow as pa
 from kera.client import arguments
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.consumer import Consumer as AsyncConsumer
-from kera.client.consuming.decoding import POLL_RECORDS_LIMIT
+from kera.client.consuming.delivering.decoding import POLL_RECORDS_LIMIT
 from kera.client.consuming.group_consumer import GroupConsumer as AsyncGroupConsumer
 from kera.client.epochs.ordered_consumer import OrderedConsumer as AsyncOrderedConsumer
 from kera.client.serializers.choosing import DeserializerLike

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client import ChunkBatch, StreamDescription
-from kera.client.consuming.values import rows_of
+from kera.client.consuming.delivering.values import rows_of
 from kera.client.json_form import texts_of
 from kera.client.json_form.writing import is_bytes
 from kera.console.browsing.row_json import Rows, bare

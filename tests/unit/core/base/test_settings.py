@@ -15,7 +15,7 @@ import kera.broker
 import kera.cli
 import kera.client
 import kera.coordinator
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.core.base.settings import CONFIG_FILE_VARIABLE, FORMER_SECTIONS, SECTIONS, InvalidSettings, KeraSettings
 
 PACKAGES = (kera.backup, kera.broker, kera.cli, kera.client, kera.coordinator)

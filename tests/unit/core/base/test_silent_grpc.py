@@ -46,7 +46,7 @@ def said(first: str, **environment: str) -> str:
     return ended.stderr
 
 
-@pytest.mark.parametrize("first", ["kera.client", "kera.core.security", "kera.client.consuming.keep_alive"])
+@pytest.mark.parametrize("first", ["kera.client", "kera.core.security", "kera.client.consuming.groups.keep_alive"])
 def test_grpc_says_nothing_in_a_program_that_uses_kera(first: str) -> None:
     assert said(first) == ""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from kera.client.consuming.decoding import Decoding, MakeDecoding
+from kera.client.consuming.delivering.decoding import Decoding, MakeDecoding
 from kera.client.serializers.choosing import DeserializerLike
 from kera.client.types import Record, StreamDescription
 from kera.core.errors import InvalidArgument

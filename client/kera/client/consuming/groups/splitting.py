@@ -12,8 +12,8 @@ from functools import partial
 
 from kera.client.cluster.fetch import Fetched
 from kera.client.consuming.fetching.fetcher import Fetcher
-from kera.client.consuming.lease import Lease
-from kera.client.consuming.work_pace import WorkPace
+from kera.client.consuming.groups.lease import Lease
+from kera.client.consuming.groups.work_pace import WorkPace
 from kera.core.base.ids import Position
 from kera.v1 import consumer_group_pb2
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
-from kera.client.consuming.keep_alive import KeepAlive
+from kera.client.consuming.groups.keep_alive import KeepAlive
+from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.core.base.clock import Clock
 from kera.core.runtime import MakeHeartbeats
 

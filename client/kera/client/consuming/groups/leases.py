@@ -11,9 +11,9 @@ from kera.client.cluster.retry import RetryTime
 from kera.client.cluster.sense import making_sense
 from kera.client.consuming.fetching.fetcher import Fetcher
 from kera.client.consuming.fetching.ranges import Range, rest_of_group
-from kera.client.consuming.lease import Lease, LeaseKey, Reach
-from kera.client.consuming.splitting import Splitting
-from kera.client.consuming.work_pace import WorkPace
+from kera.client.consuming.groups.lease import Lease, LeaseKey, Reach
+from kera.client.consuming.groups.splitting import Splitting
+from kera.client.consuming.groups.work_pace import WorkPace
 from kera.client.types import StreamDescription, position_of
 from kera.core.base.ids import Position
 from kera.core.errors import DataLost, LeaseLost

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client.chunk_batch import ChunkBatch
-from kera.client.consuming.values import rows_of
+from kera.client.consuming.delivering.values import rows_of
 from kera.client.headers import NO_HEADERS, Headers
 from kera.client.types import Record, StreamDescription
 from kera.core.native import accelerated

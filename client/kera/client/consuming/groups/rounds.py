@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import backoff_s
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
-from kera.client.consuming.group_discovery import Discovery, Finds
-from kera.client.consuming.leases import Leases
-from kera.client.consuming.liveness import Liveness
+from kera.client.consuming.groups.discovery import Discovery, Finds
+from kera.client.consuming.groups.leases import Leases
+from kera.client.consuming.groups.liveness import Liveness
+from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.client.tasks import Tasks
 from kera.client.types import StreamDescription, position_of
 from kera.core.base.clock import Clock
