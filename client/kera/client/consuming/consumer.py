@@ -105,7 +105,7 @@ class Consumer(DecodedRecords, ReadsTables):
         make_decoding: MakeDecoding | None = None,
         plugins: Plugins = NO_PLUGINS,
     ) -> None:
-        """`make_decoding`: for data frames of deserialized values, see `to_pandas`."""
+        """`make_decoding`: for data frames of deserialized values, see `to_pandas`. `plugins`: see `Plugins`."""
         if not streams:
             raise InvalidArgument("a consumer needs a stream")
         streams = arguments.names("streams", streams)

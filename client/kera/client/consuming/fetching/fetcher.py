@@ -54,7 +54,7 @@ class Fetcher:
     ) -> None:
         """`complete`: all that is wanted is there already; when it is not, that is an error, and not waited for.
 
-        `make_hooks`: see `hooks`.
+        `make_hooks`: makes what is plugged in; None: nothing is.
         """
         self.cluster = cluster
         self.settings = settings
@@ -68,6 +68,7 @@ class Fetcher:
         homes = partial(chain, self._pull_readers, self._push_readers)
         port = FetcherPort(self._streams, self._home, homes, self.tasks.start)
         self.hooks = None if make_hooks is None else make_hooks(port)
+        """Plugged in; most of its methods are called by the queue."""
         bytes_max = settings.prefetch_bytes_max
         self.arrivals = Arrivals(bytes_max) if self.hooks is None else HeardArrivals(bytes_max, self.hooks)
         self._running = 0
