@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from kera.cli._table import fields, plural, table
+from kera.cli._table import fields, table
 from kera.core.base.spans import format_ms
+from kera.core.base.spelling import plural
 
 if TYPE_CHECKING:
     from kera.client import LatencyConstraint, LatencyDescription, LatencyHop

@@ -26,8 +26,8 @@ from kera.broker.replication.virtual_segment import Extent, VirtualSegment
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.segment_files import segment_path
 from kera.broker.verify import read_segment
-from kera.cli._table import plural
 from kera.core.base.ids import EntryId
+from kera.core.base.spelling import plural
 from kera.server.verifying import Finding
 
 

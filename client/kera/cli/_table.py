@@ -49,11 +49,6 @@ def format_time(time_us: int, *, milliseconds: bool = False) -> str:
     return f"{text}.{rest_us // 1000:03d}" if milliseconds else text
 
 
-def plural(count: int, noun: str) -> str:
-    """``1 record``, ``2 records``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def _text(value: object) -> str:
     return "-" if value is None or value == "" else str(value)
 

@@ -17,8 +17,9 @@ from kera.cli._commands import Commands
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._paths import file_to_replace, path_of
 from kera.cli._run import UsageError, extra, run_async
-from kera.cli._table import fields, format_time, plural, table
+from kera.cli._table import fields, format_time, table
 from kera.core.base.sizes import format_size
+from kera.core.base.spelling import plural
 from kera.core.errors import InvalidArgument, KeraError, StartError
 
 if TYPE_CHECKING:
@@ -140,10 +141,11 @@ def health(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) ->
 
 
 async def _health(bootstrap: str, output: Output) -> int:
-    from kera.cli.diagnosis import asking, cluster, findings
+    from kera.cli.diagnosis.asking import look
+    from kera.client.diagnosis import cluster, findings
 
     try:
-        found = cluster.health(await asking.look(bootstrap))
+        found = cluster.health(await look(bootstrap))
     except StartError:
         raise  # of our own settings, not of the cluster
     except KeraError as error:

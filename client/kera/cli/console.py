@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,7 @@ from kera.cli._paths import path_of
 from kera.cli._run import check_insecure, command_line, extra, run_async
 
 if TYPE_CHECKING:
-    from kera.cli.diagnosis.findings import Finding
-    from kera.client import Client, ClientSettings, StreamDescription
+    pass
 
 LISTEN = "127.0.0.1:7480"
 
@@ -66,17 +64,10 @@ async def _serve(bootstrap: str, settings: object) -> None:
         from kera.console.serving import serve
     from kera.client import ClientSettings
 
-    cluster = Cluster(bootstrap, ClientSettings.load(), _examine)
+    cluster = Cluster(bootstrap, ClientSettings.load())
     await serve(settings, cluster, ready=_tell)  # type: ignore[arg-type]  # it is imported late
 
 
 def _tell(url: str) -> None:
     print(f"KerA console at {url}", flush=True)
     print("Ctrl-C stops it.", file=sys.stderr, flush=True)
-
-
-async def _examine(client: Client, settings: ClientSettings, streams: Sequence[StreamDescription]) -> Sequence[Finding]:
-    """How the cluster is, as who is signed in may know it."""
-    from kera.cli.diagnosis import asking, cluster
-
-    return cluster.health(await asking.look_with(client, streams, settings))

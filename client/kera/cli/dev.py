@@ -17,8 +17,9 @@ from kera.cli._paths import expanded_path, path_of
 from kera.cli._run import UsageError, check_insecure, run_async
 from kera.cli._sizes import parse_size
 from kera.cli._streams import EXIT_ERROR, fail
-from kera.cli._table import fields, plural
+from kera.cli._table import fields
 from kera.core.base.sizes import format_size
+from kera.core.base.spelling import plural
 
 if TYPE_CHECKING:
     import asyncio

@@ -16,7 +16,7 @@ from kera.cli._run import UsageError, extra, interruptible, run_async
 from kera.cli._sizes import parse_size
 
 if TYPE_CHECKING:
-    from kera.cli.diagnosis.findings import Finding
+    from kera.client.diagnosis.findings import Finding
 
 DATA_DIR = Path("~/.local/share/kera")
 PORTS = [7400]
@@ -80,7 +80,8 @@ def doctor(
     Each finding is ok, a warning or a problem, with what to do. Exit code 0 if all are ok, 1 with warnings, 2 with
     problems.
     """
-    from kera.cli.diagnosis import certificates, findings, host
+    from kera.cli.diagnosis import certificates, host
+    from kera.client.diagnosis import findings
 
     if bootstrap:
         given = [name for name in OF_THIS_MACHINE if is_given(command, name, "COMMANDLINE")]
@@ -118,11 +119,12 @@ def _of_security(cluster_secret_file: Path | None, config: Path | None) -> list[
 
 
 async def _of_cluster(bootstrap: str) -> list[Finding]:
-    from kera.cli.diagnosis import asking, cluster
+    from kera.cli.diagnosis.asking import look
+    from kera.client.diagnosis import cluster
     from kera.core.errors import KeraError, StartError
 
     try:
-        return cluster.installed(await asking.look(bootstrap))
+        return cluster.installed(await look(bootstrap))
     except StartError:
         raise  # of our own settings, not of the cluster
     except KeraError as error:

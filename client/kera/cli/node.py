@@ -12,7 +12,8 @@ import typer
 
 from kera.cli._paths import expanded_path, path_of
 from kera.cli._run import UsageError, extra, run_async
-from kera.cli._table import plural, table
+from kera.cli._table import table
+from kera.core.base.spelling import plural
 from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._schema_files import COMPILED, definition_of, readable
 from kera.cli._streams import EXIT_ERROR
-from kera.cli._table import format_time, plural, table
+from kera.cli._table import format_time, table
+from kera.core.base.spelling import plural
 
 if TYPE_CHECKING:
     from kera.client import RegisteredSchema, SchemaRegistry

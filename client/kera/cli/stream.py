@@ -18,10 +18,11 @@ from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_docume
 from kera.cli._run import UsageError, run_async
 from kera.cli._schema_files import arrow_schema_of
 from kera.cli._sizes import parse_size
-from kera.cli._table import fields, format_time, plural, table
+from kera.cli._table import fields, format_time, table
 from kera.core.base.internal_names import is_internal
 from kera.core.base.sizes import format_size
 from kera.core.base.spans import format_ms
+from kera.core.base.spelling import plural
 from kera.core.errors import KeraError, UnknownStream
 from kera.core.push import DEFAULT_DOMAIN
 

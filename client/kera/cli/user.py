@@ -16,7 +16,8 @@ from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._passwords import NO_PASSWORD_OPTION, PASSWORD_FILE_OPTION, new_password
 from kera.cli._run import UsageError, run_async
-from kera.cli._table import format_time, plural, table
+from kera.cli._table import format_time, table
+from kera.core.base.spelling import plural
 
 if TYPE_CHECKING:
     from kera.client.admin.access import DeletedUser

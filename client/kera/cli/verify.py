@@ -14,8 +14,8 @@ import typer
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import extra, interruptible
 from kera.cli._streams import EXIT_ERROR
-from kera.cli._table import plural
 from kera.core.base.sizes import format_size
+from kera.core.base.spelling import plural
 
 if TYPE_CHECKING:
     from kera.backup import verify as of_backup

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pydantic import SecretStr
 
 from kera.client import Client, ClientSettings
+from kera.client.diagnosis.asking import examine
 from kera.console import limits
 from kera.console.rendering import Templates
 from kera.console.watching.sessions import Session, Sessions
@@ -31,7 +32,7 @@ class Cluster:
 
     bootstrap: str
     settings: ClientSettings
-    examine: Examine
+    examine: Examine = examine
 
 
 class House:

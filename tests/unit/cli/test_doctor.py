@@ -12,7 +12,7 @@ from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.cli.diagnosis import host
 from kera.cli.diagnosis.certificates import certificates
-from kera.cli.diagnosis.findings import Finding
+from kera.client.diagnosis.findings import Finding
 from kera.core.base.clock import FakeClock
 from kera.core.security import Tls, TlsFiles
 from kera.core.security.issuing import Authority

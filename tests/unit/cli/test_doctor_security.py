@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kera.cli.diagnosis.findings import Finding
 from kera.cli.diagnosis.security import secret, settings
+from kera.client.diagnosis.findings import Finding
 from kera.core.security.issuing import Authority
 from tests.integration.command_line import run_kera
 

@@ -11,12 +11,12 @@ import pytest
 from kera.cli._client import connecting_by
 from kera.cli._run import run_app
 from kera.cli.app import app
-from kera.cli.diagnosis import asking
-from kera.cli.diagnosis.asking import Picture
-from kera.cli.diagnosis.cluster import health, installed, unreachable
-from kera.cli.diagnosis.findings import Finding, Severity, document, lines, ok, problem, warning, worst
 from kera.client import BackupDescription, BrokerDescription, ClusterDescription, RecoveryDescription
 from kera.client.admin.daemons import DaemonCheck, DaemonDescription, FileSystemRoom
+from kera.client.diagnosis import asking
+from kera.client.diagnosis.asking import Picture
+from kera.client.diagnosis.cluster import health, installed, unreachable
+from kera.client.diagnosis.findings import Finding, Severity, document, lines, ok, problem, warning, worst
 from kera.client.types import Assignment, Interval
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, Unavailable
 

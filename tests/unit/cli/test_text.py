@@ -5,9 +5,10 @@ import pytest
 
 from kera.cli._run import UsageError
 from kera.cli._sizes import parse_size
-from kera.cli._table import fields, format_time, plural, table
+from kera.cli._table import fields, format_time, table
 from kera.cli.stream import parse_columns
 from kera.core.base.sizes import format_size
+from kera.core.base.spelling import plural
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.cli.diagnosis.findings import ok, problem, warning
 from kera.cli.top._details import details
 from kera.cli.top._document import document, tables
 from kera.cli.top._rates import quantile_s, rate, seconds_between, stream_rates
@@ -18,6 +17,7 @@ from kera.cli.top._text import count_text, ms_text, size_text
 from kera.cli.top._views import BY_NAME, VIEWS, Order, shown
 from kera.client import ConsumerGroupSummary
 from kera.client.admin.daemons import DaemonFigures, StreamFigures
+from kera.client.diagnosis.findings import ok, problem, warning
 from tests.unit.cli.top_support import (
     NOW_US,
     SECOND_US,

@@ -17,10 +17,10 @@ from textual.widgets import DataTable, Static
 from kera.cli import top
 from kera.cli._run import run_app
 from kera.cli.app import app as command_line
-from kera.cli.diagnosis.findings import problem
 from kera.cli.top._app import Details, Help, Options, Top
 from kera.cli.top._input import TolerantDriver
 from kera.cli.top._sample import Sample, Trouble
+from kera.client.diagnosis.findings import problem
 from tests.unit.cli.top_support import (
     NOW_US,
     cluster,

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from kera.cli.diagnosis import asking
 from kera.cli.top import _collector
 from kera.cli.top._collector import GROUPS_LOOKED_AT, Collector
 from kera.cli.top._polling import SLOW_S, Poll, all_within
@@ -14,6 +13,7 @@ from kera.cli.top._sample import Trouble
 from kera.client import ClusterDescription, ConsumerGroupDescription, ConsumerGroupSummary, LatencyDescription
 from kera.client.admin.daemons import read_figures
 from kera.client.admin.watching import StreamSummary, Watch
+from kera.client.diagnosis import asking
 from kera.core.errors import InvalidArgument, NotAllowed, ProtocolError, Unavailable, UnknownLatencyConstraint
 from kera.v1 import daemon_pb2
 from tests.unit.cli.top_support import cluster, constraint, group, hop, stream

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kera.cli._output import Output, rendered
-from kera.cli._table import plural, table
+from kera.cli._table import table
 from kera.cli.bench._cpu import cpu_model
 from kera.cli.bench._latency import Latencies
 from kera.cli.bench._settings import BenchSettings, ConsumeSettings
 from kera.core.base.sizes import format_size
+from kera.core.base.spelling import plural
 
 if TYPE_CHECKING:
     from kera.cli.bench._rounds import MeasuredCluster, Round

@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kera.cli._run import extra, run_async
-from kera.cli._table import plural
 from kera.cli.bench._cpu import cpu_seconds
 from kera.cli.bench._settings import BenchSettings, ConsumeSettings, arena_bytes_of, backup_memory_bytes_of
 from kera.core.base.settings import MIB
 from kera.core.base.sizes import format_size
+from kera.core.base.spelling import plural
 
 if TYPE_CHECKING:
     from kera.client import StreamConfig, StreamDescription

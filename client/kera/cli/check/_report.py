@@ -10,10 +10,11 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from kera.cli._table import fields, plural
+from kera.cli._table import fields
 from kera.cli.check._kills import Kill
 from kera.cli.check._run import Check, Outcome, exit_of
 from kera.core.base.spans import format_ms
+from kera.core.base.spelling import plural
 
 PROGRESS_INTERVAL_S = 0.2
 EXIT_CODES = {"kept": 0, "violated": 1, "not checked": 2}

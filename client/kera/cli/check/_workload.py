@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kera.cli._client import connected
-from kera.cli._table import plural
 from kera.client.checking.history import Place
 from kera.client.checking.ledger import Ledger
 from kera.client.checking.numbers import STRANGE, Numbers, Values
 from kera.core.base.process import descriptor_limit
+from kera.core.base.spelling import plural
 from kera.core.errors import BufferFull, CorruptChunk, DataLost, InvalidArgument, KeraError, NotAccepted, UnknownStream
 
 if TYPE_CHECKING:

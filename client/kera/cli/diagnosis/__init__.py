@@ -1,8 +1,7 @@
-"""The findings of ``kera cluster health`` and ``kera doctor``, and their output.
+"""The findings of ``kera doctor`` about this machine; those about a cluster are in `kera.client.diagnosis`.
 
-findings  ok, warning or problem, with what to do: as text, as JSON, as an exit code
-asking    asks the coordinator and each daemon
-cluster   judges what they have said; pure
-host      looks at this machine, and judges it
-security  looks at the secret of the cluster, and at settings of security
+asking        asks the cluster that a command is about
+host          looks at this machine, and judges it
+certificates  looks at the certificates of a daemon
+security      looks at the secret of the cluster, and at settings of security
 """

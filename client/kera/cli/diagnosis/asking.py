@@ -1,82 +1,19 @@
-"""Asks the coordinator, and each daemon that it knows, how they are."""
+"""Asks a cluster how it is, for commands."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kera.cli._client import connected
-from kera.core.errors import KeraError
 
 if TYPE_CHECKING:
-    from kera.client import Client, ClientSettings, ClusterDescription, RecoveryDescription, StreamDescription
-    from kera.client.admin.daemons import DaemonDescription
-
-ASKED_AT_ONCE = 32
-
-
-class Picture(NamedTuple):
-    """The answers of the cluster and its daemons."""
-
-    cluster: ClusterDescription
-    recoveries: list[RecoveryDescription]
-    streams: list[StreamDescription]
-    daemons: dict[str, DaemonDescription | KeraError]
-    """By name, as ``broker 2``; of those that should be there."""
+    from kera.client.diagnosis.asking import Picture
 
 
 async def look(bootstrap: str) -> Picture:
-    """Raises `KeraError` when no coordinator that leads can be reached."""
+    """Ask the coordinators at `bootstrap`. Raises `KeraError` when none that leads can be reached."""
+    from kera.client.diagnosis.asking import look_with
+
     async with connected(bootstrap, patient=False) as client:
         streams = await client.admin.list_streams()
         return await look_with(client, streams, coordinator=bootstrap.partition(",")[0])
-
-
-async def look_with(
-    client: Client,
-    streams: Sequence[StreamDescription],
-    settings: ClientSettings | None = None,
-    *,
-    coordinator: str = "",
-) -> Picture:
-    """The same with a client that there is, whose settings these are, and what it knows of streams."""
-    cluster = await client.admin.describe_cluster()
-    recoveries = await client.admin.recoveries()
-    said = await describe_all(addresses_of(cluster, coordinator), settings)
-    return Picture(cluster, recoveries, list(streams), said)
-
-
-def addresses_of(cluster: ClusterDescription, coordinator: str = "") -> dict[str, str]:
-    """The addresses of the daemons that should be there, by name; `coordinator`: one, if the cluster does not list
-    any.
-    """
-    coordinators = cluster.coordinators or ((coordinator,) if coordinator else ())
-    addresses = {f"coordinator {address}": address for address in coordinators}
-    addresses |= {f"broker {each.broker_id}": each.grpc_address for each in cluster.brokers if each.alive}
-    return addresses | {f"backup {each.backup_id}": each.grpc_address for each in cluster.backups if each.alive}
-
-
-async def describe_all(
-    addresses: dict[str, str], settings: ClientSettings | None = None
-) -> dict[str, DaemonDescription | KeraError]:
-    """The description of each daemon, or the reason why there is none. `settings`: of the caller; None: from the
-    environment.
-    """
-    from kera.client import ClientSettings
-    from kera.client.admin.daemons import describe_daemon
-    from kera.core.credential_settings import secure
-    from kera.core.runtime import MACHINE
-
-    room = asyncio.Semaphore(ASKED_AT_ONCE)
-    runtime = secure(MACHINE, settings or ClientSettings.load())
-
-    async def describe(address: str) -> DaemonDescription | KeraError:
-        async with room:
-            try:
-                return await describe_daemon(address, runtime=runtime)
-            except KeraError as error:
-                return error
-
-    said = await asyncio.gather(*(describe(address) for address in addresses.values()))
-    return dict(zip(addresses, said, strict=True))

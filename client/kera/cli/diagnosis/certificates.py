@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from kera.cli.diagnosis.findings import Finding, ok, problem, warning
+from kera.client.diagnosis.findings import Finding, ok, problem, warning
 from kera.core.base.health import State
 from kera.core.errors import KeraError
 from kera.core.security import Tls, TlsFiles

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from kera.cli.diagnosis.findings import Finding, ok, problem, warning
+from kera.client.diagnosis.findings import Finding, ok, problem, warning
 from kera.core.base.home import expanded
 from kera.core.base.sizes import format_size
 from kera.core.errors import InvalidArgument

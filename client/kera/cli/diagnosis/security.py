@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kera.cli.diagnosis.findings import Finding, ok, problem, warning
+from kera.client.diagnosis.findings import Finding, ok, problem, warning
 from kera.core.base.home import expanded
 from kera.core.base.settings import InvalidSettings
 from kera.core.credential_settings import secure

@@ -17,10 +17,11 @@ from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._durations import parse_duration_ms
 from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
-from kera.cli._table import plural, table
+from kera.cli._table import table
 from kera.core.base.internal_names import is_internal
 from kera.core.base.sizes import format_size
 from kera.core.base.spans import format_ms
+from kera.core.base.spelling import plural
 from kera.core.errors import InvalidArgument, KeraError, UnknownStream
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from kera.cli._confirming import check_can_ask, confirm
 from kera.cli._durations import parse_duration_ms
 from kera.cli._output import Output, show_document
 from kera.cli._run import UsageError, command_line, extra
-from kera.cli._table import plural, table
+from kera.cli._table import table
 from kera.connect.endpoints import TopicEnd, parse_end
 from kera.connect.errors import NotCopied
+from kera.core.base.spelling import plural
 from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:

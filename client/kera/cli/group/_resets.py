@@ -13,9 +13,9 @@ from kera.cli._client import connected
 from kera.cli._confirming import check_can_ask, confirm
 from kera.cli._output import Output, show_document
 from kera.cli._run import UsageError
-from kera.cli._table import plural, table
+from kera.cli._table import table
 from kera.cli._times import parse_time_us
-from kera.core.base.spelling import closest
+from kera.core.base.spelling import closest, plural
 from kera.core.errors import InvalidArgument, KeraError
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 from typing import Any, NamedTuple
 
-from kera.cli.diagnosis import asking, cluster
-from kera.cli.diagnosis.findings import Finding
 from kera.cli.top._constraints import HELD
 from kera.cli.top._polling import Poll, all_within
 from kera.cli.top._sample import Lagging, Sample, Two, TwoLags
 from kera.client import ClusterDescription, ConsumerGroupSummary, LatencyDescription
 from kera.client.admin.daemons import DaemonFigures, read_figures
 from kera.client.admin.watching import StreamSummary, Watch
+from kera.client.diagnosis import asking, cluster
+from kera.client.diagnosis.findings import Finding
 from kera.core.base.clock import Clock, SystemClock
 from kera.core.base.internal_names import is_internal
 from kera.core.errors import KeraError, UnknownLatencyConstraint

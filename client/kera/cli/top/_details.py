@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kera.cli._latency_text import bars, known_to_within, own_lingers
-from kera.cli._table import fields, plural, table
-from kera.cli.diagnosis.findings import Finding
+from kera.cli._table import fields, table
 from kera.cli.top._rows import BackupRow, BrokerRow, ConstraintRow, GroupRow, Snapshot, StreamPart, StreamRow
 from kera.cli.top._text import count_text, ms_text, part_text, per_s, size_text, time_of_day, us_text
 from kera.cli.top._views import View
+from kera.client.diagnosis.findings import Finding
 from kera.core.base.spans import format_ms
+from kera.core.base.spelling import plural
 
 ROWS_MAX = 50
 """Maximum of a list within the details."""

@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 from kera.cli._table import table
-from kera.cli.diagnosis import findings
 from kera.cli.top._rows import Snapshot
 from kera.cli.top._text import count_text, per_s, size_text
 from kera.cli.top._views import FILTERED, VIEWS, Order, shown
+from kera.client.diagnosis import findings
 
 ROWS_PRINTED = 20
 ID_DIGITS = 8

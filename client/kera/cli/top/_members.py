@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from kera.cli._table import plural
-from kera.cli.diagnosis.findings import Finding, Severity
 from kera.cli.top._rates import quantile_s, rate, rate_of
 from kera.cli.top._rows import BackupRow, BrokerRow
 from kera.cli.top._sample import Sample, Trouble, Two
 from kera.cli.top._text import time_of_day
 from kera.client import BackupDescription, BrokerDescription
 from kera.client.admin.daemons import DaemonFigures
+from kera.client.diagnosis.findings import Finding, Severity
 from kera.core.base.sizes import format_size
 from kera.core.base.spans import format_ms
+from kera.core.base.spelling import plural
 
 N = TypeVar("N", int, float)
 

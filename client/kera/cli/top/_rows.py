@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kera.cli.diagnosis.findings import Finding
 from kera.client import LatencyHop
+from kera.client.diagnosis.findings import Finding
 
 
 @dataclass(frozen=True, slots=True)

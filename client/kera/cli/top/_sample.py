@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kera.cli.diagnosis.findings import Finding
 from kera.client import ClusterDescription, ConsumerGroupDescription, ConsumerGroupSummary, LatencyDescription
 from kera.client.admin.daemons import DaemonFigures
 from kera.client.admin.watching import StreamSummary
+from kera.client.diagnosis.findings import Finding
 
 
 class Trouble(NamedTuple):

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kera.cli._table import plural
-from kera.cli.diagnosis.findings import worst
 from kera.cli.top._constraints import HELD, constraint_rows
 from kera.cli.top._groups import group_rows
 from kera.cli.top._members import LAG_MS, backup_row, broker_row, since, total
@@ -19,7 +17,9 @@ from kera.cli.top._rows import EpochEntry, Snapshot, StreamPart, StreamRow, Tota
 from kera.cli.top._sample import Sample
 from kera.client.admin.daemons import DaemonFigures, StreamFigures
 from kera.client.admin.watching import StreamSummary
+from kera.client.diagnosis.findings import worst
 from kera.core.base.spans import format_ms
+from kera.core.base.spelling import plural
 
 HELD_UP_MS = 10_000
 """As long as that epochs are held up before somebody is told why."""

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kera.client import (
     Client,
@@ -22,6 +22,7 @@ from kera.client import (
     StreamDescription,
 )
 from kera.client.admin.watching import StreamSummary, Watch
+from kera.client.diagnosis.findings import Finding
 from kera.console import limits
 from kera.console.browsing.registered import Registered
 from kera.console.watching.activity import Activities, Activity
@@ -87,38 +88,8 @@ class Histories:
         return list(self._points)
 
 
-class Finding(Protocol):
-    """Something about the cluster that was looked at."""
-
-    @property
-    def severity(self) -> int:
-        """0: all is well; 1: somebody should look at this; 2: it does not work."""
-        ...
-
-    @property
-    def subject(self) -> str:
-        """The subject of the finding."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The text of the finding."""
-        ...
-
-    @property
-    def advice(self) -> str:
-        """The advice."""
-        ...
-
-
-class Examine(Protocol):
-    """Finds out how a cluster is."""
-
-    async def __call__(
-        self, client: Client, settings: ClientSettings, streams: Sequence[StreamDescription], /
-    ) -> Sequence[Finding]:
-        """Raises `KeraError`."""
-        ...
+Examine = Callable[[Client, ClientSettings, Sequence[StreamDescription]], Awaitable[Sequence[Finding]]]
+"""Finds out how a cluster is, see `kera.client.diagnosis`. Raises `KeraError`."""
 
 
 class Health(NamedTuple):

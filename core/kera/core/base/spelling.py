@@ -1,6 +1,6 @@
-"""The most likely meaning of a misspelt name, for error messages.
+"""The most likely meaning of a misspelt name, for error messages, and nouns with their numbers.
 
-Promises: the answer is one of the names, or nothing at all; a guess that is far off is worse than none.
+Promises of the first: the answer is one of the names, or nothing at all; a guess that is far off is worse than none.
 """
 
 from __future__ import annotations
@@ -26,3 +26,8 @@ def hint(name: str, known: Iterable[str]) -> str:
     if meant is not None:
         return f"; did you mean {meant!r}?"
     return f"; there are {', '.join(map(repr, names))}" if names else ""
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 record``, ``2 records``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kera.cli._table import plural
-from kera.cli.diagnosis.findings import Finding, Severity, ok, problem, warning
+from kera.client.diagnosis.findings import Finding, Severity, ok, problem, warning
 from kera.core.base.sizes import format_size
+from kera.core.base.spelling import plural
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed
 
 if TYPE_CHECKING:
-    from kera.cli.diagnosis.asking import Picture
     from kera.client import BackupDescription, BrokerDescription
     from kera.client.admin.daemons import DaemonDescription
+    from kera.client.diagnosis.asking import Picture
 
 FREE_PART_MIN = 0.10
 """Free share of a file system below which it is nearly full."""
