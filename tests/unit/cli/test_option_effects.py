@@ -24,14 +24,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import typer
 
 import kera.cli.daemons
 import kera.core.errors
 from kera.backup.settings import BackupSettings
 from kera.broker.settings import BrokerSettings
 from kera.cli import generate
-from kera.cli._run import run_app
+from kera.cli._run import command_of, run_app
 from kera.cli.app import app
 from kera.cli.bench._settings import SETTINGS
 from kera.coordinator.settings import CoordinatorSettings
@@ -240,10 +239,6 @@ class Command:
         return [*base, *more, *words], [*base, *more]
 
 
-COMMANDS: Any = typer.main.get_command(app)
-"""It takes a tenth of a second to make."""
-
-
 @functools.cache
 def commands() -> dict[str, list[str]]:
     """Of each command the options."""
@@ -256,7 +251,7 @@ def commands() -> dict[str, list[str]]:
             options = [each.opts for each in command.params if each.param_type_name != "argument"]
             found[" ".join(path)] = [SHORT.get(each[0], each[0]) for each in options]
 
-    walk(COMMANDS, [])
+    walk(command_of(app), [])
     return found
 
 
@@ -332,7 +327,6 @@ def effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 
     terminal = SimpleNamespace(isatty=lambda: True)
     monkeypatch.setattr("kera.cli.top.sys", SimpleNamespace(stdin=terminal, stdout=terminal))
-    monkeypatch.setattr("typer.main.get_command", lambda _: COMMANDS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
