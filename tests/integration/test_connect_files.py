@@ -194,7 +194,7 @@ def test_a_created_stream_has_the_key_and_the_time_of_the_stream_that_is_copied(
         (["kera:x", "*.csv"], "one file, or a directory"),
         (["kera:x", "a.csv", "--follow"], "a single file appears when the copy ends"),
         (["a.csv", "kera:x", "--key", "k"], "with --create"),
-        (["kera:x", "kera:y", "--format", "csv"], "applies to files only"),
+        (["kera:x", "kera:y", "--format", "csv"], "neither end is one"),
         (["a.csv", "kera:x", "--name", "a b"], "no name of a copy"),
         (["none.csv", "kera:x", "--create"], "no file none.csv"),
         (["kera:no-such-stream", "x.csv"], "no-such-stream"),

@@ -86,7 +86,7 @@ def test_a_daemon_that_listens_everywhere_and_tells_no_address_does_not_start(
 ) -> None:
     done = run(daemon, "--host", host, "--insecure", "--data-dir", str(tmp_path / "data"))
     assert done.returncode == 2
-    assert "kera: error: advertised_address: others cannot be told" in done.stderr
+    assert f"kera: error: advertised_address: other hosts cannot reach {host}; set" in done.stderr
     assert not (tmp_path / "data").exists()
 
 

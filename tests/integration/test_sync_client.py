@@ -242,7 +242,7 @@ def test_a_table_begins_where_records_have_ended(client: Client) -> None:
         client.consumer("sync-rest", start="earliest"),
         client.consumer("sync-rest", "sync-other", start="earliest", end="latest"),
     ):
-        with pytest.raises(InvalidArgument, match="with an end"):
+        with pytest.raises(InvalidArgument, match="that has an end"):
             consumer.to_arrow()
 
 

@@ -243,7 +243,7 @@ def test_a_user_without_a_password(cluster: FakeAccess, capsys: pytest.CaptureFi
         (["--password-file", "/dev/null"], "--password-file /dev/null is empty"),
         (["--password-file", "-"], "--password-file: standard input is empty"),
         (["--password-file", "{}/short"], "--password-file: a password has 8 to 1024 characters, and this one has 5"),
-        (["--password-file", "{}/binary"], "--password-file {}/binary cannot be read: it is no text"),
+        (["--password-file", "{}/binary"], "--password-file {}/binary cannot be read: it is not UTF-8 text"),
         (["--password-file", "{}/large"], "--password-file {}/large has more than 65536 bytes"),
         (["--password-file", "~nobody-here/p"], "cannot be read: ~nobody-here/p cannot be used: no user nobody-here"),
         (["--password-file", "x", "--no-password"], "--no-password and --password-file are mutually exclusive"),

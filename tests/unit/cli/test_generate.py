@@ -144,7 +144,7 @@ def test_an_installation_without_them_is_told(
     monkeypatch.setattr(generate, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "generate.py"))
     code, _, err = kera(capfdbinary, "grafana")
     assert code == 1
-    assert "this installation of kera has no kera.json: install its wheel anew" in err
+    assert "this installation of kera has no kera.json: reinstall its wheel" in err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -254,7 +254,7 @@ async def test_only_what_is_given_is_altered(
     [
         ({"retention_ms": -1}, "retention_ms is -1, and takes a whole number"),
         ({"retention_bytes": 1 << 63}, "retention_bytes is 9223372036854775808"),
-        ({"durability": "eternal"}, "durability 'eternal' is none of leader"),
+        ({"durability": "eternal"}, "durability 'eternal' is not one of leader"),
     ],
 )
 async def test_what_a_request_cannot_carry_is_refused(

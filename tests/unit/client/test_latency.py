@@ -86,7 +86,7 @@ async def test_what_is_not_altered_is_not_sent() -> None:
         ({"window_ms": 1 << 32}, "window_ms is 4294967296, and takes a whole number"),
         ({"window_ms": -1}, "window_ms is -1, and takes"),
         ({"window_ms": 1_000.5}, "window_ms is 1000.5, and takes"),
-        ({"statistic": "max"}, "statistic 'max' is none of mean, p99"),
+        ({"statistic": "max"}, "statistic 'max' is not one of mean, p99"),
         ({"path": "clicks"}, "path"),
         ({"name": 7}, "name"),
     ],

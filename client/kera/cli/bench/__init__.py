@@ -21,7 +21,7 @@ def _load(name: str) -> Callable[..., int]:
     from kera.cli._settings_flags import command_function
     from kera.cli.bench import _rounds, _settings
 
-    return command_function(_settings.SETTINGS[name], functools.partial(_rounds.run, name))
+    return command_function(_settings.SETTINGS[name], lambda settings: _rounds.run(name, settings))
 
 
 for _name, _help in {

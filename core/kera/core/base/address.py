@@ -91,9 +91,9 @@ def advertised_address(advertised: str, host: str, port: int) -> str:
         address = advertised
     told_host, told_port = split_address(address)
     if is_everywhere(told_host) or not told_port:
+        named = told_host if is_everywhere(told_host) else address
         raise InvalidArgument(
-            f"other hosts cannot reach {address}; set advertised_address to an address of this host",
-            address=address,
+            f"other hosts cannot reach {named}; set advertised_address to an address of this host", address=address
         )
     return address
 
