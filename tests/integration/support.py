@@ -110,8 +110,12 @@ def log_events(cluster: RunningCluster, event: str) -> list[dict[str, Any]]:
 
 
 def troubles(told: dict[str, Any]) -> list[dict[str, str]]:
-    """The warnings and problems of `kera cluster health` or `kera top`, but for how full this machine's disk is."""
-    return [each for each in told["findings"] if each["severity"] != "ok" and not each["text"].endswith(" are free")]
+    """The warnings and problems of `kera cluster health` or `kera top`, but for those that are no fault of a cluster.
+
+    These are how full this machine's disk is, and a feature level that rises a moment after the last daemon has come.
+    """
+    found = [each for each in told["findings"] if each["severity"] != "ok"]
+    return [each for each in found if each["subject"] != "feature level" and not each["text"].endswith(" are free")]
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:

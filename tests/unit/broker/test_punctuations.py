@@ -214,7 +214,7 @@ async def test_on_disk_it_is_acknowledged_when_it_is_there(engine: Engine) -> No
     await turn()
     assert [each.done() for each in asked] == [False, False], "the second one finds it, and it is not durable yet"
     broker.resume()
-    assert [await each for each in asked] == [[(1, 1)], [(1, 0)]]
+    assert sorted([await each for each in asked]) == [[(1, 0)], [(1, 1)]], "one of them wrote it"
     for segment in broker.streams.streamlet(STREAM_ID, 0).entries[0].tail:
         engine.memory.close(segment)
     broker.resume()
