@@ -384,6 +384,8 @@ class _Stream:
                     if self._refusal is not None:
                         self._answer_error(message.request_id, self._refusal)
                         break
+                    if self.peer.dismissed:
+                        continue  # unanswered: the abort is on its way, and the client may have newer credentials
                     self._handle(message, bulk)
                     if perf_counter() - begun_s > SLICE_S:
                         await self._turns.turn(self.peer.address)  # others have theirs before the next request

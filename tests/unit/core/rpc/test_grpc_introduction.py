@@ -78,6 +78,16 @@ CALLS: list[tuple[Method[Any, Any], Any]] = [(UNARY, UnaryRequest()), (ECHO, num
 KINDS = pytest.mark.parametrize(("method", "request_"), CALLS, ids=["unary", "stream"])
 
 
+async def answered(channel: GrpcChannel) -> None:
+    """Ask until there is an answer: what was under way on a stream that ended is lost, and no other error is raised."""
+    while True:
+        try:
+            await channel.submit(ECHO, numbered(1), timeout_s=10)
+            return
+        except Uncertain:
+            continue
+
+
 async def test_a_token_that_is_good_no_more_is_read_anew(running: Running) -> None:
     channel = await running.start()
     await channel.submit(UNARY, UnaryRequest(), timeout_s=10)
@@ -91,14 +101,32 @@ async def test_a_stream_that_was_ended_begins_with_the_token_that_is_there_then(
     await channel.submit(ECHO, numbered(1), timeout_s=10)
     running.gate.good = running.token = "two"
     running.gate.peers[0].end()
-    answered = False
-    while not answered:  # what was under way is lost, and nothing else is said
-        try:
-            await channel.submit(ECHO, numbered(1), timeout_s=10)
-            answered = True
-        except Uncertain:
-            continue
+    await answered(channel)
     assert running.gate.shown == ["one", "one", "two"]
+
+
+async def test_a_request_that_arrives_on_a_stream_being_ended_is_lost_and_not_refused(running: Running) -> None:
+    """The client may have a newer token. It shows that one if it learns that the stream ended, and only then."""
+    handled: list[int] = []
+
+    def dismissing(call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        if call.peer.identity is None:
+            raise AuthenticationFailed(call.peer.dismissed)
+        handled.append(call.message.request_id)
+        if len(handled) == 2:
+            aborting, call.peer.end = call.peer.end, lambda: None  # gRPC takes its time
+            call.peer.dismiss("the token expired")
+            asyncio.get_running_loop().call_later(0.1, aborting)
+        return echo(call)
+
+    channel = await running.start(dismissing)
+    await channel.submit(ECHO, numbered(1), timeout_s=10)
+    await channel.submit(ECHO, numbered(2), timeout_s=10)
+    with pytest.raises(Uncertain, match="was lost"):
+        await channel.submit(ECHO, numbered(3), timeout_s=10)
+    running.gate.good = running.token = "two"
+    await answered(channel)
+    assert handled == [1, 2, 1]
 
 
 @pytest.mark.parametrize("rounds", range(12))
