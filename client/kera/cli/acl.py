@@ -29,13 +29,13 @@ EXIT_NO = 1
 EXIT_UNKNOWN = 2
 """Whether somebody may do something could not be found out."""
 
-PRINCIPAL_HELP = "user:NAME, role:NAME, or user:* for everybody."
+PRINCIPAL_HELP = "user:NAME, role:NAME, or user:* for every authenticated user."
 RESOURCE_HELP = "stream:NAME, group:NAME, producer:NAME, domain:NAME (a * at the end: all that begin so), or cluster."
 OPERATIONS_HELP = (
     "describe, read, write, create, alter, delete, use (of groups and producers), administer (of the cluster), several"
-    f" with commas; {ALL}: those that there are for the resource."
+    f" with commas; {ALL}: every operation of the resource."
 )
-DENY_HELP = "A rule that forbids it, which counts more than all that allow it."
+DENY_HELP = "Forbid it. Such a rule overrides all rules that allow it."
 
 
 @app.command()
@@ -48,9 +48,10 @@ def grant(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Let a user or a role do something; or, with --deny, forbid it. It counts when the command ends.
+    """Allow operations on a resource to a user or a role; with --deny, forbid them.
 
-    A rule that there is already about the same gets more operations.
+    The change is in effect when the command ends. If the principal has a rule about the resource already, the
+    operations are added to it.
     """
     wanted = _checked(principal, operations, resource)
     run_async(_grant(bootstrap, cluster_secret_file, principal, wanted, resource, deny, output))

@@ -81,7 +81,7 @@ def set_(
         is_current = contexts.current == name
     print(f"context {name}: {_in_words(made)}")
     if before is None and not is_current:
-        print(f"kera context use {name} has commands take it that name none", file=sys.stderr)
+        print(f"to make it the default: kera context use {name}", file=sys.stderr)
 
 
 def _checked(field: str, value: str) -> str:

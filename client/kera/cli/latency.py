@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from kera.client import LatencyConstraint, LatencyDescription
     from kera.client.admin.latency import Statistic
 
-app = Commands(help="Say how late records may be, and see how late they are.", no_args_is_help=True)
+app = Commands(help="Limit how late records may be on a path, and see how late they are.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the latency constraint.")
-PATH_HELP = "Streams, and group:NAME with the consumer group that reads the one before, in turn, separated by commas."
+PATH_HELP = "Streams in turn with group:NAME, the consumer group that reads the stream before it; separated by commas."
 LIMIT_HELP = "How long records may take for the path: 300ms, 2s."
-WINDOW_HELP = "Over which the mean is taken: 15s, 1min."
+WINDOW_HELP = "Time over which the mean is taken: 15s, 1min."
 P99_OPTION = typer.Option(False, "--p99", help="Limit the 99th percentile.")
 INTERVAL = "2s"
 CLEAR = "\x1b[H\x1b[2J"
@@ -43,7 +43,7 @@ def create(
     p99: bool = P99_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Say how late records may be on a path: over any window, the mean is at most the limit.
+    """Limit the latency of records on a path: their mean over any window is at most the limit.
 
     Writers, brokers and readers let their buffers fill for as long as that leaves time, and no longer.
     """

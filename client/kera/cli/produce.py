@@ -47,7 +47,7 @@ def produce(
     latency_target: str | None = typer.Option(
         None,
         metavar="TIME",
-        help="Within which time to have records acknowledged, such as 50ms: as far as it allows, they wait for more.",
+        help="Time within which records are acknowledged, such as 50ms; they wait for more as long as it allows.",
     ),
     partitioner: PartitionerChoice | None = PARTITIONER_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,

@@ -39,11 +39,9 @@ app = Commands(help="Create, list, describe, alter, truncate and delete streams.
 NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the stream.")
 
 
-EPOCH_HELP = "How long epochs of the records' times are, such as 10s; 0s: none."
-PUNCTUATION_HELP = (
-    "Who says of entries that nobody writes to that nothing older comes: brokers by their clock, or producers."
-)
-GRACE_HELP = "How long after its time a record may come before its entry may count as silent."
+EPOCH_HELP = "Length of epochs, batches of the records of a time span, such as 10s; 0s: no epochs."
+PUNCTUATION_HELP = "How epochs of idle entries close: by the clock of brokers, or by declarations of producers."
+GRACE_HELP = "How long brokers wait for late records before they close an epoch of an idle entry."
 AHEAD_HELP = "With epochs: refuse records with times further ahead of the clock; 0s: take any."
 
 

@@ -88,7 +88,7 @@ def test_a_context_is_kept_for_its_user_alone_and_without_a_password(home: Path,
         "--tls-ca", "ca.pem", "--tls-cert", "me.pem", "--tls-key", "me-key.pem",
     )  # fmt: skip
     assert (code, out) == (0, "context prod: h:7400,i:7400 as alice, TLS and a certificate\n")
-    assert err == "kera context use prod has commands take it that name none\n"
+    assert err == "to make it the default: kera context use prod\n"
     assert file_of(home).stat().st_mode & 0o777 == 0o600
     assert file_of(home).parent.stat().st_mode & 0o777 == 0o700
     text = file_of(home).read_text()

@@ -23,7 +23,7 @@ EXIT_NOT_CHECKED = 2
 
 
 def check(
-    minutes: float | None = typer.Option(None, "--minutes", metavar="N", help="How long the load is on."),
+    minutes: float | None = typer.Option(None, "--minutes", metavar="N", help="Duration of the load."),
     seconds: float | None = typer.Option(None, "--seconds", metavar="N", help="Likewise, in seconds. Default: 60."),
     kill: list[str] = typer.Option(
         [],
@@ -35,7 +35,7 @@ def check(
         None, "--kill-every", metavar="SECONDS", help="How often --kill is run. Default: 30."
     ),
     stream: str | None = typer.Option(
-        None, "--stream", metavar="NAME", help="An empty stream that is there. Default: one that is made for the check."
+        None, "--stream", metavar="NAME", help="An existing, empty stream. Default: the check creates one."
     ),
     streamlets: int | None = typer.Option(
         None, "--streamlets", metavar="N", help="Streamlets of its stream. Default: 4."
@@ -47,9 +47,9 @@ def check(
     durability: str | None = typer.Option(
         None, "--durability", metavar="LEVEL", help="leader, replicated or persisted. Default: as for any stream."
     ),
-    producers: int = typer.Option(2, "--producers", min=1, max=1000, metavar="N", help="How many write."),
+    producers: int = typer.Option(2, "--producers", min=1, max=1000, metavar="N", help="Producers."),
     readers: int = typer.Option(
-        2, "--readers", min=0, max=1000, metavar="N", help="How many follow; every other one in the brokers' memory."
+        2, "--readers", min=0, max=1000, metavar="N", help="Readers; every other one reads in the brokers' memory."
     ),
     members: int = typer.Option(2, "--members", min=0, max=1000, metavar="N", help="Consumers of a consumer group."),
     rate: float = typer.Option(1000.0, "--rate", metavar="N", help="Records a second, all producers together."),

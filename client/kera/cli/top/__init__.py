@@ -74,7 +74,7 @@ def top(
     output: Output = OUTPUT_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Watch brokers, backups, streams, consumer groups and Spark queries: rates, lag, latency, and who is slow and why.
+    """Watch brokers, backups, streams, consumer groups and Spark queries: rates, lag, latency, and slow parts.
 
     Press ? in it for its keys. Without a terminal, --json or --once print what it shows.
     """

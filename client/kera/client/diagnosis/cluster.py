@@ -194,7 +194,9 @@ def _recoveries(picture: Picture) -> Iterator[Finding]:
                 f" {plural(each.streamlets_total, 'streamlet')} can be read{waits}"
             )
             advice = (
-                "start what it waits for" if each.waits_for else "wait; kera cluster recoveries shows how far it is"
+                "start what it waits for; if a backup is gone for good: kera cluster drain backup-N"
+                if each.waits_for
+                else "wait; kera cluster recoveries shows how far it is"
             )
             yield warning(f"recovery of broker {each.broker_id}", text, advice)
         if each.records_lost:
