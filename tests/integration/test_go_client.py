@@ -7,6 +7,7 @@ of its key; what the SDK writes is read by it, in either version and with either
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections import Counter, defaultdict
@@ -197,6 +198,27 @@ async def error_of(go: GoClient, command: str, bootstrap: str, *arguments: str, 
     assert len(lines) == 1, errors
     assert lines[0].startswith(f"{command}: error: ")
     return lines[0]
+
+
+async def test_a_stream_that_has_moved_is_read_by_the_discovery_calls_of_the_thesis_alone(
+    go: GoClient, members: SharedCluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.admin.create_stream("s", streamlets=STREAMLETS, entries=2, group_segments=2)
+    values = [b"%d" % number for number in range(4_000)]
+    async with client.producer() as producer:
+        await producer.prepare("s")
+        for moves, begin in enumerate(range(0, len(values), 1_000)):
+            if moves:
+                await move_all(client, members)
+            for value in values[begin : begin + 1_000]:
+                producer.send("s", value)
+            await producer.flush()
+        await move_all(client, members)  # the owner has no group of its own yet
+    output = tmp_path / "values"
+    monkeypatch.setenv("KERA_DISCOVERY", f"{members.bootstrap} s {output}")
+    tested = go.tool("test", "-count=1", "-v", "-run", "TestDiscovery", "./kera")
+    assert "--- PASS: TestDiscovery" in tested.stdout, tested.stdout + tested.stderr
+    assert sorted(base64.b64decode(line) for line in output.read_text().split("\n")) == sorted(values)
 
 
 @pytest.mark.parametrize("command", ["kera-produce", "kera-consume"])

@@ -425,16 +425,26 @@ class GetNextGroupsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUPS_FIELD_NUMBER: _builtins.int
+    OWNER_ID_FIELD_NUMBER: _builtins.int
+    INTERVALS_FIELD_NUMBER: _builtins.int
+    owner_id: _builtins.int
+    """See GetAvailableGroupsResponse."""
     @_builtins.property
-    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupInfo]: ...
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupInfo]:
+        """Of those that are at this broker. A group that comes to another broker, or is read again by it, is given anew."""
+
+    @_builtins.property
+    def intervals(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupInterval]: ...
     def __init__(
         self,
         *,
         groups: _abc.Iterable[Global___GroupInfo] | None = ...,
+        owner_id: _builtins.int = ...,
+        intervals: _abc.Iterable[_common_pb2.GroupInterval] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "intervals", b"intervals", "owner_id", b"owner_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -580,18 +590,28 @@ class GetAvailableGroupsResponse(_message.Message):
 
     FIRST_GROUP_ID_FIELD_NUMBER: _builtins.int
     LAST_GROUP_ID_FIELD_NUMBER: _builtins.int
+    OWNER_ID_FIELD_NUMBER: _builtins.int
+    INTERVALS_FIELD_NUMBER: _builtins.int
     first_group_id: _builtins.int
-    """Both 0: there is none."""
+    """Of the groups that are at this broker. Both 0: there is none here."""
     last_group_id: _builtins.int
+    owner_id: _builtins.int
+    """Where the streamlet's groups are, as in StreamletAssignment and as far as this broker was told. After later moves,
+    only the owner's answer has all intervals: who asks follows `owner_id` until a broker names itself.
+    """
+    @_builtins.property
+    def intervals(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupInterval]: ...
     def __init__(
         self,
         *,
         first_group_id: _builtins.int = ...,
         last_group_id: _builtins.int = ...,
+        owner_id: _builtins.int = ...,
+        intervals: _abc.Iterable[_common_pb2.GroupInterval] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_group_id", b"first_group_id", "last_group_id", b"last_group_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_group_id", b"first_group_id", "intervals", b"intervals", "last_group_id", b"last_group_id", "owner_id", b"owner_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

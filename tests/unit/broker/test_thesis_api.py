@@ -88,6 +88,22 @@ async def test_available_groups_and_segments_are_intervals(broker: Broker) -> No
     assert [(s.first_segment_id, s.last_segment_id) for s in segments] == [(1, 2), (1, 1)]
 
 
+@pytest.mark.parametrize("method", [api.GET_NEXT_GROUPS, api.GET_AVAILABLE_GROUPS], ids=lambda method: method.name)
+async def test_the_brokers_that_have_other_groups_are_named(broker: Broker, method: Method[Any, Any]) -> None:
+    request = {**WHERE, "consumer_group": "a"} if method is api.GET_NEXT_GROUPS else WHERE
+    answer = await broker.ask(method, method.request(**request))
+    assert (answer.owner_id, list(answer.intervals)) == (BROKER_ID, [])
+
+    info = stream_info(owners=(BROKER_ID + 1, BROKER_ID, BROKER_ID + 1), entries=2)
+    info.assignments_version = 1
+    for first_group_id, broker_id in ((1, BROKER_ID), (4, BROKER_ID + 1)):
+        info.assignments[0].intervals.add(first_group_id=first_group_id, broker_id=broker_id)
+    broker.streams.open(info, BROKER_ID)
+    answer = await broker.ask(method, method.request(**request))
+    assert answer.owner_id == BROKER_ID + 1
+    assert [(each.first_group_id, each.broker_id) for each in answer.intervals] == [(1, BROKER_ID), (4, BROKER_ID + 1)]
+
+
 @pytest.mark.parametrize("method", [api.GET_NEXT_SEGMENTS, api.GET_AVAILABLE_SEGMENTS])
 async def test_a_group_that_is_not_there_is_refused(broker: Broker, method: Method[Any, Any]) -> None:
     for group_id in (0, 4):

@@ -29,6 +29,8 @@ class Stream:
         self.streamlet_count = info.config.streamlets
         self.streamlets: dict[int, Streamlet] = {}
         """Those of which this broker has anything, its own and those of which it has older groups."""
+        self.assignments: dict[int, common_pb2.StreamletAssignment] = {}
+        """Where the groups of streamlets are, of those of which this broker has anything; only owner and intervals."""
         self.logs: StreamLogs | None = None
         """Its virtual logs, if it is replicated."""
         self.bytes_appended = self.records_appended = self.bytes_read = 0
@@ -67,6 +69,12 @@ class Stream:
         """One more of which something is here."""
         self.streamlets[streamlet.streamlet_id] = streamlet
         self._set_level(streamlet)
+
+    def assign(self, assignment: common_pb2.StreamletAssignment) -> None:
+        """Remember where the groups of a streamlet are."""
+        known = common_pb2.StreamletAssignment(broker_id=assignment.broker_id)
+        known.intervals.MergeFrom(assignment.intervals)
+        self.assignments[assignment.streamlet_id] = known
 
     def set_epochs(self, streamlet: Streamlet) -> None:
         """Tell a streamlet what goes for its epochs; also when it is owned here and was not before."""

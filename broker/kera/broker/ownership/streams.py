@@ -258,9 +258,11 @@ class Streams:
             if not held.intervals:
                 return []
             now = state if fresh else None
+            stream.assign(assignment)
             return [self._opener.open(stream, info, assignment, held, handed_over_now=now, created=created)]
         if held.intervals:
             self._opener.change(streamlet, held, state, taken_over=bool(assignment.sources))
+            stream.assign(assignment)
             stream.set_epochs(streamlet)
         else:
             self._detach(stream, streamlet)
@@ -301,7 +303,7 @@ class Streams:
 
     def _detach(self, stream: Stream, streamlet: Streamlet) -> None:
         """Forget a streamlet of which nothing is assigned to this broker any more."""
-        del stream.streamlets[streamlet.streamlet_id]
+        del stream.streamlets[streamlet.streamlet_id], stream.assignments[streamlet.streamlet_id]
         self._forget(streamlet)
         self.removal.remove(stream.stream_id, streamlet.streamlet_id)
 

@@ -1,6 +1,8 @@
 """The discovery calls of thesis tables 6.1 and 6.2, for clients that go through a streamlet group by group.
 
-Which groups a consumer group was given is only in memory: after a start, or a move, it is given all of them again.
+A broker answers for the groups that it has. Each answer about groups has the streamlet's intervals, too: the brokers
+that have the others. Which groups a consumer group was given is only in memory: after a start, or a move, it is given
+all of them again.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX
 from kera.core.base.turns import Turns
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import Call, Reply
-from kera.v1 import broker_pb2
+from kera.v1 import broker_pb2, common_pb2
 
 CONSUMER_GROUPS_MAX = 1024
 """Consumer groups for which it is remembered, per streamlet, which groups they were given; beyond that, the one that
@@ -71,6 +73,7 @@ class ThesisApi:
             raise InvalidArgument("consumer_group is too long", limit=CONSUMER_GROUP_BYTES_MAX)
         given = self._given.setdefault(streamlet, GivenGroups())
         groups = given.next(streamlet, request.consumer_group, request.groups_max or len(streamlet.entries))
+        known = self._assignment(request)
         return Reply(
             broker_pb2.GetNextGroupsResponse(
                 groups=[
@@ -78,7 +81,9 @@ class ThesisApi:
                         group_id=group_id, entry=entry.index, closed=not streamlet.is_active(group_id, entry)
                     )
                     for group_id, entry in groups
-                ]
+                ],
+                owner_id=known.broker_id,
+                intervals=known.intervals,
             )
         )
 
@@ -103,9 +108,14 @@ class ThesisApi:
     def get_available_groups(
         self, call: Call[broker_pb2.GetAvailableGroupsRequest]
     ) -> Reply[broker_pb2.GetAvailableGroupsResponse]:
-        """The interval of groups that are there."""
+        """The interval of groups that are here, and the brokers that have others."""
         first, last = self._streamlet(call.message).available_groups()
-        return Reply(broker_pb2.GetAvailableGroupsResponse(first_group_id=first, last_group_id=last))
+        known = self._assignment(call.message)
+        return Reply(
+            broker_pb2.GetAvailableGroupsResponse(
+                first_group_id=first, last_group_id=last, owner_id=known.broker_id, intervals=known.intervals
+            )
+        )
 
     async def get_available_segments(
         self, call: Call[broker_pb2.GetAvailableSegmentsRequest]
@@ -123,6 +133,10 @@ class ThesisApi:
             response.last_segment_id = segment_id
             yield
         return response
+
+    def _assignment(self, request: Any) -> common_pb2.StreamletAssignment:
+        """Where the groups of a streamlet that is here are."""
+        return self._streams.get(request.stream_id).assignments[request.streamlet_id]
 
     def _streamlet(self, request: Any) -> Streamlet:
         return self._streams.streamlet(request.stream_id, request.streamlet_id)

@@ -857,8 +857,12 @@ func (x *GetNextGroupsRequest) GetGroupsMax() uint32 {
 }
 
 type GetNextGroupsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Groups        []*GroupInfo           `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of those that are at this broker. A group that comes to another broker, or is read again by it, is given anew.
+	Groups []*GroupInfo `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	// See GetAvailableGroupsResponse.
+	OwnerId       uint32           `protobuf:"varint,2,opt,name=owner_id,json=ownerId,proto3" json:"owner_id,omitempty"`
+	Intervals     []*GroupInterval `protobuf:"bytes,3,rep,name=intervals,proto3" json:"intervals,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -896,6 +900,20 @@ func (*GetNextGroupsResponse) Descriptor() ([]byte, []int) {
 func (x *GetNextGroupsResponse) GetGroups() []*GroupInfo {
 	if x != nil {
 		return x.Groups
+	}
+	return nil
+}
+
+func (x *GetNextGroupsResponse) GetOwnerId() uint32 {
+	if x != nil {
+		return x.OwnerId
+	}
+	return 0
+}
+
+func (x *GetNextGroupsResponse) GetIntervals() []*GroupInterval {
+	if x != nil {
+		return x.Intervals
 	}
 	return nil
 }
@@ -1220,9 +1238,13 @@ func (x *GetAvailableGroupsRequest) GetStreamletId() uint32 {
 
 type GetAvailableGroupsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Both 0: there is none.
-	FirstGroupId  uint64 `protobuf:"varint,1,opt,name=first_group_id,json=firstGroupId,proto3" json:"first_group_id,omitempty"`
-	LastGroupId   uint64 `protobuf:"varint,2,opt,name=last_group_id,json=lastGroupId,proto3" json:"last_group_id,omitempty"`
+	// Of the groups that are at this broker. Both 0: there is none here.
+	FirstGroupId uint64 `protobuf:"varint,1,opt,name=first_group_id,json=firstGroupId,proto3" json:"first_group_id,omitempty"`
+	LastGroupId  uint64 `protobuf:"varint,2,opt,name=last_group_id,json=lastGroupId,proto3" json:"last_group_id,omitempty"`
+	// Where the streamlet's groups are, as in StreamletAssignment and as far as this broker was told. After later moves,
+	// only the owner's answer has all intervals: who asks follows `owner_id` until a broker names itself.
+	OwnerId       uint32           `protobuf:"varint,3,opt,name=owner_id,json=ownerId,proto3" json:"owner_id,omitempty"`
+	Intervals     []*GroupInterval `protobuf:"bytes,4,rep,name=intervals,proto3" json:"intervals,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1269,6 +1291,20 @@ func (x *GetAvailableGroupsResponse) GetLastGroupId() uint64 {
 		return x.LastGroupId
 	}
 	return 0
+}
+
+func (x *GetAvailableGroupsResponse) GetOwnerId() uint32 {
+	if x != nil {
+		return x.OwnerId
+	}
+	return 0
+}
+
+func (x *GetAvailableGroupsResponse) GetIntervals() []*GroupInterval {
+	if x != nil {
+		return x.Intervals
+	}
+	return nil
 }
 
 type GetAvailableSegmentsRequest struct {
@@ -3745,9 +3781,11 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\fstreamlet_id\x18\x02 \x01(\rR\vstreamletId\x12%\n" +
 	"\x0econsumer_group\x18\x03 \x01(\tR\rconsumerGroup\x12\x1d\n" +
 	"\n" +
-	"groups_max\x18\x04 \x01(\rR\tgroupsMax\"C\n" +
+	"groups_max\x18\x04 \x01(\rR\tgroupsMax\"\x94\x01\n" +
 	"\x15GetNextGroupsResponse\x12*\n" +
-	"\x06groups\x18\x01 \x03(\v2\x12.kera.v1.GroupInfoR\x06groups\"T\n" +
+	"\x06groups\x18\x01 \x03(\v2\x12.kera.v1.GroupInfoR\x06groups\x12\x19\n" +
+	"\bowner_id\x18\x02 \x01(\rR\aownerId\x124\n" +
+	"\tintervals\x18\x03 \x03(\v2\x16.kera.v1.GroupIntervalR\tintervals\"T\n" +
 	"\tGroupInfo\x12\x19\n" +
 	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\x12\x14\n" +
 	"\x05entry\x18\x02 \x01(\rR\x05entry\x12\x16\n" +
@@ -3770,10 +3808,12 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\x10max_timestamp_us\x18\x06 \x01(\x03R\x0emaxTimestampUs\"[\n" +
 	"\x19GetAvailableGroupsRequest\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12!\n" +
-	"\fstreamlet_id\x18\x02 \x01(\rR\vstreamletId\"f\n" +
+	"\fstreamlet_id\x18\x02 \x01(\rR\vstreamletId\"\xb7\x01\n" +
 	"\x1aGetAvailableGroupsResponse\x12$\n" +
 	"\x0efirst_group_id\x18\x01 \x01(\x04R\ffirstGroupId\x12\"\n" +
-	"\rlast_group_id\x18\x02 \x01(\x04R\vlastGroupId\"x\n" +
+	"\rlast_group_id\x18\x02 \x01(\x04R\vlastGroupId\x12\x19\n" +
+	"\bowner_id\x18\x03 \x01(\rR\aownerId\x124\n" +
+	"\tintervals\x18\x04 \x03(\v2\x16.kera.v1.GroupIntervalR\tintervals\"x\n" +
 	"\x1bGetAvailableSegmentsRequest\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12!\n" +
 	"\fstreamlet_id\x18\x02 \x01(\rR\vstreamletId\x12\x19\n" +
@@ -4056,11 +4096,12 @@ var file_kera_v1_broker_proto_goTypes = []any{
 	(*WriterAdvice)(nil),                 // 56: kera.v1.WriterAdvice
 	(*Cursor)(nil),                       // 57: kera.v1.Cursor
 	(*ReaderAdvice)(nil),                 // 58: kera.v1.ReaderAdvice
-	(*StreamletState)(nil),               // 59: kera.v1.StreamletState
-	(*RecoverySource)(nil),               // 60: kera.v1.RecoverySource
-	(*BackupInfo)(nil),                   // 61: kera.v1.BackupInfo
-	(*StreamInfo)(nil),                   // 62: kera.v1.StreamInfo
-	(*EntryStart)(nil),                   // 63: kera.v1.EntryStart
+	(*GroupInterval)(nil),                // 59: kera.v1.GroupInterval
+	(*StreamletState)(nil),               // 60: kera.v1.StreamletState
+	(*RecoverySource)(nil),               // 61: kera.v1.RecoverySource
+	(*BackupInfo)(nil),                   // 62: kera.v1.BackupInfo
+	(*StreamInfo)(nil),                   // 63: kera.v1.StreamInfo
+	(*EntryStart)(nil),                   // 64: kera.v1.EntryStart
 }
 var file_kera_v1_broker_proto_depIdxs = []int32{
 	53, // 0: kera.v1.MultiWriteChunksRequest.durability:type_name -> kera.v1.Durability
@@ -4081,95 +4122,97 @@ var file_kera_v1_broker_proto_depIdxs = []int32{
 	6,  // 15: kera.v1.MultiReadChunksResponse.results:type_name -> kera.v1.ReadResult
 	58, // 16: kera.v1.MultiReadChunksResponse.advice:type_name -> kera.v1.ReaderAdvice
 	10, // 17: kera.v1.GetNextGroupsResponse.groups:type_name -> kera.v1.GroupInfo
-	13, // 18: kera.v1.GetNextSegmentsResponse.segments:type_name -> kera.v1.SegmentInfo
-	20, // 19: kera.v1.DescribeStreamletsResponse.streamlets:type_name -> kera.v1.StreamletInfo
-	21, // 20: kera.v1.StreamletInfo.entries:type_name -> kera.v1.EntryInfo
-	57, // 21: kera.v1.EntryInfo.start:type_name -> kera.v1.Cursor
-	57, // 22: kera.v1.EntryInfo.end:type_name -> kera.v1.Cursor
-	57, // 23: kera.v1.EntryInfo.lost_from:type_name -> kera.v1.Cursor
-	57, // 24: kera.v1.EntryInfo.lost_to:type_name -> kera.v1.Cursor
-	57, // 25: kera.v1.EntryInfo.promised_at:type_name -> kera.v1.Cursor
-	57, // 26: kera.v1.TruncateStreamletsRequest.cursors:type_name -> kera.v1.Cursor
-	24, // 27: kera.v1.TruncateStreamletsResponse.results:type_name -> kera.v1.CursorResult
-	55, // 28: kera.v1.CursorResult.error:type_name -> kera.v1.Error
-	57, // 29: kera.v1.CursorResult.start:type_name -> kera.v1.Cursor
-	57, // 30: kera.v1.CommitCursorsRequest.cursors:type_name -> kera.v1.Cursor
-	24, // 31: kera.v1.CommitCursorsResponse.results:type_name -> kera.v1.CursorResult
-	57, // 32: kera.v1.MeasureLagRequest.cursors:type_name -> kera.v1.Cursor
-	29, // 33: kera.v1.MeasureLagResponse.lags:type_name -> kera.v1.Lag
-	55, // 34: kera.v1.Lag.error:type_name -> kera.v1.Error
-	32, // 35: kera.v1.ListGroupsResponse.groups:type_name -> kera.v1.GroupBounds
-	57, // 36: kera.v1.GroupBounds.start:type_name -> kera.v1.Cursor
-	57, // 37: kera.v1.GroupBounds.end:type_name -> kera.v1.Cursor
-	34, // 38: kera.v1.LocateChunksRequest.queries:type_name -> kera.v1.ChunkQuery
-	57, // 39: kera.v1.ChunkQuery.start:type_name -> kera.v1.Cursor
-	57, // 40: kera.v1.ChunkQuery.end:type_name -> kera.v1.Cursor
-	36, // 41: kera.v1.LocateChunksResponse.places:type_name -> kera.v1.ChunkPlace
-	55, // 42: kera.v1.ChunkPlace.error:type_name -> kera.v1.Error
-	57, // 43: kera.v1.ChunkPlace.place:type_name -> kera.v1.Cursor
-	57, // 44: kera.v1.ChunkPlace.lost_from:type_name -> kera.v1.Cursor
-	57, // 45: kera.v1.ListSegmentsRequest.start:type_name -> kera.v1.Cursor
-	57, // 46: kera.v1.ListSegmentsRequest.end:type_name -> kera.v1.Cursor
-	39, // 47: kera.v1.ListSegmentsResponse.segments:type_name -> kera.v1.SegmentBounds
-	57, // 48: kera.v1.ListSegmentsResponse.next:type_name -> kera.v1.Cursor
-	57, // 49: kera.v1.SegmentBounds.start:type_name -> kera.v1.Cursor
-	57, // 50: kera.v1.SegmentBounds.end:type_name -> kera.v1.Cursor
-	59, // 51: kera.v1.SealStreamletsResponse.states:type_name -> kera.v1.StreamletState
-	60, // 52: kera.v1.TakeOverRequest.source:type_name -> kera.v1.RecoverySource
-	43, // 53: kera.v1.TakeOverRequest.streams:type_name -> kera.v1.TakeOverStream
-	61, // 54: kera.v1.TakeOverRequest.backups:type_name -> kera.v1.BackupInfo
-	62, // 55: kera.v1.TakeOverStream.stream:type_name -> kera.v1.StreamInfo
-	63, // 56: kera.v1.TakeOverStream.starts:type_name -> kera.v1.EntryStart
-	57, // 57: kera.v1.TakeOverStream.cursors:type_name -> kera.v1.Cursor
-	59, // 58: kera.v1.TakeOverStream.handed_over:type_name -> kera.v1.StreamletState
-	45, // 59: kera.v1.TakeOverResponse.streamlets:type_name -> kera.v1.TakenOver
-	59, // 60: kera.v1.TakenOver.state:type_name -> kera.v1.StreamletState
-	62, // 61: kera.v1.OpenStreamletsRequest.stream:type_name -> kera.v1.StreamInfo
-	59, // 62: kera.v1.OpenStreamletsRequest.handed_over:type_name -> kera.v1.StreamletState
-	53, // 63: kera.v1.PunctuateRequest.durability:type_name -> kera.v1.Durability
-	52, // 64: kera.v1.PunctuateResponse.streamlets:type_name -> kera.v1.PunctuatedStreamlet
-	55, // 65: kera.v1.PunctuatedStreamlet.error:type_name -> kera.v1.Error
-	0,  // 66: kera.v1.Broker.MultiWriteChunks:input_type -> kera.v1.MultiWriteChunksRequest
-	5,  // 67: kera.v1.Broker.MultiReadChunks:input_type -> kera.v1.MultiReadChunksRequest
-	8,  // 68: kera.v1.Broker.GetNextGroups:input_type -> kera.v1.GetNextGroupsRequest
-	11, // 69: kera.v1.Broker.GetNextSegments:input_type -> kera.v1.GetNextSegmentsRequest
-	14, // 70: kera.v1.Broker.GetAvailableGroups:input_type -> kera.v1.GetAvailableGroupsRequest
-	16, // 71: kera.v1.Broker.GetAvailableSegments:input_type -> kera.v1.GetAvailableSegmentsRequest
-	18, // 72: kera.v1.Broker.DescribeStreamlets:input_type -> kera.v1.DescribeStreamletsRequest
-	22, // 73: kera.v1.Broker.TruncateStreamlets:input_type -> kera.v1.TruncateStreamletsRequest
-	25, // 74: kera.v1.Broker.CommitCursors:input_type -> kera.v1.CommitCursorsRequest
-	27, // 75: kera.v1.Broker.MeasureLag:input_type -> kera.v1.MeasureLagRequest
-	30, // 76: kera.v1.Broker.ListGroups:input_type -> kera.v1.ListGroupsRequest
-	33, // 77: kera.v1.Broker.LocateChunks:input_type -> kera.v1.LocateChunksRequest
-	37, // 78: kera.v1.Broker.ListSegments:input_type -> kera.v1.ListSegmentsRequest
-	50, // 79: kera.v1.Broker.Punctuate:input_type -> kera.v1.PunctuateRequest
-	40, // 80: kera.v1.Broker.SealStreamlets:input_type -> kera.v1.SealStreamletsRequest
-	42, // 81: kera.v1.Broker.TakeOver:input_type -> kera.v1.TakeOverRequest
-	46, // 82: kera.v1.Broker.OpenStreamlets:input_type -> kera.v1.OpenStreamletsRequest
-	48, // 83: kera.v1.Broker.DropStream:input_type -> kera.v1.DropStreamRequest
-	1,  // 84: kera.v1.Broker.MultiWriteChunks:output_type -> kera.v1.MultiWriteChunksResponse
-	7,  // 85: kera.v1.Broker.MultiReadChunks:output_type -> kera.v1.MultiReadChunksResponse
-	9,  // 86: kera.v1.Broker.GetNextGroups:output_type -> kera.v1.GetNextGroupsResponse
-	12, // 87: kera.v1.Broker.GetNextSegments:output_type -> kera.v1.GetNextSegmentsResponse
-	15, // 88: kera.v1.Broker.GetAvailableGroups:output_type -> kera.v1.GetAvailableGroupsResponse
-	17, // 89: kera.v1.Broker.GetAvailableSegments:output_type -> kera.v1.GetAvailableSegmentsResponse
-	19, // 90: kera.v1.Broker.DescribeStreamlets:output_type -> kera.v1.DescribeStreamletsResponse
-	23, // 91: kera.v1.Broker.TruncateStreamlets:output_type -> kera.v1.TruncateStreamletsResponse
-	26, // 92: kera.v1.Broker.CommitCursors:output_type -> kera.v1.CommitCursorsResponse
-	28, // 93: kera.v1.Broker.MeasureLag:output_type -> kera.v1.MeasureLagResponse
-	31, // 94: kera.v1.Broker.ListGroups:output_type -> kera.v1.ListGroupsResponse
-	35, // 95: kera.v1.Broker.LocateChunks:output_type -> kera.v1.LocateChunksResponse
-	38, // 96: kera.v1.Broker.ListSegments:output_type -> kera.v1.ListSegmentsResponse
-	51, // 97: kera.v1.Broker.Punctuate:output_type -> kera.v1.PunctuateResponse
-	41, // 98: kera.v1.Broker.SealStreamlets:output_type -> kera.v1.SealStreamletsResponse
-	44, // 99: kera.v1.Broker.TakeOver:output_type -> kera.v1.TakeOverResponse
-	47, // 100: kera.v1.Broker.OpenStreamlets:output_type -> kera.v1.OpenStreamletsResponse
-	49, // 101: kera.v1.Broker.DropStream:output_type -> kera.v1.DropStreamResponse
-	84, // [84:102] is the sub-list for method output_type
-	66, // [66:84] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	59, // 18: kera.v1.GetNextGroupsResponse.intervals:type_name -> kera.v1.GroupInterval
+	13, // 19: kera.v1.GetNextSegmentsResponse.segments:type_name -> kera.v1.SegmentInfo
+	59, // 20: kera.v1.GetAvailableGroupsResponse.intervals:type_name -> kera.v1.GroupInterval
+	20, // 21: kera.v1.DescribeStreamletsResponse.streamlets:type_name -> kera.v1.StreamletInfo
+	21, // 22: kera.v1.StreamletInfo.entries:type_name -> kera.v1.EntryInfo
+	57, // 23: kera.v1.EntryInfo.start:type_name -> kera.v1.Cursor
+	57, // 24: kera.v1.EntryInfo.end:type_name -> kera.v1.Cursor
+	57, // 25: kera.v1.EntryInfo.lost_from:type_name -> kera.v1.Cursor
+	57, // 26: kera.v1.EntryInfo.lost_to:type_name -> kera.v1.Cursor
+	57, // 27: kera.v1.EntryInfo.promised_at:type_name -> kera.v1.Cursor
+	57, // 28: kera.v1.TruncateStreamletsRequest.cursors:type_name -> kera.v1.Cursor
+	24, // 29: kera.v1.TruncateStreamletsResponse.results:type_name -> kera.v1.CursorResult
+	55, // 30: kera.v1.CursorResult.error:type_name -> kera.v1.Error
+	57, // 31: kera.v1.CursorResult.start:type_name -> kera.v1.Cursor
+	57, // 32: kera.v1.CommitCursorsRequest.cursors:type_name -> kera.v1.Cursor
+	24, // 33: kera.v1.CommitCursorsResponse.results:type_name -> kera.v1.CursorResult
+	57, // 34: kera.v1.MeasureLagRequest.cursors:type_name -> kera.v1.Cursor
+	29, // 35: kera.v1.MeasureLagResponse.lags:type_name -> kera.v1.Lag
+	55, // 36: kera.v1.Lag.error:type_name -> kera.v1.Error
+	32, // 37: kera.v1.ListGroupsResponse.groups:type_name -> kera.v1.GroupBounds
+	57, // 38: kera.v1.GroupBounds.start:type_name -> kera.v1.Cursor
+	57, // 39: kera.v1.GroupBounds.end:type_name -> kera.v1.Cursor
+	34, // 40: kera.v1.LocateChunksRequest.queries:type_name -> kera.v1.ChunkQuery
+	57, // 41: kera.v1.ChunkQuery.start:type_name -> kera.v1.Cursor
+	57, // 42: kera.v1.ChunkQuery.end:type_name -> kera.v1.Cursor
+	36, // 43: kera.v1.LocateChunksResponse.places:type_name -> kera.v1.ChunkPlace
+	55, // 44: kera.v1.ChunkPlace.error:type_name -> kera.v1.Error
+	57, // 45: kera.v1.ChunkPlace.place:type_name -> kera.v1.Cursor
+	57, // 46: kera.v1.ChunkPlace.lost_from:type_name -> kera.v1.Cursor
+	57, // 47: kera.v1.ListSegmentsRequest.start:type_name -> kera.v1.Cursor
+	57, // 48: kera.v1.ListSegmentsRequest.end:type_name -> kera.v1.Cursor
+	39, // 49: kera.v1.ListSegmentsResponse.segments:type_name -> kera.v1.SegmentBounds
+	57, // 50: kera.v1.ListSegmentsResponse.next:type_name -> kera.v1.Cursor
+	57, // 51: kera.v1.SegmentBounds.start:type_name -> kera.v1.Cursor
+	57, // 52: kera.v1.SegmentBounds.end:type_name -> kera.v1.Cursor
+	60, // 53: kera.v1.SealStreamletsResponse.states:type_name -> kera.v1.StreamletState
+	61, // 54: kera.v1.TakeOverRequest.source:type_name -> kera.v1.RecoverySource
+	43, // 55: kera.v1.TakeOverRequest.streams:type_name -> kera.v1.TakeOverStream
+	62, // 56: kera.v1.TakeOverRequest.backups:type_name -> kera.v1.BackupInfo
+	63, // 57: kera.v1.TakeOverStream.stream:type_name -> kera.v1.StreamInfo
+	64, // 58: kera.v1.TakeOverStream.starts:type_name -> kera.v1.EntryStart
+	57, // 59: kera.v1.TakeOverStream.cursors:type_name -> kera.v1.Cursor
+	60, // 60: kera.v1.TakeOverStream.handed_over:type_name -> kera.v1.StreamletState
+	45, // 61: kera.v1.TakeOverResponse.streamlets:type_name -> kera.v1.TakenOver
+	60, // 62: kera.v1.TakenOver.state:type_name -> kera.v1.StreamletState
+	63, // 63: kera.v1.OpenStreamletsRequest.stream:type_name -> kera.v1.StreamInfo
+	60, // 64: kera.v1.OpenStreamletsRequest.handed_over:type_name -> kera.v1.StreamletState
+	53, // 65: kera.v1.PunctuateRequest.durability:type_name -> kera.v1.Durability
+	52, // 66: kera.v1.PunctuateResponse.streamlets:type_name -> kera.v1.PunctuatedStreamlet
+	55, // 67: kera.v1.PunctuatedStreamlet.error:type_name -> kera.v1.Error
+	0,  // 68: kera.v1.Broker.MultiWriteChunks:input_type -> kera.v1.MultiWriteChunksRequest
+	5,  // 69: kera.v1.Broker.MultiReadChunks:input_type -> kera.v1.MultiReadChunksRequest
+	8,  // 70: kera.v1.Broker.GetNextGroups:input_type -> kera.v1.GetNextGroupsRequest
+	11, // 71: kera.v1.Broker.GetNextSegments:input_type -> kera.v1.GetNextSegmentsRequest
+	14, // 72: kera.v1.Broker.GetAvailableGroups:input_type -> kera.v1.GetAvailableGroupsRequest
+	16, // 73: kera.v1.Broker.GetAvailableSegments:input_type -> kera.v1.GetAvailableSegmentsRequest
+	18, // 74: kera.v1.Broker.DescribeStreamlets:input_type -> kera.v1.DescribeStreamletsRequest
+	22, // 75: kera.v1.Broker.TruncateStreamlets:input_type -> kera.v1.TruncateStreamletsRequest
+	25, // 76: kera.v1.Broker.CommitCursors:input_type -> kera.v1.CommitCursorsRequest
+	27, // 77: kera.v1.Broker.MeasureLag:input_type -> kera.v1.MeasureLagRequest
+	30, // 78: kera.v1.Broker.ListGroups:input_type -> kera.v1.ListGroupsRequest
+	33, // 79: kera.v1.Broker.LocateChunks:input_type -> kera.v1.LocateChunksRequest
+	37, // 80: kera.v1.Broker.ListSegments:input_type -> kera.v1.ListSegmentsRequest
+	50, // 81: kera.v1.Broker.Punctuate:input_type -> kera.v1.PunctuateRequest
+	40, // 82: kera.v1.Broker.SealStreamlets:input_type -> kera.v1.SealStreamletsRequest
+	42, // 83: kera.v1.Broker.TakeOver:input_type -> kera.v1.TakeOverRequest
+	46, // 84: kera.v1.Broker.OpenStreamlets:input_type -> kera.v1.OpenStreamletsRequest
+	48, // 85: kera.v1.Broker.DropStream:input_type -> kera.v1.DropStreamRequest
+	1,  // 86: kera.v1.Broker.MultiWriteChunks:output_type -> kera.v1.MultiWriteChunksResponse
+	7,  // 87: kera.v1.Broker.MultiReadChunks:output_type -> kera.v1.MultiReadChunksResponse
+	9,  // 88: kera.v1.Broker.GetNextGroups:output_type -> kera.v1.GetNextGroupsResponse
+	12, // 89: kera.v1.Broker.GetNextSegments:output_type -> kera.v1.GetNextSegmentsResponse
+	15, // 90: kera.v1.Broker.GetAvailableGroups:output_type -> kera.v1.GetAvailableGroupsResponse
+	17, // 91: kera.v1.Broker.GetAvailableSegments:output_type -> kera.v1.GetAvailableSegmentsResponse
+	19, // 92: kera.v1.Broker.DescribeStreamlets:output_type -> kera.v1.DescribeStreamletsResponse
+	23, // 93: kera.v1.Broker.TruncateStreamlets:output_type -> kera.v1.TruncateStreamletsResponse
+	26, // 94: kera.v1.Broker.CommitCursors:output_type -> kera.v1.CommitCursorsResponse
+	28, // 95: kera.v1.Broker.MeasureLag:output_type -> kera.v1.MeasureLagResponse
+	31, // 96: kera.v1.Broker.ListGroups:output_type -> kera.v1.ListGroupsResponse
+	35, // 97: kera.v1.Broker.LocateChunks:output_type -> kera.v1.LocateChunksResponse
+	38, // 98: kera.v1.Broker.ListSegments:output_type -> kera.v1.ListSegmentsResponse
+	51, // 99: kera.v1.Broker.Punctuate:output_type -> kera.v1.PunctuateResponse
+	41, // 100: kera.v1.Broker.SealStreamlets:output_type -> kera.v1.SealStreamletsResponse
+	44, // 101: kera.v1.Broker.TakeOver:output_type -> kera.v1.TakeOverResponse
+	47, // 102: kera.v1.Broker.OpenStreamlets:output_type -> kera.v1.OpenStreamletsResponse
+	49, // 103: kera.v1.Broker.DropStream:output_type -> kera.v1.DropStreamResponse
+	86, // [86:104] is the sub-list for method output_type
+	68, // [68:86] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_broker_proto_init() }
