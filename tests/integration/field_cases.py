@@ -324,7 +324,6 @@ CASES: dict[Method[Any, Any], Case] = {
             unneeded_backup_ids=[STRANGER_ID],
             fences_version=1,
             loop_busy_permille=500,
-            processor_permille=700,
             unknown_streams=[coordinator.UnknownStream(stream=t.stream, bytes=5, records=1, broker_ids=[1])],
             held_streams=[
                 coordinator.HeldStream(stream_id=t.stream.stream_id, assignments_version=1, config_version=1)

@@ -104,7 +104,7 @@ class HeartbeatReport:
                 records_per_s=round(records / seconds),
                 read_bytes_per_s=round(read / seconds),
             )
-        self._add_processor_time(request, seconds)
+        self._add_busy(request, seconds)
         self._add_starts(request)
         self._stored.fill(request)
         request.recoveries.extend(self._recoveries())
@@ -120,12 +120,11 @@ class HeartbeatReport:
             backups.set_unneeded(backups.unneeded | self._unneeded)  # it may count from when it is sent
             request.unneeded_backup_ids.extend(sorted(self._unneeded))
 
-    def _add_processor_time(self, request: coordinator_pb2.HeartbeatRequest, seconds: float) -> None:
+    def _add_busy(self, request: coordinator_pb2.HeartbeatRequest, seconds: float) -> None:
         before, self._processor = self._processor, self._clock.processor_s()
         if before is not None and self._processor is not None:
-            thread_s, process_s = (max(0.0, now - then) for now, then in zip(self._processor, before, strict=True))
-            request.loop_busy_permille = min(1000, round(1000 * thread_s / seconds))
-            request.processor_permille = round(1000 * process_s / seconds)
+            busy_s = max(0.0, self._processor.thread_s - before.thread_s)
+            request.loop_busy_permille = min(1000, round(1000 * busy_s / seconds))
 
     def _add_starts(self, request: coordinator_pb2.HeartbeatRequest) -> None:
         self._sent_starts = {}

@@ -1601,7 +1601,6 @@ class HeartbeatRequest(_message.Message):
     HELD_STREAMS_FIELD_NUMBER: _builtins.int
     HELD_STREAMS_TOLD_FIELD_NUMBER: _builtins.int
     LOOP_BUSY_PERMILLE_FIELD_NUMBER: _builtins.int
-    PROCESSOR_PERMILLE_FIELD_NUMBER: _builtins.int
     ACCESS_VERSION_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     STORED_INCOMPLETE_FIELD_NUMBER: _builtins.int
@@ -1617,10 +1616,7 @@ class HeartbeatRequest(_message.Message):
     held_streams_told: _builtins.bool
     """`held_streams` has all of them, which may be none."""
     loop_busy_permille: _builtins.int
-    """Of the time since the last heartbeat, how much its event loop was at work, and how much processor time all of its
-    threads took (2,000: two CPUs were busy).
-    """
-    processor_permille: _builtins.int
+    """Share of the time since the last heartbeat in which its event loop was at work."""
     access_version: _builtins.int
     """Of the users and rules that it goes by, see ApplyAccess."""
     stored_incomplete: _builtins.bool
@@ -1683,7 +1679,6 @@ class HeartbeatRequest(_message.Message):
         held_streams: _abc.Iterable[Global___HeldStream] | None = ...,
         held_streams_told: _builtins.bool = ...,
         loop_busy_permille: _builtins.int | None = ...,
-        processor_permille: _builtins.int = ...,
         access_version: _builtins.int = ...,
         stored: _abc.Iterable[Global___StoredBytes] | None = ...,
         stored_incomplete: _builtins.bool = ...,
@@ -1693,7 +1688,7 @@ class HeartbeatRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "loop_busy_permille", b"loop_busy_permille"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "access_version", b"access_version", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "budgets_version", b"budgets_version", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "latency", b"latency", "latency_left_out", b"latency_left_out", "loads", b"loads", "loop_busy_permille", b"loop_busy_permille", "processor_permille", b"processor_permille", "recoveries", b"recoveries", "starts", b"starts", "stored", b"stored", "stored_incomplete", b"stored_incomplete", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "access_version", b"access_version", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "budgets_version", b"budgets_version", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "latency", b"latency", "latency_left_out", b"latency_left_out", "loads", b"loads", "loop_busy_permille", b"loop_busy_permille", "recoveries", b"recoveries", "starts", b"starts", "stored", b"stored", "stored_incomplete", b"stored_incomplete", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loop_busy_permille: _TypeAlias = _typing.Literal["loop_busy_permille"]  # noqa: Y015
     _WhichOneofArgType__loop_busy_permille: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille"]  # noqa: Y015

@@ -3306,10 +3306,8 @@ type HeartbeatRequest struct {
 	HeldStreams []*HeldStream `protobuf:"bytes,12,rep,name=held_streams,json=heldStreams,proto3" json:"held_streams,omitempty"`
 	// `held_streams` has all of them, which may be none.
 	HeldStreamsTold bool `protobuf:"varint,13,opt,name=held_streams_told,json=heldStreamsTold,proto3" json:"held_streams_told,omitempty"`
-	// Of the time since the last heartbeat, how much its event loop was at work, and how much processor time all of its
-	// threads took (2,000: two CPUs were busy).
-	LoopBusyPermille  *uint32 `protobuf:"varint,14,opt,name=loop_busy_permille,json=loopBusyPermille,proto3,oneof" json:"loop_busy_permille,omitempty"`
-	ProcessorPermille uint32  `protobuf:"varint,15,opt,name=processor_permille,json=processorPermille,proto3" json:"processor_permille,omitempty"`
+	// Share of the time since the last heartbeat in which its event loop was at work.
+	LoopBusyPermille *uint32 `protobuf:"varint,14,opt,name=loop_busy_permille,json=loopBusyPermille,proto3,oneof" json:"loop_busy_permille,omitempty"`
 	// Of the users and rules that it goes by, see ApplyAccess.
 	AccessVersion uint64 `protobuf:"varint,16,opt,name=access_version,json=accessVersion,proto3" json:"access_version,omitempty"`
 	// Of each principal that has created streams of which something is here.
@@ -3444,13 +3442,6 @@ func (x *HeartbeatRequest) GetHeldStreamsTold() bool {
 func (x *HeartbeatRequest) GetLoopBusyPermille() uint32 {
 	if x != nil && x.LoopBusyPermille != nil {
 		return *x.LoopBusyPermille
-	}
-	return 0
-}
-
-func (x *HeartbeatRequest) GetProcessorPermille() uint32 {
-	if x != nil {
-		return x.ProcessorPermille
 	}
 	return 0
 }
@@ -4631,7 +4622,7 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x0eProducerFences\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12!\n" +
 	"\fproducer_ids\x18\x02 \x03(\x04R\vproducerIds\x12!\n" +
-	"\ffirst_epochs\x18\x03 \x03(\rR\vfirstEpochs\"\xc8\a\n" +
+	"\ffirst_epochs\x18\x03 \x03(\rR\vfirstEpochs\"\x9f\a\n" +
 	"\x10HeartbeatRequest\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\rR\bbrokerId\x12!\n" +
 	"\fbroker_epoch\x18\x02 \x01(\x04R\vbrokerEpoch\x12,\n" +
@@ -4648,15 +4639,14 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	" \x03(\v2\x16.kera.v1.UnknownStreamR\x0eunknownStreams\x126\n" +
 	"\fheld_streams\x18\f \x03(\v2\x13.kera.v1.HeldStreamR\vheldStreams\x12*\n" +
 	"\x11held_streams_told\x18\r \x01(\bR\x0fheldStreamsTold\x121\n" +
-	"\x12loop_busy_permille\x18\x0e \x01(\rH\x00R\x10loopBusyPermille\x88\x01\x01\x12-\n" +
-	"\x12processor_permille\x18\x0f \x01(\rR\x11processorPermille\x12%\n" +
+	"\x12loop_busy_permille\x18\x0e \x01(\rH\x00R\x10loopBusyPermille\x88\x01\x01\x12%\n" +
 	"\x0eaccess_version\x18\x10 \x01(\x04R\raccessVersion\x12,\n" +
 	"\x06stored\x18\x11 \x03(\v2\x14.kera.v1.StoredBytesR\x06stored\x12+\n" +
 	"\x11stored_incomplete\x18\x12 \x01(\bR\x10storedIncomplete\x12-\n" +
 	"\alatency\x18\x13 \x03(\v2\x13.kera.v1.HopFiguresR\alatency\x12'\n" +
 	"\x0fbudgets_version\x18\x14 \x01(\x04R\x0ebudgetsVersion\x12(\n" +
 	"\x10latency_left_out\x18\x15 \x01(\rR\x0elatencyLeftOutB\x15\n" +
-	"\x13_loop_busy_permilleJ\x04\b\v\x10\f\"A\n" +
+	"\x13_loop_busy_permilleJ\x04\b\x0f\x10\x10J\x04\b\v\x10\f\"A\n" +
 	"\vStoredBytes\x12\x1c\n" +
 	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"q\n" +
