@@ -40,7 +40,7 @@ NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the stream.")
 
 
 EPOCH_HELP = "Length of epochs, batches of the records of a time span, such as 10s; 0s: no epochs."
-PUNCTUATION_HELP = "How epochs of idle entries close: by the clock of brokers, or by declarations of producers."
+PUNCTUATION_HELP = "How epochs of idle entries close: clock (of the brokers), or producers (declare it)."
 GRACE_HELP = "How long brokers wait for late records before they close an epoch of an idle entry."
 AHEAD_HELP = "With epochs: refuse records with times further ahead of the clock; 0s: take any."
 
