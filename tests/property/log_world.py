@@ -152,10 +152,7 @@ class CrashingIndex(SegmentIndex):
 class World:
     """One broker, launch after launch."""
 
-    def __init__(
-        self, seed: int, *, streams: list[common_pb2.StreamInfo], slots: int = SLOTS, broker_id: int = BROKER_ID
-    ) -> None:
-        self.broker_id = broker_id
+    def __init__(self, seed: int, *, streams: list[common_pb2.StreamInfo], slots: int = SLOTS) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="kera-world-", dir="/dev/shm"))
         self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
         """At the end of the process, too, if nobody closes this: memory is not to fill with worlds that have failed."""
@@ -207,7 +204,7 @@ class World:
             for assignment in info.assignments:
                 assignment.broker_epoch = self.launches
                 assignment.first_group_id = 1 + (self.launches - 1) * GROUPS_PER_LAUNCH
-            self.streams.open(info, self.broker_id)
+            self.streams.open(info, BROKER_ID)
         self.restart.drop_leftovers(lambda *_: True)
 
     def kill(self) -> None:

@@ -2,7 +2,8 @@
 
 Promise: until somebody asks for its end, such a stream has every record that was acknowledged, once. When its deletion
 was acknowledged nobody knows it any more, and once all is well nothing is left of it, neither in files of brokers nor
-in replicas.
+in replicas. One that older metadata lack is reported by its brokers, and has all of its records once it is adopted. No
+two have the same id.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class OtherStreams:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._streams: dict[Fault, Other] = {}
+        self._ids: set[int] = set()
         self.problems: list[str] = []
 
     def begin(self, fault: Fault) -> None:
@@ -88,7 +90,7 @@ class OtherStreams:
             await asyncio.sleep(1.0)  # sleep: virtual time, until all that is to be written has been
         async with programs.client_on(self._cluster.coordinators, runtime, retry_timeout_ms=PATIENCE_MS) as client:
             for other in self._streams.values():
-                if other.is_made and not other.end_wanted:
+                if other.is_made and not other.end_wanted and await self._adopted(client, other):
                     await self._look_at(client, other)
                 with suppress(UnknownStream):
                     await client.admin.delete_stream(other.name)
@@ -98,6 +100,9 @@ class OtherStreams:
                     self._cluster.trace.note("operator", f"of streams that were deleted there is left: {left}")
                 told = left
                 await asyncio.sleep(1.0)  # sleep: virtual time, between looks
+                for other in self._streams.values():
+                    if people.OLD_METADATA in self._cluster.plan.kinds and await self._adopted(client, other):
+                        await client.admin.delete_stream(other.name)
 
     def _connected(self, runtime: Runtime) -> AbstractAsyncContextManager[Client]:
         return programs.client_on(self._cluster.coordinators, runtime, retry_timeout_ms=3000)
@@ -106,12 +111,15 @@ class OtherStreams:
         plan = self._cluster.plan
         try:
             with suppress(StreamExists):  # the answer to the first request was lost
-                await client.admin.create_stream(
+                made = await client.admin.create_stream(
                     other.name,
                     streamlets=2,
                     replication=plan.replication,
                     durability=plan.durability,
                 )
+                if made.stream_id in self._ids:
+                    self.problems.append(f"id {made.stream_id} of stream {other.name} is another one's")
+                self._ids.add(made.stream_id)
             other.is_made = True
             async with client.producer(delivery_timeout_ms=PATIENCE_MS) as producer:
                 await producer.prepare(other.name)
@@ -122,6 +130,22 @@ class OtherStreams:
                     await asyncio.sleep(PAUSE_S)  # sleep: virtual time, over which it is written to
         except KeraError as error:
             self._cluster.trace.note("operator", f"could not write to {other.name}: {error!r}")
+
+    async def _adopted(self, client: Client, other: Other) -> bool:
+        """Whether a stream is there, after it was adopted if older metadata lack it.
+
+        Waits until its brokers have reported one that has to be there.
+        """
+        while other.name not in {stream.name for stream in await client.admin.list_streams()}:
+            if people.OLD_METADATA not in self._cluster.plan.kinds:
+                return True  # who looks at it finds that it is gone
+            with suppress(UnknownStream):
+                await client.admin.adopt_stream(other.name)
+                continue
+            if other.end_wanted or not other.acknowledged:
+                return False
+            await asyncio.sleep(1.0)  # sleep: virtual time, between looks
+        return True
 
     async def _look_at(self, client: Client, other: Other) -> None:
         """Read all of one that nobody has deleted, unless it may be damaged."""
@@ -162,13 +186,9 @@ class OtherStreams:
 
 
 def draw(plan: Plan) -> Iterator[tuple[float, float]]:
-    """When they are made, and for how long they are there; none where metadata are put back.
-
-    A stream that older metadata do not have waits for an operator, and one that they still have is there again. Of
-    chance of its own, so that all else is as it would be without them.
-    """
+    """When they are made, and for how long they are there; of chance of its own, so that all else stays as it was."""
     random = Random(f"others {plan.seed}")
-    if random.random() > LIKELY or people.OLD_METADATA in plan.kinds:
+    if random.random() > LIKELY:
         return
     at_s = random.uniform(1.0, plan.load_s / 2)
     while at_s < plan.load_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +10,9 @@ from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.numbers import INSTANCE_S, SINCE_US, instances_by, next_epoch, next_id
 from kera.core.base.clock import FakeClock
 from kera.core.base.ids import PRODUCER_EPOCHS
-from tests.unit.coordinator.fake_cluster import Cluster
+from kera.core.format.schema import schema_to_bytes
+from kera.v1 import common_pb2
+from tests.unit.coordinator.fake_cluster import Cluster, config
 
 DAY_US = 86_400_000_000
 TODAY_US = SINCE_US + 2_500 * DAY_US
@@ -72,10 +75,18 @@ async def test_what_was_given_in_the_second_of_a_start_is_not_given_by_who_start
     """However fast the metadata are put back."""
     cluster.clock = FakeClock(TODAY_US)
     await cluster.restart()
+    await cluster.register("launch-1")
+    typed = common_pb2.StreamSchema(arrow_schema=schema_to_bytes(pa.schema([("id", pa.int64())])), typed=True)
+    await cluster.coordinator.streams.create("orders", config(), typed)
+    given: list[object] = [await cluster.coordinator.producers.init("loader")]
     cluster.clock.advance(10)
     copy = cluster.store.records
-    given = [(await cluster.coordinator.producers.init())[0] for _ in range(3)]
-    cluster.store = MemoryStore(copy)
-    await cluster.restart()
-    given += [(await cluster.coordinator.producers.init())[0] for _ in range(3)]
-    assert len(set(given)) == 6
+    for column in ("bytes", "seconds"):
+        given += [(await cluster.coordinator.producers.init())[0] for _ in range(3)]
+        added = schema_to_bytes(pa.schema([(column, pa.int64())]))
+        given.append((await cluster.alter("orders", add_columns=added)).schemas[-1].schema_id)
+        given.append(await cluster.coordinator.producers.init("loader"))
+        cluster.store = MemoryStore(copy)
+        await cluster.restart()
+        cluster.clock.advance(INSTANCE_S)
+    assert len(set(given)) == len(given) == 11

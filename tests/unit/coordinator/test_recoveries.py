@@ -1,4 +1,4 @@
-"""Recoveries of lost brokers, one scenario each; any order of faults is in tests/property/test_control_plane.py."""
+"""Recoveries of lost brokers, one scenario each; any order of faults is in tests/simulation."""
 
 from typing import Any
 
