@@ -234,7 +234,7 @@ static bool pass_gate(Append *call, Run *run)
     if (!run->replicated)
         return run->level != REPLICATED;
     run->called = true;
-    PyObject *answer = PyObject_CallFunction(call->gate, "OOIKK", call->context, run->stream,
+    PyObject *answer = PyObject_CallFunction(call->gate, "OOIKK", call->write, run->stream,
                                              (unsigned)run->streamlet_id, (unsigned long long)run->producer_id,
                                              (unsigned long long)run->level);
     PyObject *log;
@@ -428,10 +428,10 @@ static bool replicate(const Append *call, const Run *run)
                             : PyLong_FromSize_t(run->first);
     PyObject *done = answers == NULL
                          ? NULL
-                         : PyObject_CallFunction(call->replicate, "OOOOIIOnK", call->context, run->stream, run->log,
-                                                 run->segment, (unsigned)run->start, (unsigned)run->head, answers,
-                                                 (Py_ssize_t)(call->by_request ? run->requests : chunks),
-                                                 (unsigned long long)run->level);
+                         : PyObject_CallFunction(call->replicate, "OOOOIIKOn", call->write, run->stream, run->log,
+                                                 run->segment, (unsigned)run->start, (unsigned)run->head,
+                                                 (unsigned long long)run->level, answers,
+                                                 (Py_ssize_t)(call->by_request ? run->requests : chunks));
     Py_XDECREF(answers);
     Py_XDECREF(done);
     return done != NULL;
@@ -470,7 +470,7 @@ bool read_chunk(const Append *call, uint8_t *header)
            is_within(call->bulk, call->at, chunk_bytes(header));
 }
 
-static Outcome take_chunk(Append *call, Bytes *statuses)
+Outcome take_chunk(Append *call, Bytes *statuses)
 {
     uint8_t header[HEADER_BYTES];
     if (!read_chunk(call, header))
@@ -486,21 +486,6 @@ static Outcome take_chunk(Append *call, Bytes *statuses)
     if (!is_good_payload(call, header))
         return left_or_failed();
     return append_chunk(call, header, statuses) ? TAKEN : FAILED;
-}
-
-static PyObject *take_chunks(Append *call, size_t chunks_max)
-{
-    Bytes statuses = {0};
-    Outcome outcome = TAKEN;
-    PyObject *result = NULL;
-    while (outcome == TAKEN && call->chunks < chunks_max && call->at < call->bulk.size)
-        outcome = take_chunk(call, &statuses);
-    if (outcome != FAILED && end_run(call))
-        result = Py_BuildValue("(ny#nKK)", (Py_ssize_t)call->at, statuses.size == 0 ? "" : (const char *)statuses.at,
-                               (Py_ssize_t)statuses.size, (Py_ssize_t)call->chunks, (unsigned long long)call->records,
-                               (unsigned long long)call->bytes);
-    free_bytes(&statuses);
-    return result;
 }
 
 bool read_rules(Append *call, PyObject *rules)
@@ -534,39 +519,4 @@ void close_append(Append *call)
     Py_CLEAR(call->type.capsule);
     free_bytes(&call->run.ends);
     free_bytes(&call->run.held);
-}
-
-const char append_chunks_doc[] = PyDoc_STR(
-    "append_chunks(rules, context, bulk, at, chunks_max, level, now_ms, now_us)\n"
-    "\n"
-    "Append the chunks from `at` on, at most `chunks_max`, up to the first that is not the next one of a known\n"
-    "producer, to an open segment with room. Returns where that is, the statuses of those before it as they are in a\n"
-    "response, and how many they are, with how many records and bytes.\n"
-    "\n"
-    "`rules`: an AppendRules of the broker.\n"
-    "gate(context, stream, streamlet_id, producer_id, level): (the log of the chunks, its room in bytes), or None.\n"
-    "replicate(context, stream, log, segment, start, end, first, count, level): chunks are there, of which the first\n"
-    "has the index `first`.");
-
-PyObject *append_chunks(PyObject *module, PyObject *const *args, Py_ssize_t count)
-{
-    (void)module;
-    if (count != 8)
-        return PyErr_Format(PyExc_TypeError, "append_chunks takes 8 arguments, not %zd", count);
-    Append call = {.context = args[1], .now_ms = PyLong_AsLongLong(args[6]), .now_us = PyLong_AsLongLong(args[7])};
-    Py_ssize_t at = PyLong_AsSsize_t(args[3]), chunks_max = PyLong_AsSsize_t(args[4]);
-    call.level = PyLong_AsUnsignedLongLong(args[5]);
-    if (PyErr_Occurred() != NULL || !read_rules(&call, args[0]))
-        return NULL;
-    if (at < 0 || chunks_max < 0)
-        return PyErr_Format(PyExc_ValueError, "a place or a number of chunks is negative");
-    Py_buffer bulk;
-    if (PyObject_GetBuffer(args[2], &bulk, PyBUF_SIMPLE) != 0)
-        return NULL;
-    call.at = (size_t)at;
-    call.bulk = (View){bulk.buf, (size_t)bulk.len};
-    PyObject *result = take_chunks(&call, (size_t)chunks_max);
-    close_append(&call);
-    PyBuffer_Release(&bulk);
-    return result;
 }

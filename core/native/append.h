@@ -38,11 +38,11 @@ typedef struct {
     bool check_payloads;
     PyObject *producers;  // by stream, the ids that may be written under; None: all
     // Of the call: borrowed.
-    PyObject *context;
+    PyObject *write;
     int64_t now_ms, now_us;
     View bulk;
     uint64_t level;
-    bool by_request;  // `replicate` gets the answers that wait, and not which chunks they are about
+    bool by_request;  // `replicate` gets the answers that wait, and not the number of the first chunk
     struct {
         PyObject *capsule;  // a reference of its own; NULL: no payload has been looked at
         uint64_t stream_id;
@@ -89,13 +89,12 @@ Outcome begin_run(Append *call, const uint8_t *header, uint32_t bytes);
 // Copy the chunk at `call->at`, which is good, to the head of the run's segment, and pass it; its status is put there.
 bool append_chunk(Append *call, const uint8_t *header, Bytes *statuses);
 
+// Append the chunk at `call->at`, to the run or to a new one; its status is put there. Nothing is changed for one
+// that is left.
+Outcome take_chunk(Append *call, Bytes *statuses);
+
 // Write what the run has come to into its objects. The head is last: who finds it finds the chunks.
 bool end_run(Append *call);
-
-extern const char append_chunks_doc[];
-
-// append_chunks(rules, context, bulk, at, chunks_max, level, now_ms, now_us), see the doc.
-PyObject *append_chunks(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 // Make the names of attributes that it looks at. -1: there is no memory.
 int append_init(void);

@@ -28,7 +28,7 @@
 #include "twin.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
-#define NATIVE_VERSION 10
+#define NATIVE_VERSION 11
 
 #ifndef SOURCES
 #define SOURCES "unknown"
@@ -900,7 +900,6 @@ static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing
 
 static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, bind_doc},
-    {"append_chunks", (PyCFunction)(void (*)(void))append_chunks, METH_FASTCALL, append_chunks_doc},
     {"take_writes", (PyCFunction)(void (*)(void))take_writes, METH_FASTCALL, take_writes_doc},
     {"take_replicas", (PyCFunction)(void (*)(void))take_replicas, METH_FASTCALL, take_replicas_doc},
     {"held_answers", (PyCFunction)(void (*)(void))held_answers, METH_FASTCALL, held_answers_doc},

@@ -1,8 +1,9 @@
 // See take.h.
 //
-// A request is taken as a whole or not at all: all its chunks have to be of one run, good, and next in order. Requests
-// that follow each other go on with the run, so what is written once for a run is written once for all of them. An
-// answer is made at once, or it waits for backups: then its statuses are held, and lack only where the backups are.
+// A request in a frame is taken as a whole or not at all: all its chunks have to be good, of one run, and next in
+// order. Requests that follow each other go on with the run, so what is written once for a run is written once for all
+// of them. An answer is made at once, or it waits for backups: then its statuses are held, and lack only where the
+// backups are. Of a request that Python answers chunks are taken one by one, and their statuses are the answer.
 
 #include "take.h"
 
@@ -136,18 +137,38 @@ static Outcome take_request(Take *take, const Frame *frame)
     return answer_request(take, frame) ? TAKEN : FAILED;
 }
 
-static PyObject *take_frames(Take *take, View frames, uint32_t bulk_bytes_max, size_t requests_max)
+// Take requests of frames; where the first is that is left.
+static Outcome take_frames(Take *take, View frames, uint32_t bulk_bytes_max, size_t requests_max, size_t *at)
 {
     Outcome outcome = TAKEN;
-    size_t at = 0;
     Frame frame;
-    while (take->requests < requests_max && read_frame(frames, at, bulk_bytes_max, &frame)) {
+    while (take->requests < requests_max && read_frame(frames, *at, bulk_bytes_max, &frame)) {
         outcome = take_request(take, &frame);
         if (outcome != TAKEN)
             break;
-        at += frame.bytes;
+        *at += frame.bytes;
     }
+    return outcome;
+}
+
+// Take the chunks of one request; where the first is that is left.
+static Outcome take_chunks(Take *take, View chunks, size_t chunks_max, size_t *at)
+{
     Append *call = &take->append;
+    Outcome outcome = TAKEN;
+    call->bulk = chunks;
+    while (outcome == TAKEN && call->chunks < chunks_max && call->at < chunks.size)
+        outcome = take_chunk(call, &take->answers);
+    *at = call->at;
+    return outcome;
+}
+
+static PyObject *take_all(Take *take, View data, uint32_t bulk_bytes_max, size_t most)
+{
+    Append *call = &take->append;
+    size_t at = 0;
+    Outcome outcome =
+        call->by_request ? take_frames(take, data, bulk_bytes_max, most, &at) : take_chunks(take, data, most, &at);
     if (outcome == FAILED || !end_run(call))
         return NULL;
     return Py_BuildValue("(nnny#nKK)", (Py_ssize_t)at, (Py_ssize_t)take->requests, (Py_ssize_t)take->held,
@@ -157,39 +178,47 @@ static PyObject *take_frames(Take *take, View frames, uint32_t bulk_bytes_max, s
 }
 
 const char take_writes_doc[] = PyDoc_STR(
-    "take_writes(rules, context, frames, bulk_bytes_max, requests_max, now_ms, now_us)\n"
+    "take_writes(rules, write, data, level, bulk_bytes_max, most, now_ms, now_us)\n"
     "\n"
-    "Carry out the requests to write that `frames` begins with, up to the first of which any chunk is out of the\n"
-    "ordinary, as `append_chunks` has it, or goes elsewhere than its others. Returns where that is, how many were\n"
-    "carried out and how many of them are not answered yet, the frames of the other answers, and how many chunks,\n"
-    "records and bytes were appended.\n"
+    "Append the chunks that `data` begins with, up to the first that is not the next one of a known producer, to an\n"
+    "open segment with room. `level`: None: `data` are frames of requests, each with at most `bulk_bytes_max` of\n"
+    "chunks that all go to one segment; at most `most` are carried out, each as a whole or not at all. A number:\n"
+    "`data` are chunks of a request with that level; at most `most` are appended.\n"
     "\n"
-    "`rules`: those of `append_chunks`, but for replicate(context, stream, log, segment, start, end, held, requests,\n"
-    "level): the answers to so many requests wait for these chunks. `held` is for `held_answers`: of each request its\n"
-    "id (u64), how many bytes its statuses are (u32), and these.");
+    "Returns where the first is that was left; how many requests were carried out, and how many of them are not\n"
+    "answered yet; the frames of the other answers, or the statuses of chunks as they are in a response; and how many\n"
+    "chunks, records and bytes were appended.\n"
+    "\n"
+    "`rules`: an AppendRules of the broker.\n"
+    "gate(write, stream, streamlet_id, producer_id, level): (the log of the chunks, its room in bytes), or None.\n"
+    "replicate(write, stream, log, segment, start, end, level, answers, count): chunks are there. `answers`: of\n"
+    "frames those that wait for the chunks, to `count` requests, as `held_answers` takes them: of each request its id\n"
+    "(u64), how many bytes its statuses are (u32), and these. Otherwise the number of the first of `count` chunks\n"
+    "among those of the call.");
 
 PyObject *take_writes(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    if (count != 7)
-        return PyErr_Format(PyExc_TypeError, "take_writes takes 7 arguments, not %zd", count);
-    Take take = {.append = {.context = args[1],
-                            .now_ms = PyLong_AsLongLong(args[5]),
-                            .now_us = PyLong_AsLongLong(args[6]),
-                            .by_request = true}};
-    Py_ssize_t bulk_bytes_max = PyLong_AsSsize_t(args[3]), requests_max = PyLong_AsSsize_t(args[4]);
+    if (count != 8)
+        return PyErr_Format(PyExc_TypeError, "take_writes takes 8 arguments, not %zd", count);
+    Take take = {.append = {.write = args[1],
+                            .level = args[3] == Py_None ? 0 : PyLong_AsUnsignedLongLong(args[3]),
+                            .now_ms = PyLong_AsLongLong(args[6]),
+                            .now_us = PyLong_AsLongLong(args[7]),
+                            .by_request = args[3] == Py_None}};
+    Py_ssize_t bulk_bytes_max = PyLong_AsSsize_t(args[4]), most = PyLong_AsSsize_t(args[5]);
     if (PyErr_Occurred() != NULL || !read_rules(&take.append, args[0]))
         return NULL;
-    if (bulk_bytes_max < 0 || requests_max < 0)
-        return PyErr_Format(PyExc_ValueError, "a number of bytes or requests is negative");
-    Py_buffer frames;
-    if (PyObject_GetBuffer(args[2], &frames, PyBUF_SIMPLE) != 0)
+    if (bulk_bytes_max < 0 || most < 0)
+        return PyErr_Format(PyExc_ValueError, "a number of bytes, requests or chunks is negative");
+    Py_buffer data;
+    if (PyObject_GetBuffer(args[2], &data, PyBUF_SIMPLE) != 0)
         return NULL;
-    uint32_t most = bulk_bytes_max > (Py_ssize_t)UINT32_MAX ? UINT32_MAX : (uint32_t)bulk_bytes_max;
-    PyObject *result = take_frames(&take, (View){frames.buf, (size_t)frames.len}, most, (size_t)requests_max);
+    uint32_t bytes_max = bulk_bytes_max > (Py_ssize_t)UINT32_MAX ? UINT32_MAX : (uint32_t)bulk_bytes_max;
+    PyObject *result = take_all(&take, (View){data.buf, (size_t)data.len}, bytes_max, (size_t)most);
     close_append(&take.append);
     free_bytes(&take.answers);
-    PyBuffer_Release(&frames);
+    PyBuffer_Release(&data);
     return result;
 }
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-VERSION = 10
+VERSION = 11
 """Version of the interface of the extension's functions; an extension with another version is not used."""
 VARIABLE = "KERA_NATIVE"
 

@@ -1,7 +1,8 @@
-"""Requests that the native core takes from a connection's buffer, beside the way through messages and handlers.
+"""Requests that the native core takes from a buffer, beside the way in Python: both do the same with whatever comes.
 
-Two brokers get the same bytes over a connection each, in the same reads; one of them takes what it can. Everything that
-can be seen of them has to be equal: the frames of the answers, memory, producers, counters, and what backups have.
+Two brokers get the same bytes over a connection each, in the same reads; one of them has the native core, which takes
+whole requests, and single chunks of others. Everything that can be seen of them has to be equal: the frames of the
+answers, segments byte by byte, producers, counters, and what backups have.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from kera.broker.serving import taking, write
+from kera.broker.serving import write
 from kera.broker.serving.taking import refused_answers
+from kera.broker.serving.write_access import AppendRules
 from kera.core.errors import NotReplicated
 from kera.core.native import native
 from kera.core.rpc import api
@@ -28,6 +30,7 @@ from kera.v1 import broker_pb2
 from tests.native_twins import needs_native
 from tests.unit.broker.native_support import LEADER, PERSISTED, PRODUCERS, REPLICATED, STREAMS, Producers, Side, good
 from tests.unit.broker.persistence_support import MakeEngine
+from tests.unit.broker.support import CHUNK_BYTES
 from tests.unit.core.rpc.fake_transport import FakeTransport, feed
 
 pytestmark = needs_native
@@ -92,10 +95,10 @@ class Connected(Side):
 
 
 class Counting:
-    """The native core, and how many requests it has taken."""
+    """The native core, and how many requests it has taken, and chunks of others."""
 
     def __init__(self) -> None:
-        self.requests = self.held = 0
+        self.requests = self.held = self.chunks = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(native, name)
@@ -105,21 +108,26 @@ class Counting:
         result = native.take_writes(*arguments)
         self.requests += result[1]
         self.held += result[2]
+        self.chunks += 0 if result[1] else result[4]
         return result
 
 
 class Clients:
     """What comes over the connections."""
 
-    def __init__(self, random: Random, times: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, random: Random, times: Callable[[], int] | None = None, *, odd: float = 0.1, mixed: float = 0.1
+    ) -> None:
+        """`odd`: see `Producers`; `mixed`: this part of the requests has chunks for several streamlets."""
         self.random = random
-        self.producers = Producers(random, odd=0.1, times=times)
+        self.producers = Producers(random, odd=odd, times=times)
+        self.mixed = mixed
         self.number = 0
 
     def request(self) -> bytes:
         random = self.random
         self.number += 1
-        if random.random() < 0.1:
+        if random.random() < self.mixed:
             data, durability = self.producers.request()
         else:  # what one producer sends to one streamlet
             where = random.choice([7, 9, 9, 9, *STREAMS]), random.choice([0, 0, 0, 0, 1]), PRODUCERS[0]
@@ -141,17 +149,44 @@ class Clients:
         return frame(self.number, b"".join(data), **fields)
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
-async def test_both_do_the_same_with_whatever_comes(
-    seed: int, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))]
+Pair = Callable[..., tuple[Connected, Connected, Counting]]
+
+
+@pytest.fixture
+def pair(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """Makes two brokers, with the native core and without."""
+
+    def make(**settings: Any) -> tuple[Connected, Connected, Counting]:
+        counting = Counting()
+        monkeypatch.setattr(write, "native", counting)
+        by_native = Connected(make_engine, **settings)
+        monkeypatch.setattr(write, "native", None)
+        return by_native, Connected(make_engine, takes=False, **settings), counting
+
+    return make
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_both_do_the_same_with_whole_requests(seed: int, pair: Pair) -> None:
     random = Random(seed)
-    counting = Counting()
-    monkeypatch.setattr(taking, "native", counting)
-    by_native = Connected(make_engine)
-    monkeypatch.setattr(write, "native", None)
-    by_python = Connected(make_engine, takes=False)
-    clients = Clients(random)
+    by_native, by_python, counting = pair()
+    await compare(by_native, by_python, random, Clients(random))
+    assert counting.requests > READS // 5
+    assert counting.held > READS // 10
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_both_do_the_same_with_single_chunks_of_requests(seed: int, pair: Pair) -> None:
+    random = Random(seed)
+    by_native, by_python, counting = pair(lag_bytes_max=random.choice([4 * CHUNK_BYTES, 1 << 30]))
+    await compare(by_native, by_python, random, Clients(random, odd=1.0, mixed=1.0))
+    assert by_native.broker.counters.chunks_refused > READS // 2
+    assert counting.chunks > by_native.broker.counters.chunks_appended // 8
+
+
+async def compare(by_native: Connected, by_python: Connected, random: Random, clients: Clients) -> None:
+    """Send the same to both, and look at what they make of it."""
     for _ in range(READS):
         data = b"".join(clients.request() for _ in range(random.choice([1, 1, 2, 6])))
         splits = [random.randrange(len(data)) for _ in range(random.choice([0, 0, 1, 3]))]
@@ -160,27 +195,21 @@ async def test_both_do_the_same_with_whatever_comes(
         if random.random() < 0.3:
             await by_native.go_on()
             await by_python.go_on()
-        assert list(by_native.seen()) == list(by_python.seen())
-        assert by_native.server.requests_in_flight == by_python.server.requests_in_flight
+        if random.random() < 0.5:  # what is not looked at, the core remembers from one request to the next
+            assert list(by_native.seen()) == list(by_python.seen())
+            assert by_native.server.requests_in_flight == by_python.server.requests_in_flight
     assert await by_native.answered() == await by_python.answered()
     assert list(by_native.seen()) == list(by_python.seen())
-    assert counting.requests > READS // 5
-    assert counting.held > READS // 10
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
-async def test_both_keep_the_promises_of_epochs(
-    seed: int, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("mixed", [0.1, 1.0])
+async def test_both_keep_the_promises_of_epochs(seed: int, mixed: float, pair: Pair) -> None:
     random = Random(seed)
     settings = {"epoch_ms": 1, "epoch_grace_ms": 1, "timestamp_ahead_max_ms": random.choice([0, 1])}
-    counting = Counting()
-    monkeypatch.setattr(taking, "native", counting)
-    by_native = Connected(make_engine, settings=settings)
-    monkeypatch.setattr(write, "native", None)
-    by_python = Connected(make_engine, takes=False, settings=settings)
+    by_native, by_python, counting = pair(settings=settings)
     now_us = 10_000
-    clients = Clients(random, lambda: now_us + random.choice([1500, *range(-4000, -900, 70)]))
+    clients = Clients(random, lambda: now_us + random.choice([1500, *range(-4000, -900, 70)]), mixed=mixed)
     for _ in range(READS):
         data = b"".join(clients.request() for _ in range(random.choice([1, 1, 2, 6])))
         now_us += random.randrange(200)
@@ -199,7 +228,7 @@ async def test_both_keep_the_promises_of_epochs(
     assert await by_native.answered() == await by_python.answered()
     assert list(by_native.seen()) == list(by_python.seen())
     assert by_native.broker.counters.punctuations > 2
-    assert counting.requests
+    assert counting.chunks + counting.requests
 
 
 def next_frames(count: int, stream_id: int = 9, first: int = 0) -> bytes:
@@ -298,29 +327,46 @@ def test_all_chunks_of_answers_that_were_held_are_refused() -> None:
         assert [status.group_id for status in response.statuses] == [0, 0]
 
 
-@pytest.mark.parametrize("arguments", [(), (1,) * 7, ((), None, b"", 0, 0, 0, 0), ((1,) * 6, None, b"", 0, 0, 0, 0)])
+RULES: tuple[Any, ...] = ({}, None, None, tuple, 0, True, None)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), (1,) * 8, ((), None, b"", None, 0, 0, 0, 0), ((1,) * 6, None, b"", 0, 0, 0, 0, 0)]
+)
 def test_a_call_that_is_none_is_refused(arguments: tuple[Any, ...]) -> None:
     assert native is not None
     with pytest.raises(TypeError):
         native.take_writes(*arguments)
 
 
-@pytest.mark.parametrize("change", [{3: -1}, {4: -1}])
-def test_numbers_below_zero_are_refused(change: dict[int, int]) -> None:
+@pytest.mark.parametrize("level", [None, 0])
+@pytest.mark.parametrize("index", [4, 5])
+def test_numbers_below_zero_are_refused(level: int | None, index: int) -> None:
     assert native is not None
-    arguments: list[Any] = [({}, None, None, tuple, 0, True, None), None, b"x", 9, 1, 0, 0]
-    for index, value in change.items():
-        arguments[index] = value
+    arguments: list[Any] = [RULES, None, b"x", level, 9, 1, 0, 0]
+    arguments[index] = -1
     with pytest.raises(ValueError, match="negative"):
         native.take_writes(*arguments)
 
 
-def test_what_is_no_frame_or_no_request_to_write_is_left() -> None:
+@pytest.mark.parametrize("level", [None, 0])
+def test_what_is_neither_a_request_nor_a_chunk_is_left(level: int | None) -> None:
     assert native is not None
     whole = frame(1, good(Random(1), stream_id=7))
-    rules: tuple[Any, ...] = ({}, None, None, tuple, 0, True, None)
-    for data in (b"", b"x" * 200, whole[:-1], whole, b"KF" + bytes(30)):
-        assert native.take_writes(rules, None, data, 1 << 20, 9, 0, 0) == (0, 0, 0, b"", 0, 0, 0)
+    for data in (b"", b"x", b"x" * 200, whole[:-1], whole, b"KF" + bytes(30)):
+        assert native.take_writes(RULES, None, data, level, 1 << 20, 9, 0, 0) == (0, 0, 0, b"", 0, 0, 0)
+
+
+def test_the_fields_of_the_rules_are_those_that_c_reads() -> None:
+    assert native is not None
+    assert tuple(native.APPEND_RULES.split()) == AppendRules._fields
+
+
+def test_what_the_broker_should_have_and_has_not_is_an_error_and_nothing_is_appended() -> None:
+    assert native is not None
+    data = good(Random(1), stream_id=7)
+    with pytest.raises(AttributeError):
+        native.take_writes(({7: object()}, *RULES[1:]), None, data, 0, 0, 9, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kera.broker.log.watermarks import watermark_of
+from kera.broker.serving import write
 from kera.broker.serving.limits import ServingLimits
 from kera.core.base.ids import Position
 from kera.core.errors import (
@@ -302,10 +303,12 @@ HOSTILE = [
 
 @pytest.mark.parametrize("in_c", [True, False], ids=["native", "Python"])
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
-async def test_a_client_cannot_write_one_itself_in_any_form(engine: Engine, in_c: bool, number: int) -> None:
-    broker = open_broker(engine)
+async def test_a_client_cannot_write_one_itself_in_any_form(
+    engine: Engine, in_c: bool, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not in_c:
-        broker.broker.writer._append_chunks = None
+        monkeypatch.setattr(write, "native", None)
+    broker = open_broker(engine)
     broker.append(sent(1, 0))
     statuses = broker.append(sent(2, 1), HOSTILE[number], sent(3, 2))
     assert [status.error.code for status in statuses] == ["", InvalidArgument.code, ""]

@@ -1,26 +1,28 @@
 """Chunks that were appended on their way to the level that is asked for, and whether there is a way.
 
-A level is reached where backups have the chunk, or the disk has, or at once: what was asked waits in a `PendingWrite`.
-A punctuation goes where the chunk behind it goes, and nobody waits for it, unless a producer has asked for it.
+A level is reached where backups have the chunk, or the disk has, or at once: who asked waits, see `Waiting`. A
+punctuation goes where the chunk behind it goes, and nobody waits for it, unless a producer has asked for it.
+
+`gate` and `replicate` are where chunks enter replication, those that the native core appends as well as all others.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kera.broker.counters import Counters
 from kera.broker.log.entry import Entry
+from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Appended, Streamlet
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.stream import Stream
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import VirtualLog
 from kera.broker.replication.virtual_logs import StreamLogs
-from kera.broker.replication.virtual_segment import Batch
-from kera.broker.serving.pending_write import PendingWrite
+from kera.broker.serving.pending_write import PendingWrite, Waiting
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.base.done import nothing
-from kera.core.errors import ArenaFull, InvalidArgument, NotReplicated, Unavailable
+from kera.core.errors import ArenaFull, InvalidArgument, KeraError, NotReplicated, Unavailable, invariant
 from kera.v1 import common_pb2
 
 _LEADER, _PERSISTED = common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED
@@ -39,6 +41,7 @@ class Carrying:
         self._logs = replication.logs
         self._backlog = replication.backlog
         self._backups = replication.backups
+        self._limits = replication.limits
         self._memory = memory
         self._counters = counters
         self._lease = lease
@@ -60,16 +63,22 @@ class Carrying:
         return level, None
 
     def punctuated(
-        self, punctuation: Appended, stream: Stream, streamlet: Streamlet, log: VirtualLog | None, level: Level
+        self,
+        write: PendingWrite,
+        stream: Stream,
+        streamlet: Streamlet,
+        log: VirtualLog | None,
+        punctuation: Appended,
+        level: Level,
     ) -> None:
         """Have a punctuation follow the chunk behind it, which is not readable before it is."""
-        segment, persist = punctuation.segment, _PERSISTED in (level, stream.durability)
+        segment, end = punctuation.segment, punctuation.end
         if stream.durability == _LEADER:
             streamlet.publish(punctuation)
         if log is not None and segment is not None:
-            self._logs.append(log, segment, punctuation.position, punctuation.end, persist=persist)
-        elif persist and segment is not None:
-            self._memory.commits.persist([(segment, punctuation.end)], nothing)
+            self.replicate(write, stream, log, segment, punctuation.position, end, level)
+        elif segment is not None and _PERSISTED in (level, stream.durability):
+            self._memory.commits.persist([(segment, end)], nothing)
 
     def carry_on(
         self,
@@ -122,21 +131,63 @@ class Carrying:
             raise Lagging("backups are too far behind")
 
     def _replicate(self, write: PendingWrite, stream: Stream, log: VirtualLog, appended: Appended, level: int) -> None:
-        """Refer to a chunk in its virtual log, and have the answer wait if its level asks for that."""
-        segment, persist = appended.segment, _PERSISTED in (level, stream.durability)
-        batch: Batch | None = None
+        """Have a chunk replicated, unless that is under way."""
+        segment = appended.segment
         if appended.duplicate and level <= stream.durability:
             if segment is None or level == _LEADER or appended.end <= segment.durable_head:
                 return  # it has reached its level, or nobody waits for that
             batch = log.last()
+            if batch is not None:
+                if write.wait_for(batch, 0, 1):
+                    self._logs.held.waits(batch, segment, appended.position, 1)
+                return
         elif segment is None:
             raise NotReplicated("the chunk is on the broker's disk; whether backups have it is not known any more")
-        if batch is None:
-            batch = self._logs.append(log, segment, appended.position, appended.end, persist=persist)
-        if level > _LEADER:
-            index = len(write.statuses)
-            if not write.wait_for(range(index, index + 1), batch) and segment is not None:
-                self._logs.held.waits(batch, segment, appended.position)
+        self.replicate(write, stream, log, segment, appended.position, appended.end, level, 0, 1)
+
+    def gate(
+        self, write: Waiting, stream: Stream, streamlet_id: int, producer_id: int, level: int
+    ) -> tuple[VirtualLog, int] | None:
+        """Where chunks of a replicated stream go to, as long as those before take less than so many bytes.
+
+        None where it has to be said why they must not or cannot be appended.
+        """
+        logs = stream.logs
+        invariant(logs is not None, "the stream is replicated", stream=stream.name)
+        if logs is None:
+            return None
+        write.pump = True
+        log = logs.of(streamlet_id, producer_id % stream.streamlets[streamlet_id].entries.count)
+        room = self._limits.lag_bytes_max - log.lag_bytes
+        if room <= 0 or not self._lease.holds:
+            return None
+        try:
+            self.check_backups(stream, logs, log, level)
+        except KeraError:
+            return None
+        return log, room
+
+    def replicate(  # noqa: PLR0913, PLR0917 - what chunks are that follow each other
+        self,
+        write: Waiting,
+        stream: Stream,
+        log: VirtualLog,
+        segment: Segment,
+        start: int,
+        end: int,
+        level: int,
+        answers: Any = 0,
+        count: int = 0,
+    ) -> None:
+        """Refer to chunks that follow each other in a virtual log; `count` answers wait, if their level asks for it.
+
+        `answers`: which those are, see `Waiting`.
+        """
+        batch = self._logs.append(log, segment, start, end, persist=_PERSISTED in (level, stream.durability))
+        if count and level > _LEADER:
+            requests = write.wait_for(batch, answers, count)
+            if requests:
+                self._logs.held.waits(batch, segment, start, requests)
 
 
 def written_last(entry: Entry) -> Appended | None:

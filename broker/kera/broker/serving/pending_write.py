@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import perf_counter
+from typing import Any, Protocol
 
 from kera.broker.log.segment import Segment
 from kera.broker.replication.virtual_segment import Batch
@@ -13,6 +14,17 @@ from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2
 
 WriteReply = Reply[broker_pb2.MultiWriteChunksResponse]
+
+
+class Waiting(Protocol):
+    """A request whose chunks are appended, or several: their answers may wait for backups."""
+
+    pump: bool
+    """Replication may have something to do."""
+
+    def wait_for(self, batch: Batch, answers: Any, count: int) -> int:
+        """So many answers wait until backups have a batch. Returns how many requests wait that did not before."""
+        ...
 
 
 class PendingWrite:
@@ -63,15 +75,16 @@ class PendingWrite:
         self.waiting: list[int] = []
         """The statuses that it concerns."""
 
-    def wait_for(self, indexes: range, batch: Batch) -> bool:
-        """The statuses with these indexes are no answers before backups have `batch`; whether others waited for it."""
-        self.placed.append((indexes, batch))
+    def wait_for(self, batch: Batch, first: int, count: int) -> int:
+        """So many statuses are no answers before backups have `batch`, from the one after the next `first` on."""
+        at = len(self.statuses) + first
+        self.placed.append((range(at, at + count), batch))
         waiters, replicated = batch.waiters, self._replicated
-        if not waiters or waiters[-1] != replicated:
-            waiters.append(replicated)
-            self.batches += 1
-            return False
-        return True
+        if waiters and waiters[-1] == replicated:
+            return 0
+        waiters.append(replicated)
+        self.batches += 1
+        return 1
 
     def _replicated(self, error: KeraError | None) -> None:
         self.batches -= 1

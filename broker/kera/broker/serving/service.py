@@ -182,7 +182,8 @@ class BrokerService:
 
     def takers(self) -> Mapping[Method[Any, Any], Taker]:
         """The takers of methods whose requests are many and small, for connections of frames."""
-        return {api.MULTI_WRITE_CHUNKS: self._guard.taker(self.writer.taker.take, of_daemons=False)}
+        writes = self.writer.native
+        return {} if writes is None else {api.MULTI_WRITE_CHUNKS: self._guard.taker(writes.take, of_daemons=False)}
 
     def _once_registered(self, handler: Handler) -> Handler:
         """Refuse what comes earlier: a client who was here before the restart would be told that its stream is gone."""

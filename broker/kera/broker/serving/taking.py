@@ -1,8 +1,11 @@
-"""Requests to write that the native core carries out as they lie in a connection's buffer (``kera.core.rpc.taking``).
+"""Requests to write that the native core carries out as they lie in a buffer; everything else is Python's.
 
-It takes a request whose chunks all go to one segment, each the next one of a producer that is known, and those behind
-it of the same kind with it. What is decided of chunks is as in ``kera.broker.serving.write``, on whose way everything
-else goes. Answers that wait for backups are held here: as one, for all requests whose chunks are one run.
+`append` has it append the chunks that come next of a request, each the next one of a producer that is known, up to the
+first that is anything else. `take` has it carry out whole requests in a connection's buffer (``kera.core.rpc.taking``):
+one whose chunks all go to one segment, and those behind it of the same kind with it. Either does what
+``kera.broker.serving.write`` does in Python, which says what is right.
+
+Answers that wait for backups are held here: as one, for all requests of a connection whose chunks are one run.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 from kera.broker.counters import Counters, Latencies
-from kera.broker.log.segment import Segment
 from kera.broker.ownership.stream import Stream
-from kera.broker.replication.virtual_log import VirtualLog
-from kera.broker.replication.virtual_logs import VirtualLogs
+from kera.broker.records import ProducerRecord
 from kera.broker.replication.virtual_segment import Batch
+from kera.broker.serving.carrying import Carrying
+from kera.broker.serving.pending_write import PendingWrite
 from kera.broker.serving.write_access import AppendRules, WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.base.telemetry import get_logger
@@ -25,118 +29,129 @@ from kera.core.errors import KeraError, NotReplicated
 from kera.core.native import native
 from kera.core.rpc import api
 from kera.core.rpc.frames import Kind, encode_error, encode_frame
-from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.core.rpc.limits import BULK_BYTES_MAX, REQUEST_CHUNKS_MAX
 from kera.core.rpc.taking import NOTHING, Asker, Taken
 from kera.core.rpc.wire import error_to_message
-from kera.v1 import broker_pb2, common_pb2
+from kera.v1 import broker_pb2
 
 log = get_logger("kera.broker")
 
-_PERSISTED = common_pb2.DURABILITY_PERSISTED
 _HELD = struct.Struct("<QI")
 """Before the statuses of a request: its id, and how many bytes they are."""
 
 
-class Taking:
-    """A call of the core."""
+class NativeWrites:
+    """Appends usual chunks with the native core, and counts them."""
 
-    __slots__ = ("asker", "begun_s", "pump")
-
-    def __init__(self, asker: Asker) -> None:
-        self.asker = asker
-        self.begun_s = perf_counter()
-        self.pump = False
-        """Replication may have something to do."""
-
-
-class WriteTaker:
-    """Carries out requests to write for the service."""
-
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what appending needs
         self,
-        rules: AppendRules,
-        logs: VirtualLogs,
+        take_writes: Callable[..., Any],
+        streams: dict[int, Stream],
+        carrying: Carrying,
         memory: PersistenceManager,
         counters: Counters,
         latencies: Latencies,
         pump: Callable[[], None],
+        *,
+        run_bytes_max: int,
+        check_payloads: bool,
         as_usual: Callable[[], bool],
-        access: WriteAccess | None = None,
+        access: WriteAccess | None,
     ) -> None:
-        """`rules`: those of `append_chunks`; `as_usual`: whether no request has to wait or be refused for others.
+        """`take_writes`: the native core's function; `pump`: carries out what replication wants.
 
-        `access`: who may write to which streams; None: everybody to all.
+        `as_usual`: whether no request has to wait or be refused for others. `access`: who may write to which streams;
+        None: everybody to all.
         """
-        self._access = access
-        self._rules = rules._replace(replicate=self._hold)
-        self._logs = logs
+        self._take_writes = take_writes
         self._memory = memory
         self._counters = counters
         self._latencies = latencies
         self._pump_replication = pump
         self._as_usual = as_usual
-        self._take_writes = native.take_writes if native is not None else None
+        self._access = access
+        self._rules = AppendRules(
+            streams=streams,
+            gate=carrying.gate,
+            replicate=carrying.replicate,
+            record_type=ProducerRecord,
+            run_bytes_max=run_bytes_max,
+            check_payloads=check_payloads,
+        )
+
+    def append(self, write: PendingWrite) -> None:
+        """Append the chunks that come next of a request, up to one that is out of the ordinary."""
+        memory, at, most = self._memory, write.at, REQUEST_CHUNKS_MAX - len(write.statuses)
+        rules = self._rules if self._access is None else self._access.rules_for(write.peer, self._rules)
+        end, _, _, statuses, chunks, records, size = self._take_writes(
+            rules, write, write.bulk[at:], write.level, 0, most, memory.now_ms, memory.now_us
+        )
+        if chunks:
+            write.at = at + end
+            write.response.MergeFromString(statuses)
+            self._count(chunks, records, size)
 
     def take(self, asker: Asker, frames: memoryview, requests_max: int) -> Taken:
-        """See `kera.core.rpc.taking.Taker`. Before the registration no stream is open, and so nothing is taken."""
-        if self._take_writes is None or not self._as_usual():
+        """Carry out requests, see `kera.core.rpc.taking.Taker`. None is before the registration: no stream is open."""
+        if not self._as_usual():
             return NOTHING
-        taking, memory, rules = Taking(asker), self._memory, self._rules
-        if self._access is not None:
-            rules = self._access.rules_for(asker.peer, rules)
+        taking, memory = Taking(asker, self._latencies), self._memory
+        rules = self._rules if self._access is None else self._access.rules_for(asker.peer, self._rules)
         try:
             end, requests, held, answers, chunks, records, size = self._take_writes(
-                rules, taking, frames, asker.bulk_bytes_max, requests_max, memory.now_ms, memory.now_us
+                rules, taking, frames, None, asker.bulk_bytes_max, requests_max, memory.now_ms, memory.now_us
             )
         finally:
             if taking.pump:
                 self._pump_replication()
-        counters = self._counters
         if requests > held:
             self._latencies.appends.observe(perf_counter() - taking.begun_s, requests - held)
-        counters.write_requests += requests
+        self._counters.write_requests += requests
+        self._count(chunks, records, size)
+        return Taken(end, requests, held, answers, size)
+
+    def _count(self, chunks: int, records: int, size: int) -> None:
+        counters = self._counters
         counters.chunks_appended += chunks
         counters.records_appended += records
         counters.bytes_appended += size
-        return Taken(end, requests, held, answers, size)
 
-    def _hold(  # noqa: PLR0913, PLR0917 - what a run of chunks is
-        self,
-        taking: Taking,
-        stream: Stream,
-        log: VirtualLog,
-        segment: Segment,
-        start: int,
-        end: int,
-        held: bytes,
-        requests: int,
-        level: int,
-    ) -> None:
-        """Refer to chunks that follow each other in a virtual log, and hold the answers to their requests."""
-        batch = self._logs.append(log, segment, start, end, persist=_PERSISTED in (level, stream.durability))
-        if requests:
-            batch.waiters.append(partial(self._answer, taking, batch, held, requests))
-            self._logs.held.waits(batch, segment, start, requests)
 
-    def _answer(self, taking: Taking, batch: Batch, held: bytes, requests: int, error: KeraError | None) -> None:
+class Taking:
+    """Requests of a connection that are taken with one call."""
+
+    __slots__ = ("_asker", "_latencies", "begun_s", "pump")
+
+    def __init__(self, asker: Asker, latencies: Latencies) -> None:
+        self._asker = asker
+        self._latencies = latencies
+        self.begun_s = perf_counter()
+        self.pump = False
+
+    def wait_for(self, batch: Batch, held: bytes, requests: int) -> int:
+        """The answers to so many requests are held, with these statuses, until backups have a batch."""
+        batch.waiters.append(partial(self._answer, batch, held, requests))
+        return requests
+
+    def _answer(self, batch: Batch, held: bytes, requests: int, error: KeraError | None) -> None:
         """Backups have the chunks of so many requests, or there is an error."""
-        _answer(taking.asker, batch, held, requests, error)
-        self._latencies.appends_waited.observe(perf_counter() - taking.begun_s, requests)
+        self._asker.answer(_answers(batch, held, requests, error), requests)
+        self._latencies.appends_waited.observe(perf_counter() - self.begun_s, requests)
 
 
-def _answer(asker: Asker, batch: Batch, held: bytes, requests: int, error: KeraError | None) -> None:
+def _answers(batch: Batch, held: bytes, requests: int, error: KeraError | None) -> bytes:
+    """The frames of answers that were held for a batch."""
     place = batch.place
     try:
         if native is None or not batch.completed or place is None:
-            answers = refused_answers(held, error or NotReplicated("the chunk could not be replicated"))
-        else:
-            answers = native.held_answers(held, place.virtual_segment_id, place.backups)
+            return refused_answers(held, error or NotReplicated("the chunk could not be replicated"))
+        answers: bytes = native.held_answers(held, place.virtual_segment_id, place.backups)
     except Exception as failure:  # the others that wait for the batch have nothing to do with it
         log.exception("answers cannot be made", requests=requests)
         message = error_to_message(failure)
         ids = [request_id for request_id, _ in _held(held)]
-        answers = b"".join(encode_error(api.MULTI_WRITE_CHUNKS.number, request_id, message) for request_id in ids)
-    asker.answer(answers, requests)
+        return b"".join(encode_error(api.MULTI_WRITE_CHUNKS.number, request_id, message) for request_id in ids)
+    return answers
 
 
 def refused_answers(held: bytes, error: KeraError) -> bytes:

@@ -19,25 +19,21 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from kera.broker.counters import Counters, Latencies
 from kera.broker.log.entry import Entry
-from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.streams import Streams
-from kera.broker.records import ProducerRecord
 from kera.broker.replication.manager import Replication
-from kera.broker.replication.virtual_log import VirtualLog
 from kera.broker.serving.carrying import Carrying, written_last
 from kera.broker.serving.latency_reports import LatencyReports
 from kera.broker.serving.levels import check_level
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.pending_write import PendingWrite, WriteReply
-from kera.broker.serving.taking import Taking, WriteTaker
-from kera.broker.serving.write_access import AppendRules, WriteAccess
+from kera.broker.serving.taking import NativeWrites
+from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import (
     ArenaFull,
@@ -48,7 +44,6 @@ from kera.core.errors import (
     NotReplicated,
     SchemaMismatch,
     Unavailable,
-    invariant,
 )
 from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
 from kera.core.format.payload import check_payload
@@ -56,10 +51,7 @@ from kera.core.native import native
 from kera.core.rpc import Answer, Call, Peer, Reply
 from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 from kera.core.rpc.wire import error_to_message
-from kera.v1 import broker_pb2, common_pb2
-
-_LEADER, _PERSISTED = common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED
-_REPLICATED = common_pb2.DURABILITY_REPLICATED
+from kera.v1 import broker_pb2
 
 RUN_BYTES_MAX = 256 << 10
 """Maximum of chunks that follow each other in a segment and go to backups as one: few enough for batches to become
@@ -104,7 +96,6 @@ class Writer:
         self._logs = replication.logs
         self._carrying = Carrying(replication, memory, counters, lease)
         self._backlog = replication.backlog
-        self._backups = replication.backups
         self._counters = counters
         self._latencies = latencies
         self._pump_replication = pump
@@ -113,28 +104,23 @@ class Writer:
         self._limits = limits
         self._access = access
         self._reports = reports
-        self._append_chunks: Callable[..., Any] | None = native.append_chunks if native is not None else None
-        """The native core's function; None: each chunk is appended here."""
-        self._replication_limits = replication.limits
-        self._rules = AppendRules(
-            streams=streams.by_id,
-            gate=self._log_that_takes,
-            replicate=self._replicate_run,
-            record_type=ProducerRecord,
-            run_bytes_max=min(RUN_BYTES_MAX, replication.limits.request_bytes_max, replication.limits.segment_bytes),
-            check_payloads=check_payloads,
-        )
-        self.taker = WriteTaker(
-            self._rules,
-            self._logs,
-            memory,
-            counters,
-            latencies,
-            pump,
-            lambda: not (self._queue or self._fenced),
-            access,
-        )
-        """Takes usual requests straight from connections of frames."""
+        self.native: NativeWrites | None = None
+        """Appends usual chunks, and takes usual requests from connections of frames; None: each is appended here."""
+        if native is not None:
+            bounds = replication.limits
+            self.native = NativeWrites(
+                native.take_writes,
+                streams.by_id,
+                self._carrying,
+                memory,
+                counters,
+                latencies,
+                pump,
+                run_bytes_max=min(RUN_BYTES_MAX, bounds.request_bytes_max, bounds.segment_bytes),
+                check_payloads=check_payloads,
+                as_usual=lambda: not (self._queue or self._fenced),
+                access=access,
+            )
         self._fenced = False
         """Nothing is acknowledged any more."""
         self._loop = asyncio.get_running_loop()
@@ -224,11 +210,11 @@ class Writer:
         return write.decided
 
     def _decide_chunks(self, write: PendingWrite) -> bool:
-        bulk, append_chunks = write.bulk, self._append_chunks
+        bulk = write.bulk
         end = len(bulk)
         while True:
-            if append_chunks is not None:
-                self._append_as_usual(write, append_chunks)
+            if self.native is not None:
+                self.native.append(write)
             at = write.at
             if at >= end:
                 return True
@@ -263,65 +249,6 @@ class Writer:
                 write.statuses.add(error=error_to_message(error))
                 write.refused = True
             write.at = chunk_end
-
-    def _append_as_usual(self, write: PendingWrite, append_chunks: Callable[..., Any]) -> None:
-        """Have the native core append the chunks that come next, up to one that is out of the ordinary."""
-        room, memory = REQUEST_CHUNKS_MAX - len(write.statuses), self._memory
-        rules = self._rules if self._access is None else self._access.rules_for(write.peer, self._rules)
-        write.at, statuses, chunks, records, size = append_chunks(
-            rules, write, write.bulk, write.at, room, write.level, memory.now_ms, memory.now_us
-        )
-        if chunks:
-            write.response.MergeFromString(statuses)
-            counters = self._counters
-            counters.chunks_appended += chunks
-            counters.records_appended += records
-            counters.bytes_appended += size
-
-    def _log_that_takes(
-        self, write: PendingWrite | Taking, stream: Stream, streamlet_id: int, producer_id: int, level: int
-    ) -> tuple[VirtualLog, int] | None:
-        """Where chunks of a replicated stream go to, as long as those before take less than so many bytes.
-
-        None where it has to be said why they must not or cannot be appended.
-        """
-        logs = stream.logs
-        invariant(logs is not None, "the stream is replicated", stream=stream.name)
-        if logs is None:
-            return None
-        write.pump = True
-        log = logs.of(streamlet_id, producer_id % stream.streamlets[streamlet_id].entries.count)
-        room = self._replication_limits.lag_bytes_max - log.lag_bytes
-        if room <= 0 or not self._lease.holds:
-            return None
-        try:
-            self._carrying.check_backups(stream, logs, log, level)
-        except KeraError:
-            return None
-        return log, room
-
-    def _replicate_run(  # noqa: PLR0913, PLR0917 - what a run of chunks is
-        self,
-        write: PendingWrite,
-        stream: Stream,
-        log: VirtualLog,
-        segment: Segment,
-        start: int,
-        end: int,
-        first: int,
-        count: int,
-        level: int,
-    ) -> None:
-        """Refer to chunks that follow each other in a virtual log, and have the answer wait if their level asks for it.
-
-        `first`: of their statuses, behind those that the response has.
-        """
-        persist = _PERSISTED in (level, stream.durability)
-        batch = self._logs.append(log, segment, start, end, persist=persist)
-        if level > _LEADER:
-            at = len(write.statuses) + first
-            if not write.wait_for(range(at, at + count), batch):
-                self._logs.held.waits(batch, segment, start)
 
     def check_access(self, peer: Peer, stream: Stream) -> None:
         """Raises as `WriteAccess.check`."""
@@ -358,7 +285,7 @@ class Writer:
         punctuation = streamlet.keep_promise(header, len(chunk))
         if punctuation is not None:
             self._counters.punctuations += 1
-            self._carrying.punctuated(punctuation, stream, streamlet, log, level)
+            self._carrying.punctuated(write, stream, streamlet, log, punctuation, level)
         appended = streamlet.append(chunk, header)
         counters = self._counters
         if appended.duplicate:
