@@ -299,8 +299,8 @@ def _metrics() -> Iterator[str]:
 async def _token(bootstrap: str, secret: Path) -> str:
     """A token of a user that may see the metrics of a cluster."""
     from kera.client import Client, ClientSettings
+    from kera.core.credential_settings import as_daemon
     from kera.core.runtime import MACHINE
-    from kera.server.access.settings import as_daemon
 
     password = secrets.token_hex(16)
     async with await Client.connect(bootstrap, ClientSettings(), runtime=as_daemon(MACHINE, secret)) as client:

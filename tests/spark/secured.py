@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from kera.client import Client, ClientSettings
 from kera.client.admin.access import Operation
+from kera.core.credential_settings import as_daemon
 from kera.core.runtime import MACHINE
 from kera.core.security.issuing import Authority, Issued
 from kera.local.cluster import LocalCluster, RunningCluster
-from kera.server.access.settings import as_daemon
 
 T = TypeVar("T")
 

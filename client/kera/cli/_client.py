@@ -136,7 +136,7 @@ async def _connected(
 
     runtime = MACHINE
     if cluster_secret_file is not None:
-        from kera.server.access.settings import as_daemon
+        from kera.core.credential_settings import as_daemon
 
         runtime = as_daemon(runtime, cluster_secret_file)
     loaded = ClientSettings.load(**settings)

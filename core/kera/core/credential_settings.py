@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field, SecretStr
 
-from kera.core.access.credentials import Credentials, secret_in
+from kera.core.access.cluster_secret import ClusterSecret
+from kera.core.access.credentials import Credentials, of_daemon, secret_in
 from kera.core.access.identity import check_name
 from kera.core.base.settings import InvalidSettings, setting
 from kera.core.runtime import Runtime, secured
@@ -40,6 +42,15 @@ def secure(runtime: Runtime, settings: CredentialSettings) -> Runtime:
     """
     tls, introduction = tls_of(settings) or runtime.tls, runtime.introduction or _credentials(settings)
     return runtime if tls is None and introduction is None else secured(runtime, tls, introduction)
+
+
+def as_daemon(runtime: Runtime, cluster_secret_file: Path) -> Runtime:
+    """A client's runtime that shows the secret of a cluster, by which it may do all that daemons may.
+
+    For operators, while there is nobody else yet who may make users, or none who knows its password any more. Raises
+    `InvalidSettings`.
+    """
+    return replace(runtime, introduction=of_daemon(ClusterSecret(cluster_secret_file).shown))
 
 
 def _credentials(settings: CredentialSettings) -> Credentials | None:

@@ -9,8 +9,7 @@ from kera.client.diagnosis.findings import Finding, ok, problem, warning
 from kera.core.base.health import State
 from kera.core.errors import KeraError
 from kera.core.security import Tls, TlsFiles
-from kera.core.security.checking import refusal
-from kera.server.monitoring.certificates import lasting
+from kera.core.security.checking import lasting, refusal
 
 SUBJECT = "certificate"
 

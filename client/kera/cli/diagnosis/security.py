@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kera.client.diagnosis.findings import Finding, ok, problem, warning
+from kera.core.access.cluster_secret import ClusterSecret
 from kera.core.base.home import expanded
 from kera.core.base.settings import InvalidSettings
 from kera.core.credential_settings import secure
 from kera.core.errors import KeraError
 from kera.core.runtime import MACHINE
 from kera.core.security.settings import is_on_this_host
-from kera.server.access.cluster_secret import ClusterSecret
-from kera.server.access.settings import DaemonAccessSettings, guard_of, secure_daemon
 
 if TYPE_CHECKING:
     from kera.client.settings import ClientSettings
+    from kera.server.access.settings import DaemonAccessSettings
 
 SUBJECT = "cluster secret"
 SETTINGS = "security settings"
@@ -123,6 +123,8 @@ def _of_each(found: Mapping[str, DaemonAccessSettings]) -> Iterator[Finding]:
 
 
 def _of_one(daemon: DaemonAccessSettings) -> Iterator[Finding]:
+    from kera.server.access.settings import guard_of, secure_daemon
+
     host = str(getattr(daemon, "host", ""))
     try:
         guard_of(daemon, secure_daemon(MACHINE, daemon, host))

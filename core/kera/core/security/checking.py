@@ -6,12 +6,17 @@ So the answer is OpenSSL's own: about time, authorities, names, and what a certi
 from __future__ import annotations
 
 import ssl
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
+from kera.core.base.health import Finding, concern, well, wrong
 from kera.core.security.files import Loaded, TlsFiles, calling, identify, serving
 
 _STEPS = 6
 """More than a handshake has."""
+WARNED_DAYS = 30
+_DAY_S = 86_400
 
 
 class Refusal(NamedTuple):
@@ -70,3 +75,13 @@ def own_refusal(files: TlsFiles, loaded: Loaded) -> str:
     identify(client, files, loaded.cert, loaded.key)
     found = refusal(client, serving(files, loaded.cert, loaded.key, loaded.ca, ssl.CERT_REQUIRED), None)
     return "" if found is None else found.reason
+
+
+def lasting(cert: Path | None, not_after_s: float, now_s: float) -> Finding:
+    """Whether a certificate is good, and for long enough, by seconds since 1970. What to do is left to who tells it."""
+    day = f"{datetime.fromtimestamp(not_after_s, UTC):%Y-%m-%d %H:%M} UTC"
+    left_days = (not_after_s - now_s) / _DAY_S
+    if left_days <= 0:
+        return wrong(f"{cert} expired on {day}: nobody takes it any more")
+    text = f"{cert} is good until {day}"
+    return concern(text) if left_days < WARNED_DAYS else well(text)

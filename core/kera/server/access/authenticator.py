@@ -13,11 +13,11 @@ from functools import lru_cache
 
 from kera.core.access.accounts import TOKEN_PREFIX, Accounts
 from kera.core.access.certificates import CertificateNames, names_in
+from kera.core.access.cluster_secret import ClusterSecret
 from kera.core.access.identity import CHANGED, DAEMON_USER, EXPIRED, ROLE, Identity, check_name
 from kera.core.access.passwords import REFUSED, Logins
 from kera.core.base.crowd import Crowd
 from kera.core.errors import AuthenticationFailed, InvalidArgument, KeraError, Unavailable
-from kera.server.access.cluster_secret import ClusterSecret
 from kera.v1 import access_pb2 as messages
 
 SESSION_PREFIX = "kera-session_"

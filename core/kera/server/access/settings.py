@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
+from kera.core.access.cluster_secret import ClusterSecret
 from kera.core.access.credentials import of_daemon
 from kera.core.access.identity import check_principal
 from kera.core.base.clock import Clock
@@ -20,7 +20,6 @@ from kera.core.runtime import Runtime, secured
 from kera.core.security.settings import DaemonTlsSettings, tls_of_daemon
 from kera.server.access.audit import Audit
 from kera.server.access.authenticator import Authenticator
-from kera.server.access.cluster_secret import ClusterSecret
 from kera.server.access.guard import Beside, Door, Guard, NameOf
 from kera.server.access.jwt_sources import keys_source
 
@@ -83,15 +82,6 @@ class DaemonAccessSettings(DaemonTlsSettings):
     jwt_leeway_ms: int = Field(
         60_000, ge=0, le=600_000, description="By how much the issuer's clock may be off this host's."
     )
-
-
-def as_daemon(runtime: Runtime, cluster_secret_file: Path) -> Runtime:
-    """A client's runtime that shows the secret of a cluster, by which it may do all that daemons may.
-
-    For operators, while there is nobody else yet who may make users, or none who knows its password any more. Raises
-    `InvalidSettings`.
-    """
-    return replace(runtime, introduction=of_daemon(ClusterSecret(cluster_secret_file).shown))
 
 
 def secure_daemon(runtime: Runtime, settings: DaemonAccessSettings, host: str) -> Runtime:

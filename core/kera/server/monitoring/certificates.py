@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from pathlib import Path
-
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from kera.core.base.clock import Clock
 from kera.core.base.health import Finding, State, concern, well, wrong
 from kera.core.security import Tls
+from kera.core.security.checking import lasting
 from kera.server.monitoring.sources import Steps
-
-WARNED_DAYS = 30
-_DAY_S = 86_400
-
-
-def lasting(cert: Path | None, not_after_s: float, now_s: float) -> Finding:
-    """Whether a certificate is good, and for long enough, by seconds since 1970. What to do is left to who tells it."""
-    day = f"{datetime.fromtimestamp(not_after_s, UTC):%Y-%m-%d %H:%M} UTC"
-    left_days = (not_after_s - now_s) / _DAY_S
-    if left_days <= 0:
-        return wrong(f"{cert} expired on {day}: nobody takes it any more")
-    text = f"{cert} is good until {day}"
-    return concern(text) if left_days < WARNED_DAYS else well(text)
 
 
 class Certificates:

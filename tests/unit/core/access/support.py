@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
+from kera.core.access.cluster_secret import ClusterSecret
 from kera.core.access.identity import Identity
 from kera.core.access.passwords import ITERATIONS_MIN, verifier_for
 from kera.core.access.rights import Operation, wire
 from kera.core.rpc.method import Peer
 from kera.server.access.audit import Audit
 from kera.server.access.authenticator import Authenticator
-from kera.server.access.cluster_secret import ClusterSecret
 from kera.server.access.guard import Guard
 from kera.v1 import access_pb2 as messages
 

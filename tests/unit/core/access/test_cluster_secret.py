@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
+from kera.core.access.cluster_secret import LOOK_EVERY_S, ClusterSecret
 from kera.core.access.credentials import Credentials, of_daemon
 from kera.core.access.identity import Identity
 from kera.core.base.health import State
@@ -14,7 +15,6 @@ from kera.core.base.settings import InvalidSettings
 from kera.core.errors import AuthenticationFailed
 from kera.core.rpc.method import introduce
 from kera.server.access.authenticator import Authenticator
-from kera.server.access.cluster_secret import LOOK_EVERY_S, ClusterSecret
 from kera.v1 import access_pb2 as messages
 from tests.unit.core.access.support import Now
 
