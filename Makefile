@@ -88,12 +88,12 @@ setup: $(STAMP) ## Create .venv with what constraints.txt pins, and install this
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
-$(STAMP): pyproject.toml bench/pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(wildcard distributions/*/pyproject.toml) bench/pyproject.toml constraints.txt
 	@PYTHON="$(PYTHON)" sh scripts/venv.sh "$(VENV)"
 	@echo "setup: installing the versions pinned in constraints.txt (a minute or two the first time)"
 	@$(PIP_INSTALL) -c constraints.txt --upgrade pip
 	@$(PIP_INSTALL) --build-constraint constraints.txt -r constraints.txt
-	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[dev]' ./bench
+	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[dev]' $(patsubst %/pyproject.toml,-e ./%,$(wildcard distributions/*/pyproject.toml)) ./bench
 	@pwd -P >"$@"
 	@echo "setup: done, run anything with .venv/bin/kera or make <target>"
 

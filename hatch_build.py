@@ -1,27 +1,33 @@
-"""What hatchling runs while it builds the wheel: adds the native core, the jar of Spark's columnar engine, the commit.
+"""Hatchling runs this hook while it builds a wheel: of `kera`, and of each distribution in ``distributions``.
 
-And files of deploy/, which `kera generate` prints; an editable install has them in the tree.
+The table ``tool.hatch.build.hooks.custom`` of a distribution's ``pyproject.toml`` has
+
+    packages    packages below the source roots of this tree; `kera` has its own in `only-include`
+    adds        jar         the columnar engine of the Spark connector
+                native      the native core
+                commit      the commit of this tree
+                deployment  files of deploy/, which `kera generate` prints
+
+An editable install uses what is in the tree, which `make setup` and `make jar` build. There is one sdist, that of
+`kera`: it has the sources of all distributions.
 
 Native core and jar are built, not kept in git. Building the jar takes a JDK and pyspark, building the native core a C
-compiler and the headers of Python; the client can be built without any, for those who say so. The environment variable
-KERA_JAR decides:
+compiler and the headers of Python. The environment variable KERA_JAR decides about the wheel of `kera-spark`:
 
     require  without the jar there is no wheel; an isolated build gets itself a pyspark for it
     (unset)  the same, without the pyspark: then the jar has to be there, or what builds it
     auto     where the jar is neither current nor can be built, the wheel has none, and a line says so
     skip     the wheel has no jar, and nothing is built
 
-So nobody publishes a wheel without the jar and does not know. KERA_NATIVE_BUILD, of what is missed for its speed only:
+So nobody publishes a wheel without the jar and does not know. KERA_NATIVE_BUILD decides about the wheel of `kera`,
+which works without the native core, and slower:
 
     require  without the native core there is no wheel
     auto     where it can be built, the wheel has it and is for this kind of machine; elsewhere a line says so
     (unset)  the same
     skip     the wheel is without, and for any machine
 
-The commit is written down in both, if it is known: KERA_COMMIT, or that of the tree. A wheel that is built from the
-sdist has the sdist's.
-
-An editable install uses what is in the tree, which `make setup` and `make jar` build. The sdist has the sources.
+The commit is KERA_COMMIT, or that of the tree. A wheel that is built from the sdist has the sdist's.
 """
 
 import importlib.util
@@ -34,12 +40,15 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+TREE = Path(__file__).resolve().parent
 POLICIES = ("require", "auto", "skip")
 JAR_PROGRAM = Path("spark_connector", "jvm", "build.py")
 NATIVE_PROGRAM = Path("core", "native", "build.py")
 COMMIT_OF_SDIST = "COMMIT"
 COMMIT_OF_WHEEL = "kera/core/COMMIT"
 GIT_TIMEOUT_S = 30
+NOT_PACKAGED = {"__pycache__", "jars"}
+"""Folders of packages that git ignores, too."""
 DEPLOYMENT = ("docker", "grafana", "prometheus", "systemd")
 """Folders of deploy/ of which the wheel has what is for machines, by the ends of names."""
 DEPLOYED = {".json", ".service", ".sysusers", ".toml", ".yaml", ".yml"}
@@ -51,28 +60,37 @@ WAY_OUT = (
 
 
 class Hook(BuildHookInterface[Any]):
-    """Puts what is built into the wheel, as KERA_JAR and KERA_NATIVE_BUILD say; and the commit, also into the sdist."""
+    """Puts into a wheel what its distribution has, and the commit into the sdist."""
 
     def dependencies(self) -> list[str]:
         """What an isolated build environment needs besides hatchling."""
-        if os.environ.get("KERA_JAR") != "require" or self.target_name == "sdist":
+        if os.environ.get("KERA_JAR") != "require" or "jar" not in self.config.get("adds", ()):
             return []  # not by default: this is asked for editable installs, too, which need no jar
-        spark: list[str] = self.metadata.core.optional_dependencies["spark"]
-        return spark
+        return [each for each in self.metadata.core.dependencies if each.startswith("pyspark")]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build what is built before the wheel is put together."""
-        root = Path(self.root)
         if self.target_name == "sdist":
-            add_commit(root, COMMIT_OF_SDIST, build_data)
+            if Path(self.root) != TREE:
+                raise ValueError("the sdist of kera has the sources of this distribution: build this one with --wheel")
+            add_commit(TREE, build_data, COMMIT_OF_SDIST)
         elif version != "editable":
-            add_commit(root, COMMIT_OF_WHEEL, build_data)
-            add_deployment(root, build_data)
-            add_jar(root, build_data)
-            add_native(root, build_data)
+            for package in self.config.get("packages", ()):
+                add_package(TREE, build_data, package)
+            for each in self.config.get("adds", ()):
+                ADDITIONS[each](TREE, build_data)
 
 
-def add_commit(root: Path, name: str, build_data: dict[str, Any]) -> None:
+def add_package(root: Path, build_data: dict[str, Any], package: str) -> None:
+    """Put a package into the wheel; its source root is the first folder of `package`."""
+    source_root = root / Path(package).parts[0]
+    for file in sorted((root / package).rglob("*")):
+        name = file.relative_to(source_root)
+        if file.is_file() and NOT_PACKAGED.isdisjoint(name.parts):
+            build_data["force_include"][str(file)] = str(name)
+
+
+def add_commit(root: Path, build_data: dict[str, Any], name: str = COMMIT_OF_WHEEL) -> None:
     """Write down of which commit this is, if anybody knows."""
     commit = os.environ.get("KERA_COMMIT") or commit_of(root)
     if commit:
@@ -137,6 +155,9 @@ def add_native(root: Path, build_data: dict[str, Any]) -> None:
     build_data["force_include"][str(program.EXTENSION)] = f"kera/core/{program.EXTENSION.name}"
     build_data["pure_python"] = False
     build_data["tag"] = program.platform_tag()
+
+
+ADDITIONS = {"commit": add_commit, "deployment": add_deployment, "jar": add_jar, "native": add_native}
 
 
 def policy(variable: str, default: str) -> str:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Resolve the newest versions that pyproject.toml and bench/pyproject.toml allow, and write them to constraints.txt.
+# Resolve the newest versions that pyproject.toml, those of distributions/ and bench/pyproject.toml allow, and write them to constraints.txt.
 #
 # `make setup` installs exactly these, so a clone made a year from now is as green as one made today.
 # Resolved in a throw-away environment: what a developer has added to .venv does not leak into the pins.
@@ -13,7 +13,7 @@ trap 'rm -rf "$work"' EXIT
 PYTHON="$python" sh scripts/venv.sh "$work/venv"
 py="$work/venv/bin/python"
 "$py" -m pip install --quiet --upgrade pip
-"$py" -m pip install --quiet -e '.[dev]' ./bench
+"$py" -m pip install --quiet -e '.[dev]' -e distributions/server -e distributions/cli -e distributions/spark ./bench
 {
     echo "# Written by 'make constraints' with $("$py" --version): the versions that 'make setup' installs."
     "$py" -m pip freeze --all --exclude-editable --exclude kera-bench

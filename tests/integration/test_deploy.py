@@ -123,9 +123,10 @@ def test_a_stop_has_the_time_that_it_may_take() -> None:
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_the_documentation_that_a_unit_names_is_in_the_package(unit: Path) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    server = ROOT / "distributions" / "server"
+    project = tomllib.loads((server / "pyproject.toml").read_text())
     shipped = project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
-    there = {f"file:/opt/kera/{place}" for source, place in shipped.items() if (ROOT / source).is_file()}
+    there = {f"file:/opt/kera/{place}" for source, place in shipped.items() if (server / source).is_file()}
 
     assert there.issuperset(settings_of(unit)["Documentation"].split())
 

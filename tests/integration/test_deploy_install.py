@@ -13,7 +13,11 @@ pytestmark = pytest.mark.slow  # each makes an environment
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "hosts" / "install.sh"
 TIMEOUT_S = 100.0
-PROGRAM = "def main():\n    import part\n    print('kera 0.1.0 with part', part.VERSION)\n"
+PROGRAM = """
+def main():
+    import kera_build, part
+    print("kera 0.1.0 with part", part.VERSION, "in", kera_build.BUILD)
+"""
 
 
 def wheel_of(folder: Path, name: str, version: str, files: dict[str, str], metadata: str = "") -> Path:
@@ -32,13 +36,21 @@ def wheel_of(folder: Path, name: str, version: str, files: dict[str, str], metad
 
 
 def kera_wheel(folder: Path, constraints: str | None) -> Path:
-    """A package `kera` that needs `part`, with constraints as the real wheel has them."""
+    """A package `kera` whose extra `server` needs `kera-server`, and this `part`; with constraints as the real one."""
     files = {"kera_program.py": PROGRAM}
     files["kera-0.1.0.dist-info/entry_points.txt"] = "[console_scripts]\nkera = kera_program:main\n"
     if constraints is not None:
         files["kera-0.1.0.data/data/share/kera/constraints.txt"] = constraints
     extras = "".join(f"Provides-Extra: {each}\n" for each in ("server", "cli"))
-    return wheel_of(folder, "kera", "0.1.0", files, f"{extras}Requires-Dist: part>=1; extra == 'server'\n")
+    server_wheel(folder, "the first build")
+    server_wheel(folder, "another version", "0.0.9")
+    return wheel_of(folder, "kera", "0.1.0", files, f"{extras}Requires-Dist: kera-server==0.1.0; extra == 'server'\n")
+
+
+def server_wheel(folder: Path, build: str, version: str = "0.1.0") -> Path:
+    """A package `kera-server` that needs `part`."""
+    needs = f"Requires-Dist: kera=={version}\nRequires-Dist: part>=1\n"
+    return wheel_of(folder, "kera_server", version, {"kera_build.py": f"BUILD = {build!r}\n"}, needs)
 
 
 def install(wheel: Path | str, index: Path, root: Path) -> subprocess.CompletedProcess[str]:
@@ -70,8 +82,21 @@ def test_the_script_installs_the_versions_that_the_wheel_brings_along(tmp_path: 
     done = install("kera==0.1.0", index, tmp_path / "root")
 
     assert done.returncode == 0, done.stderr
-    assert "this is kera 0.1.0 with part 1.0" in done.stdout
+    assert "this is kera 0.1.0 with part 1.0 in the first build" in done.stdout
     assert (tmp_path / "root/etc/systemd/system/kera-connect@.service").is_file()
+
+
+def test_the_script_installs_wheels_that_are_beside_the_one_given_and_replaces_those_of_its_version(
+    tmp_path: Path, index: Path
+) -> None:
+    wheel = kera_wheel(tmp_path, "part==1.0\n")
+    server_wheel(index, "the index")
+    assert "in the first build" in install(wheel, index, tmp_path / "root").stdout
+    server_wheel(tmp_path, "the second build")
+
+    done = install(wheel, index, tmp_path / "root")
+
+    assert "this is kera 0.1.0 with part 1.0 in the second build" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -29,16 +29,17 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_there_are_a_wheel_for_many_machines_an_sdist_and_a_bill_of_materials(dist: Path) -> None:
-    (wheel,) = dist.glob("*.whl")
+def test_there_are_wheels_for_many_machines_an_sdist_and_a_bill_of_materials(dist: Path) -> None:
+    (wheel,) = dist.glob("kera-*.whl")
 
     assert "-cp311-abi3-manylinux" in wheel.name
-    assert {path.name for path in dist.iterdir()} == {wheel.name, "kera-0.1.0.cdx.json", "kera-0.1.0.tar.gz"}
+    others = {f"kera_{name}-0.1.0-py3-none-any.whl" for name in ("cli", "server", "spark")}
+    assert {path.name for path in dist.iterdir()} == {wheel.name, "kera-0.1.0.cdx.json", "kera-0.1.0.tar.gz", *others}
 
 
 def test_both_tell_of_which_commit_they_are(dist: Path) -> None:
     commit = commit_of(ROOT)
-    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    (wheel,), (sdist,) = dist.glob("kera-*.whl"), dist.glob("*.tar.gz")
 
     with ZipFile(wheel) as archive:
         assert archive.read("kera/core/COMMIT").decode().strip() == commit
@@ -58,12 +59,12 @@ def test_the_bill_of_materials_names_what_users_get_and_nothing_that_developers_
     assert all(versions.values())
 
 
-def test_the_wheel_works_at_a_path_with_a_space(dist: Path, tmp_path: Path) -> None:
-    (wheel,) = dist.glob("*.whl")
+def test_the_wheels_work_at_a_path_with_a_space(dist: Path, tmp_path: Path) -> None:
+    (wheel,) = dist.glob("kera-*.whl")
     folder = tmp_path / "some users" / "an environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], timeout=START_TIMEOUT_S, check=True)
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--python", folder / "bin" / "python", "install"]
-    pip += ["-c", ROOT / "constraints.txt", f"{wheel}[server,cli]"]
+    pip += ["-c", ROOT / "constraints.txt", "--find-links", dist, f"{wheel}[server,cli]"]
     subprocess.run(pip, timeout=DIST_TIMEOUT_S, check=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "KERA_"))}
 

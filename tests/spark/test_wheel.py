@@ -1,4 +1,4 @@
-"""The wheel, installed into clean environments: what works there, and what is said about what does not.
+"""The wheels, installed into clean environments: what works there, and what is said about what does not.
 
 Nothing of this tree and no package of this environment is on the path there. The versions are those of constraints.txt.
 """
@@ -23,12 +23,41 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # an index may be slo
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("wheel_job.py")
 CONSTRAINTS = ROOT / "constraints.txt"
+CLIENT = """
+import asyncio, sys
+import kera.client
+from kera.client import Client
+
+async def work(bootstrap, stream):
+    async with await Client.connect(bootstrap) as client:
+        async with client.producer() as producer:
+            await producer.prepare(stream)
+            for number in range(5):
+                await producer.send(stream, f"value-{number}".encode())
+        async with client.consumer(stream, start="earliest", end="latest") as consumer:
+            found = [record.value.decode() async for record in consumer]
+    print(kera.client.__file__, *found)
+
+asyncio.run(work(*sys.argv[1:]))
+"""
+"""Sends records to a stream and reads them."""
+CLUSTER = """
+import subprocess, sys
+from kera.local.cluster import LocalCluster
+
+small = dict(arena_bytes=64 << 20, backup_memory_bytes=64 << 20, segment_bytes=1 << 20)
+with LocalCluster.running(backups=1, **small) as cluster:
+    create = [sys.executable, "-I", "-m", "kera.cli", "stream", "create", "orders", "--bootstrap", cluster.bootstrap]
+    subprocess.run(create, check=True, stdout=sys.stderr)
+    subprocess.run([sys.executable, "-I", "-c", sys.argv[1], cluster.bootstrap, "orders"], check=True)
+"""
+"""Runs that program with a cluster of its own."""
 PIP_TIMEOUT_S = 400
 JOB_TIMEOUT_S = 150
 
 
 class Clean(NamedTuple):
-    """An environment into which only the wheel was installed, with what it asks for."""
+    """An environment into which only the wheel of `kera` was installed, with what it asks for."""
 
     folder: Path
 
@@ -51,18 +80,20 @@ class Clean(NamedTuple):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of `kera`, with those of the other distributions beside it."""
     folder = tmp_path_factory.mktemp("wheel")
-    build: list[str | Path] = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT]
+    build: list[str | Path] = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
+    build += [ROOT, *(path.parent for path in ROOT.glob("distributions/*/pyproject.toml"))]
     pip = [sys.executable, "-m", "pip", "--quiet"]
     subprocess.run([*pip, *build], env=os.environ | {"KERA_JAR": "require"}, timeout=PIP_TIMEOUT_S, check=True)
-    (built,) = folder.glob("*.whl")
+    (built,) = folder.glob("kera-*.whl")
     return built
 
 
-def hatchling(target: str, folder: Path, **environment: str) -> list[Path]:
+def hatchling(target: str, folder: Path, project: Path = ROOT, **environment: str) -> list[Path]:
     """Build a target into an empty folder."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
-    subprocess.run(command, cwd=ROOT, env=os.environ | environment, timeout=PIP_TIMEOUT_S, check=True)
+    subprocess.run(command, cwd=project, env=os.environ | environment, timeout=PIP_TIMEOUT_S, check=True)
     return list(folder.iterdir())
 
 
@@ -72,26 +103,49 @@ def installed(wheel: Path, folder: Path, extras: str = "") -> Clean:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], timeout=PIP_TIMEOUT_S, check=True)
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--python", folder / "bin" / "python"]
     pins: list[str | Path] = ["--constraint", CONSTRAINTS, "--build-constraint", CONSTRAINTS]
-    subprocess.run([*pip, "install", "--no-compile", *pins, f"{wheel}{extras}"], timeout=PIP_TIMEOUT_S, check=True)
+    given: list[str | Path] = ["--find-links", wheel.parent, f"{wheel}{extras}"]
+    subprocess.run([*pip, "install", "--no-compile", *pins, *given], timeout=PIP_TIMEOUT_S, check=True)
+    subprocess.run([*pip, "check"], timeout=PIP_TIMEOUT_S, check=True)
     return Clean(folder)
 
 
-def test_the_wheel_has_the_namespace_and_where_spark_looks_and_nothing_else(wheel: Path) -> None:
-    with ZipFile(wheel) as archive:
+@pytest.mark.parametrize(
+    ("name", "packages", "shared"),
+    [
+        ("kera", {"client", "core", "pytest_plugin", "v1"}, {"kera/constraints.txt"}),
+        ("kera_cli", {"cli", "connect", "console"}, set()),
+        (
+            "kera_server",
+            {"backup", "broker", "coordinator", "local", "server"},
+            {f"doc/kera/{page}.md" for page in ("connect", "operations", "runbooks")},
+        ),
+        ("kera_spark", {"spark_connector"}, set()),
+    ],
+)
+def test_a_wheel_has_the_packages_of_its_distribution_and_nothing_else(
+    wheel: Path, name: str, packages: set[str], shared: set[str]
+) -> None:
+    (of_it,) = wheel.parent.glob(f"{name}-*.whl")
+    with ZipFile(of_it) as archive:
         names = archive.namelist()
 
-    roots = {name.split("/")[0] for name in names}
-    assert {root for root in roots if not root.endswith((".dist-info", ".data"))} == {"kera", "pyspark_kera"}
-    shared = {name.partition(".data/data/")[2] for name in names if ".data/" in name}
-    assert shared == {f"share/doc/kera/{page}.md" for page in ("operations", "runbooks")}
+    roots = {each.split("/")[0] for each in names}
+    namespaces = {"kera", "pyspark_kera"} if name == "kera_spark" else {"kera"}
+    assert {root for root in roots if not root.endswith((".dist-info", ".data"))} == namespaces
+    assert {each.split("/")[1] for each in names if each.startswith("kera/")} == packages
+    assert {each.partition(".data/data/share/")[2] for each in names if ".data/" in each} == shared
+    assert any(each.endswith(".dist-info/licenses/LICENSE") for each in names)
 
 
-def test_the_wheel_has_the_jar_of_this_tree(wheel: Path) -> None:
-    with ZipFile(wheel) as archive:
+def test_spark_has_the_jar_of_this_tree_and_the_client_has_none(wheel: Path) -> None:
+    (of_spark,) = wheel.parent.glob("kera_spark-*-py3-none-any.whl")
+    with ZipFile(of_spark) as archive:
         jars = [name for name in archive.namelist() if name.endswith(".jar")]
 
         assert jars == ["kera/spark_connector/jars/kera-spark-connector.jar"]
         assert archive.read(jars[0]) == jar_path().read_bytes()
+    with ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".jar")]
 
 
 @pytest.mark.skipif(native is None, reason="no native core here")
@@ -105,8 +159,9 @@ def test_the_wheel_has_the_native_core_and_says_for_which_machines_it_is(wheel: 
     assert str(clean.folder) in ran.stdout
 
 
-def test_a_wheel_can_do_without_what_is_built(tmp_path: Path) -> None:
-    (built,) = hatchling("wheel", tmp_path, KERA_JAR="skip", KERA_NATIVE_BUILD="skip")
+@pytest.mark.parametrize("project", [ROOT, ROOT / "distributions" / "spark"], ids=["client", "spark"])
+def test_a_wheel_can_do_without_what_is_built(project: Path, tmp_path: Path) -> None:
+    (built,) = hatchling("wheel", tmp_path, project, KERA_JAR="skip", KERA_NATIVE_BUILD="skip")
 
     assert built.name.endswith("-py3-none-any.whl")
     with ZipFile(built) as archive:
@@ -122,20 +177,35 @@ def test_the_source_distribution_has_what_is_built_from_it_and_not_what_comes_of
     jvm = ROOT / "spark_connector" / "jvm"
     paths = [*(jvm / "src").rglob("*"), *(ROOT / "core" / "native").glob("*.[ch]")]
     sources = {path.relative_to(ROOT).as_posix() for path in paths if path.is_file()}
+    sources |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob("distributions/*/*")}
     assert sources | {"hatch_build.py", "spark_connector/jvm/build.py", "core/native/build.py"} <= names
     assert not [name for name in names if name.endswith((".jar", ".so"))]
 
 
-def test_without_extras_there_is_the_client_and_the_command_says_what_it_lacks(wheel: Path, tmp_path: Path) -> None:
+def test_without_extras_there_is_a_client_that_works_and_nothing_of_the_other_distributions(
+    wheel: Path, kera: Kera, stream: str, tmp_path: Path
+) -> None:
     clean = installed(wheel, tmp_path / "clean")
+    kera.create(stream, streamlets=1)
 
-    client = clean.run("python", "-I", "-c", "import kera.client; print(kera.client.__file__)")
-    command = clean.run("kera", "--help")
+    client = clean.run("python", "-I", "-c", CLIENT, kera.bootstrap, stream)
 
     assert client.returncode == 0, client.stderr
-    assert Path(client.stdout.strip()).is_relative_to(clean.folder)
-    assert command.returncode == 1
-    assert "pip install 'kera[cli]'" in command.stderr
+    place, *values = client.stdout.split()
+    assert Path(place).is_relative_to(clean.folder)
+    assert values == [f"value-{number}" for number in range(5)]
+    assert {each.name for each in Path(place).parents[1].iterdir()} == {"client", "core", "pytest_plugin", "v1"}
+    assert not (clean.folder / "bin" / "kera").exists()
+
+
+def test_with_the_server_the_daemons_start(wheel: Path, tmp_path: Path) -> None:
+    clean = installed(wheel, tmp_path / "clean", "[server]")
+
+    cluster = clean.run("python", "-I", "-c", CLUSTER, CLIENT)
+
+    assert cluster.returncode == 0, cluster.stderr
+    assert cluster.stdout.split()[1:] == [f"value-{number}" for number in range(5)]
+    assert (clean.folder / "share/doc/kera/runbooks.md").is_file()
 
 
 def test_with_its_extras_the_command_works_and_spark_reads_a_stream_with_both_engines(

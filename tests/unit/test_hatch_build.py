@@ -1,7 +1,6 @@
-"""The hook of the wheel (hatch_build.py): which wheels there are where the jar, or the native core, cannot be built."""
+"""The hook of the wheels (hatch_build.py): which there are where the jar, or the native core, cannot be built."""
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,8 +69,8 @@ def build(
     monkeypatch.setattr(module, "build_program", lambda _, path: Program(missing[path]))
     monkeypatch.setattr(module.Hook, "root", str(ROOT))
     monkeypatch.setattr(module.Hook, "target_name", target)
+    monkeypatch.setattr(module.Hook, "config", {"adds": ["commit", "jar", "native"]})
     monkeypatch.setattr(module, "commit_of", lambda _: "")
-    monkeypatch.setattr(module, "add_deployment", lambda *_: None)  # below
     for name, policy in (("KERA_JAR", jar), ("KERA_NATIVE_BUILD", native)):
         if policy is not None:
             monkeypatch.setenv(name, policy)
@@ -155,7 +154,7 @@ def test_the_commit_is_written_down_in_a_package(
     monkeypatch.setenv("KERA_COMMIT", "0123abc")
     data: dict[str, Any] = {"force_include": {}}
     name = {"wheel": module.COMMIT_OF_WHEEL, "sdist": module.COMMIT_OF_SDIST}[target]
-    module.add_commit(tmp_path, name, data)
+    module.add_commit(tmp_path, data, name)
 
     ((written, place),) = data["force_include"].items()
     assert (Path(written).read_text(), place) == ("0123abc\n", name)
@@ -175,29 +174,45 @@ def test_the_commit_is_that_of_the_sdist_or_of_the_work_tree(module: ModuleType,
         assert module.commit_of(ROOT) == commit_of(ROOT)
 
 
-# -- files of deploy/ -------------------------------------------------------------------------------------------
+# -- packages and files of deploy/ ------------------------------------------------------------------------------
 
 
-def test_the_wheel_has_what_kera_generate_prints_byte_by_byte(tmp_path: Path) -> None:
+def test_a_distribution_has_its_packages_and_the_files_of_deploy_byte_by_byte(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
-    without = {"KERA_JAR": "skip", "KERA_NATIVE_BUILD": "skip"}
-    subprocess.run(command, cwd=ROOT, env=os.environ | without, check=True, capture_output=True)
-    (wheel,) = tmp_path.iterdir()
+    subprocess.run(command, cwd=ROOT / "distributions" / "cli", check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("kera_cli-*-py3-none-any.whl")
 
     with ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
 
-    folder = tmp_path / "installed" / "kera" / "cli" / "deploy"
+    kera = tmp_path / "installed" / "kera"
+    assert {path.name for path in kera.iterdir()} == {"cli", "connect", "console"}
+    assert (kera / "console/static/console.js").read_bytes() == (
+        ROOT / "client/kera/console/static/console.js"
+    ).read_bytes()
+    assert not list(kera.rglob("*.pyc"))
+    folder = kera / "cli" / "deploy"
     packaged = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     printed = {str(Path(kind.folder, name)) for kind in KINDS for name in kind.files}
     assert set(packaged) == printed
     assert packaged == {name: (ROOT / "deploy" / name).read_bytes() for name in printed}
 
 
-def test_an_editable_install_has_them_in_the_tree(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    added: list[Path] = []
-    monkeypatch.setattr(module, "add_deployment", lambda root, _: added.append(root))
-    monkeypatch.setattr(module.Hook, "root", str(ROOT))
-    monkeypatch.setattr(module.Hook, "target_name", "wheel")
-    module.Hook.__new__(module.Hook).initialize("editable", {"force_include": {}})
-    assert added == []
+def test_a_jar_in_the_tree_gets_into_a_wheel_by_its_policy_alone(module: ModuleType, tmp_path: Path) -> None:
+    package = tmp_path / "spark" / "kera" / "spark"
+    for name in ("jars/some.jar", "module.py", "__pycache__/module.pyc", "py.typed"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).touch()
+    data: dict[str, Any] = {"force_include": {}}
+
+    module.add_package(tmp_path, data, "spark/kera/spark")
+
+    assert sorted(data["force_include"].values()) == ["kera/spark/module.py", "kera/spark/py.typed"]
+
+
+def test_only_kera_has_an_sdist(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.Hook, "root", str(ROOT / "distributions" / "server"))
+    monkeypatch.setattr(module.Hook, "target_name", "sdist")
+
+    with pytest.raises(ValueError, match="build this one with --wheel"):
+        module.Hook.__new__(module.Hook).initialize("standard", {})

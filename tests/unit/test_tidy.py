@@ -26,7 +26,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SOURCE_ROOTS: list[str] = PYPROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"]
-PACKAGES: list[str] = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+DISTRIBUTIONS = {
+    path.parent.name: tomllib.loads(path.read_text()) for path in ROOT.glob("distributions/*/pyproject.toml")
+}
+PACKAGES: list[str] = [
+    *PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"],
+    *chain.from_iterable(
+        each["tool"]["hatch"]["build"]["hooks"]["custom"]["packages"] for each in DISTRIBUTIONS.values()
+    ),
+]
 BUILD_FOLDERS = {Path("core/native"), Path("spark_connector/jvm")}  # below a source root, for what is built from it
 
 # Folders without a file of ours. Those whose name starts with a dot are skipped too, but for CI's.
@@ -365,7 +373,7 @@ def without_docstring(text: str) -> list[str]:
 
 
 def unlisted_packages(root: Path) -> list[str]:
-    """Folders of Python modules below the source roots that the wheel would leave out."""
+    """Folders of Python modules below the source roots that no wheel would have."""
     folders = (path.parent.relative_to(root) for name in SOURCE_ROOTS for path in (root / name).rglob("*.py"))
     listed = [*map(Path, PACKAGES), *BUILD_FOLDERS]
     return sorted({str(folder) for folder in folders if not any(map(folder.is_relative_to, listed))})
@@ -383,8 +391,9 @@ def test_every_module_of_a_package_has_a_docstring() -> None:
     assert violations(modules_of_packages(), without_docstring) == []
 
 
-def test_every_package_is_in_the_wheel_and_is_marked_as_typed() -> None:
+def test_every_package_is_in_one_wheel_and_is_marked_as_typed() -> None:
     assert unlisted_packages(ROOT) == []
+    assert len(PACKAGES) == len(set(PACKAGES))
     assert packages_without_marker(ROOT) == []
 
 
@@ -473,15 +482,30 @@ def unpinned(project: dict[str, Any], constraints: str) -> list[str]:
     pinned = {canonical(line.split("==")[0]) for line in constraints.splitlines() if "==" in line}
     wanted = [*project["dependencies"], *chain.from_iterable(project.get("optional-dependencies", {}).values())]
     names = {canonical(re.split(r"[^\w.-]", requirement)[0]) for requirement in wanted}
-    return sorted(names - pinned - {"kera"})
+    return sorted(names - pinned - {"kera", *(f"kera-{name}" for name in DISTRIBUTIONS)})
+
+
+BENCH = tomllib.loads((ROOT / "bench" / "pyproject.toml").read_text())
 
 
 @pytest.mark.parametrize(
-    "project", [ROOT, ROOT / "bench"], ids=lambda folder: folder.name if folder != ROOT else "kera"
+    "project", [PYPROJECT, BENCH, *DISTRIBUTIONS.values()], ids=lambda described: described["project"]["name"]
 )
-def test_every_dependency_is_pinned(project: Path) -> None:
-    described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
-    assert unpinned(described, (ROOT / "constraints.txt").read_text()) == []
+def test_every_dependency_is_pinned(project: dict[str, Any]) -> None:
+    assert unpinned(project["project"], (ROOT / "constraints.txt").read_text()) == []
+
+
+def test_an_extra_brings_in_its_distribution_at_the_version_that_all_have() -> None:
+    version = PYPROJECT["project"]["version"]
+    extras = PYPROJECT["project"]["optional-dependencies"]
+
+    for name, described in DISTRIBUTIONS.items():
+        project = described["project"]
+        own = [each for each in project["dependencies"] if each.startswith("kera")]
+        assert (project["name"], project["version"]) == (f"kera-{name}", version)
+        assert f"kera=={version}" in own
+        assert all(each.endswith(f"=={version}") for each in own)
+        assert extras[name] == [f"kera-{name}=={version}"]
 
 
 def test_a_dependency_without_a_pin_is_found() -> None:
@@ -819,6 +843,7 @@ ROOMS_OF_THEIR_OWN = {
     "kera.core.base.silent_grpc": "has effects when it is imported",
     "kera.core.format.key_hashes": "its importer is in another package",
     "kera.core.rpc.grpc_forks": "has effects when it is imported",
+    "kera.server.monitoring.certificates": "a source of health and metrics, as the modules beside it",
     "kera.server.monitoring.histogram": "its importer is in another package",
     "kera.spark_connector.planning.lag": "decides, without a connection",
 }

@@ -24,16 +24,10 @@ def main(arguments: list[str] | None = None) -> int:
         from kera.core.base.build import describe
 
         return show(describe() + "\n", 0)
-    try:
-        if arguments[:1] and arguments[0] in _DAEMONS:
-            import grpc  # noqa: F401 - what it writes goes into the log of daemons; KerA imports it silently
-        from kera.cli.app import app
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("kera"):
-            raise
-        print(f"kera: error: {error.name} is missing; install it with: pip install 'kera[cli]'", file=sys.stderr)
-        return 1
+    if arguments[:1] and arguments[0] in _DAEMONS:
+        import grpc  # noqa: F401 - what it writes goes into the log of daemons; KerA imports it silently
     from kera.cli._run import run_app
+    from kera.cli.app import app
 
     return run_app(app, arguments)
 

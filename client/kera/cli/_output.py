@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from kera.cli._run import UsageError, extra
+from kera.cli._run import UsageError
 
 _JSON_GIVEN = "kera.cli.json"
 
@@ -31,8 +31,6 @@ class Output(enum.StrEnum):
 
 
 def _chosen(context: typer.Context, value: Output) -> Output:
-    if value is Output.YAML:  # before anything is done whose result could not be shown
-        _yaml()
     if not context.meta.get(_JSON_GIVEN):
         return value
     source = context.get_parameter_source("output")
@@ -70,17 +68,11 @@ def show_document(document: Any, output: Output, *, indent: int | None = 2) -> N
     print(rendered(document, output, indent=indent))
 
 
-def _yaml() -> Any:
-    with extra("cli"):
-        import yaml
-    return yaml
-
-
 def _as_yaml(document: Any) -> str:
     """YAML with the types of JSON only: no alias, no type of Python's."""
-    yaml = _yaml()
+    import yaml
 
-    class Dumper(yaml.SafeDumper):  # type: ignore[misc,name-defined]
+    class Dumper(yaml.SafeDumper):
         """Quotes texts that might be numbers: YAML 1.2 takes more for one than 1.1, by which PyYAML goes."""
 
     def text(dumper: Any, value: str) -> Any:

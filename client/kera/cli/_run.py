@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import importlib.util
 import logging
 import signal
 import sys
@@ -198,11 +199,16 @@ def check_insecure(option: str, host: str, *, insecure: bool) -> None:
 
 @contextlib.contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Around imports: a package that is missing is an error that names the extra to install."""
+    """Around imports: a package that is missing is an error that names the extra to install.
+
+    A part of `kera` that another distribution has is such a package, too; a module that an installed part lacks is a
+    defect.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "kera":
+        package = ".".join((error.name or "kera").split(".")[:2])
+        if package.partition(".")[0] == "kera" and importlib.util.find_spec(package) is not None:
             raise
         message = f"{error.name} is missing; install it with: pip install 'kera[{name}]'"
         raise MissingExtra(message, extra=name, module=error.name) from error

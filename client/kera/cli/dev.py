@@ -14,7 +14,7 @@ import typer
 from kera.cli._client import BOOTSTRAP_DEFAULT, current_context
 from kera.cli._contexts import BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE
 from kera.cli._paths import expanded_path, path_of
-from kera.cli._run import UsageError, check_insecure, run_async
+from kera.cli._run import UsageError, check_insecure, extra, run_async
 from kera.cli._sizes import parse_size
 from kera.cli._streams import EXIT_ERROR, fail
 from kera.cli._table import fields
@@ -72,8 +72,8 @@ def dev(
 
     Set any other setting of a daemon through its environment variable (see kera broker --help).
     """
-    from kera.local.cluster import LocalCluster
-
+    with extra("server"):
+        from kera.local.cluster import LocalCluster
     if (replication or 0) > backups:
         raise UsageError(f"--replication {replication} needs --backups {replication}, or more")
     if backup_memory_bytes is not None and not backups:

@@ -58,8 +58,10 @@ def node(
     environment variable (see kera broker --help): each broker has the memory that KERA_BROKER_ARENA_BYTES says.
     """
     from kera.core.base.cpus import allowed_cpus, grouped, parse_cpus
-    from kera.local.node import LocalNode, planned
 
+    with extra("server"):
+        from kera.broker.settings import BrokerSettings
+        from kera.local.node import LocalNode, planned
     if per not in ("core", "numa"):
         raise UsageError(f"--per is core or numa, not {per}")
     directory = expanded_path("--data-dir", data_dir).absolute()
@@ -76,8 +78,6 @@ def node(
         )
     except InvalidArgument as error:
         raise UsageError(error.message) from error
-    with extra("server"):
-        from kera.broker.settings import BrokerSettings
     environment = dict(os.environ)
     if coordinator is not None:
         environment["KERA_BROKER_COORDINATOR"] = coordinator

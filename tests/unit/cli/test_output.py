@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,16 +138,6 @@ def test_two_answers_are_refused_before_anything_is_done(
     code, out, err = kera(capsys, "tls", "init", str(tmp_path / "made"), *flags)
     assert (code, out) == (2, "")
     assert "contradict each other" in err
-    assert not (tmp_path / "made").exists()
-
-
-def test_without_its_library_yaml_is_refused_before_anything_is_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    code, out, err = kera(capsys, "tls", "init", str(tmp_path / "made"), "-o", "yaml")
-    assert (code, out) == (1, "")
-    assert "pip install 'kera[cli]'" in err
     assert not (tmp_path / "made").exists()
 
 

@@ -97,7 +97,7 @@ def test_a_missing_package_is_an_error_that_names_the_extra() -> None:
         import no_such_package  # type: ignore[import-not-found]  # noqa: F401
 
     with pytest.raises(ModuleNotFoundError), extra("server"):
-        import kera.no_such_part  # type: ignore[import-untyped]  # noqa: F401
+        import kera.core.no_such_module  # type: ignore[import-untyped]  # noqa: F401
 
 
 def run_main(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -105,21 +105,55 @@ def run_main(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(
-    ("package", "arguments", "extra_name"),
-    [
-        ("typer", ["--help"], "cli"),
-        ("lmdb", ["coordinator"], "server"),
-        ("hdrh", ["bench", "produce"], "cli"),
-    ],
-)
-def test_without_an_extra_the_command_says_what_to_install(package: str, arguments: list[str], extra_name: str) -> None:
-    ended = run_main(f"sys.modules[{package!r}] = None", *arguments)
+def test_without_an_extra_the_command_says_what_to_install() -> None:
+    ended = run_main("sys.modules['lmdb'] = None", "coordinator")
 
     assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"kera: error: {package}")
-    assert line.endswith(f"is missing; install it with: pip install 'kera[{extra_name}]'")
+    assert ended.stderr == "kera: error: lmdb is missing; install it with: pip install 'kera[server]'\n"
+
+
+DAEMONS = ("kera.backup", "kera.broker", "kera.coordinator", "kera.local", "kera.server")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "produce"],
+        ["broker"],
+        ["cluster", "restore", "copy", "--data-dir", "."],
+        ["dev"],
+        ["doctor", "--config", "kera.toml"],
+        ["inspect", "."],
+        ["node", "--data-dir", "."],
+        ["verify", "."],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_without_the_daemons_a_command_that_needs_them_says_what_to_install(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kera.toml").write_text("[broker]\n")
+
+    ended = run_main(f"sys.modules.update(dict.fromkeys({DAEMONS}))", *arguments)
+
+    assert ended.returncode == 1
+    line = ended.stderr.splitlines()[-1]
+    assert line.startswith("kera: error: kera.")
+    assert line.endswith("is missing; install it with: pip install 'kera[server]'")
+
+
+def test_without_the_daemons_secrets_and_certificates_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("the secret of a cluster\n")
+    made = run_main("", "tls", "init", str(tmp_path))
+    assert made.returncode == 0, made.stderr
+    files = [f"--tls-cert={tmp_path}/localhost.pem", f"--tls-key={tmp_path}/localhost-key.pem"]
+    files += [f"--tls-ca={tmp_path}/ca.pem", f"--cluster-secret-file={tmp_path}/secret", "--name=localhost"]
+
+    ended = run_main(f"sys.modules.update(dict.fromkeys({DAEMONS}))", "doctor", *files)
+
+    assert "localhost.pem is taken for localhost" in ended.stdout, ended.stderr
+    assert str(tmp_path / "secret") in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,6 @@ def run(name: str, settings: BenchSettings) -> int:
     """Run ``kera bench <name>``."""
     # Without a use for us, and it writes a line whenever we start a process while a client is connected.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    with extra("cli"):
-        import hdrh.histogram  # noqa: F401 - before the work begins, not at its end
     return run_async(_run(name, settings))
 
 
@@ -95,7 +93,8 @@ async def _cluster(settings: BenchSettings) -> AsyncIterator[MeasuredCluster]:
     if settings.bootstrap is not None:
         yield MeasuredCluster(settings.bootstrap, [], own=False)
         return
-    from kera.local.cluster import LocalCluster
+    with extra("server"):
+        from kera.local.cluster import LocalCluster
 
     arena_bytes = arena_bytes_of(settings, SEGMENT_BYTES)
     backup_memory_bytes = backup_memory_bytes_of(settings, SEGMENT_BYTES)
