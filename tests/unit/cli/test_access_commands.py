@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import json
 import stat
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from kera.cli import _passwords
-from kera.cli._client import connecting_by
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.client.admin.access import (
@@ -31,7 +30,8 @@ from kera.client.admin.access import (
     User,
 )
 from kera.client.admin.quotas import Quota
-from kera.core.errors import InvalidArgument, Unavailable
+from kera.core.errors import Unavailable
+from tests.unit.cli.fake_client import FakeClient
 
 PASSWORD = "correct horse battery"
 TOLD = Change(())
@@ -39,104 +39,45 @@ UNTOLD = Change(("broker 3: connection refused",))
 SECRET = "kera_17ab_5ec4e7"
 
 
-class FakeAccess:
-    """Users, rules and tokens of a cluster that does what it is asked for; `client` has them."""
+RULE = Rule(7, "user:alice", ("read", "write"), "stream:orders", created_by="user:admin")
 
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.change = TOLD
-        self.security = True
-        self.rule = Rule(7, "user:alice", ("read", "write"), "stream:orders", created_by="user:admin")
-        self.remark = ""
-        self.rule_ids: tuple[int, ...] = ()
-        self.said = Check(allowed=True, reason="rule 7", rule_id=7)
-        self.error: Exception | None = None
-        self.secret_file: Path | None = None
 
-    @property
-    def access(self) -> FakeAccess:
-        return self
+def issued(told: Change, resources: list[str], *, lifetime_ms: int) -> Token:
+    expires_in_ms = min(lifetime_ms or 1 << 60, 86_400_000)
+    return Token("17ab", "", tuple(resources), expires_in_ms, SECRET, 7 * 86_400_000, told.untold)
 
-    @property
-    def admin(self) -> FakeAccess:
-        return self
 
-    async def describe_cluster(self) -> Any:
-        return SimpleNamespace(security=self.security)
-
-    def _ask(self, *request: Any) -> None:
-        if self.error is not None:
-            raise self.error
-        self.asked.append(request)
-
-    async def create_user(self, name: str, password: str | None, roles: list[str]) -> Change:
-        self._ask("create", name, password, roles)
-        return self.change
-
-    async def set_password(self, name: str, password: str | None) -> Change:
-        self._ask("password", name, password)
-        return self.change
-
-    async def set_roles(self, name: str, roles: list[str]) -> Change:
-        self._ask("roles", name, roles)
-        return self.change
-
-    async def delete_user(self, name: str) -> DeletedUser:
-        self._ask("delete", name)
-        return DeletedUser(2, self.rule_ids, self.change)
-
-    async def users(self) -> list[User]:
-        return [] if self.error else [User("alice", ("etl", "ops"), True, 1, 2), User("cert")]
-
-    async def grant(self, principal: str, operations: Any, resource: str, *, deny: bool) -> Granted:
-        self._ask("grant", principal, list(operations), resource, deny)
-        return Granted(self.rule, self.remark, self.change)
-
-    async def revoke(self, principal: str, resource: str, operations: Any, *, deny: bool) -> Revoked:
-        self._ask("revoke", principal, list(operations), resource, deny)
-        return Revoked((self.rule,), self.change)
-
-    async def revoke_rules(self, rule_ids: list[int]) -> Revoked:
-        self._ask("revoke", rule_ids)
-        return Revoked((self.rule,), self.change)
-
-    async def rules(self, principal: str, resource: str) -> list[Rule]:
-        self._ask("rules", principal, resource)
-        return [] if principal == "user:nobody" else [self.rule]
-
-    async def check(self, operation: str, resource: str, principal: str) -> Check:
-        self._ask("check", operation, resource, principal)
-        return self.said
-
-    async def issue_token(self, resources: list[str], *, lifetime_ms: int) -> Token:
-        self._ask("issue", list(resources), lifetime_ms)
-        expires_in_ms = min(lifetime_ms or 1 << 60, 86_400_000)
-        return Token("17ab", "", tuple(resources), expires_in_ms, SECRET, 7 * 86_400_000, self.change.untold)
-
-    async def tokens(self) -> list[Token]:
-        return [Token("17ab", "alice", ("stream:orders",), 3_600_000 * 3), Token("28bc", "alice", (), 500)]
-
-    async def renew_token(self, token_id: str) -> RenewedToken:
-        self._ask("renew", token_id)
-        return RenewedToken(8 * 3_600_000, self.change)
-
-    async def revoke_token(self, token_id: str) -> Change:
-        self._ask("revoke token", token_id)
-        return self.change
+def changed(told: Change = TOLD) -> dict[str, Any]:
+    """Answers to all that changes something."""
+    return {
+        "create_user": told,
+        "set_password": told,
+        "set_roles": told,
+        "delete_user": DeletedUser(2, (), told),
+        "grant": Granted(RULE, "", told),
+        "revoke": Revoked((RULE,), told),
+        "revoke_rules": Revoked((RULE,), told),
+        "issue_token": partial(issued, told),
+        "renew_token": RenewedToken(8 * 3_600_000, told),
+        "revoke_token": told,
+    }
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAccess]:
-    made = FakeAccess()
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClient]:
+    """Of a cluster that does what it is asked for."""
     monkeypatch.delenv(_passwords.VARIABLE, raising=False)
     monkeypatch.delenv("KERA_CLIENT_USER", raising=False)
-
-    @contextlib.asynccontextmanager
-    async def connected(_: str, *, cluster_secret_file: Path | None = None, **__: Any) -> AsyncIterator[FakeAccess]:
-        made.secret_file = cluster_secret_file
-        yield made
-
-    with connecting_by(connected):
+    made = FakeClient(
+        describe_cluster=SimpleNamespace(security=True),
+        users=[User("alice", ("etl", "ops"), True, 1, 2), User("cert")],
+        tokens=[Token("17ab", "alice", ("stream:orders",), 3_600_000 * 3), Token("28bc", "alice", (), 500)],
+    )
+    made.answers = changed() | {
+        "rules": lambda principal, _: [] if principal == "user:nobody" else [RULE],
+        "check": Check(allowed=True, reason="rule 7", rule_id=7),
+    }
+    with made.answering():
         yield made
 
 
@@ -165,17 +106,17 @@ def password_file(tmp_path: Path) -> Path:
 
 
 def test_a_user_is_made_with_a_password_from_a_file(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], password_file: Path
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], password_file: Path
 ) -> None:
     ended = kera(
         capsys, "user", "create", "alice", "--role", "ops", "--role", "etl", "--password-file", f"{password_file}"
     )
     assert ended == (0, "created user alice with a password, roles etl, ops\n", "")
-    assert cluster.asked == [("create", "alice", PASSWORD, ["ops", "etl"])]
+    assert cluster.asked == [("create_user", "alice", PASSWORD, ["ops", "etl"])]
 
 
 def test_a_password_file_that_others_may_read_is_taken_with_a_warning(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], password_file: Path
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], password_file: Path
 ) -> None:
     password_file.chmod(0o640)
     code, _, errors = kera(capsys, "user", "create", "alice", "--password-file", str(password_file))
@@ -184,25 +125,25 @@ def test_a_password_file_that_others_may_read_is_taken_with_a_warning(
 
 
 def test_a_password_comes_from_standard_input_if_that_is_said(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], stdin: io.BytesIO
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], stdin: io.BytesIO
 ) -> None:
     stdin.write(f" {PASSWORD}\n".encode())
     stdin.seek(0)
     assert kera(capsys, "user", "passwd", "alice", "--password-file", "-")[0] == 0
-    assert cluster.asked == [("password", "alice", PASSWORD)]
+    assert cluster.asked == [("set_password", "alice", PASSWORD)]
 
 
 @pytest.mark.usefixtures("stdin")
 def test_a_password_comes_from_the_environment(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(_passwords.VARIABLE, PASSWORD)
     assert kera(capsys, "user", "passwd", "alice") == (0, "changed the password of alice\n", "")
-    assert cluster.asked == [("password", "alice", PASSWORD)]
+    assert cluster.asked == [("set_password", "alice", PASSWORD)]
 
 
 def test_a_password_that_a_terminal_gives_is_asked_for_twice_and_not_shown(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     typed = iter([PASSWORD, "something else", PASSWORD, PASSWORD])
@@ -217,15 +158,15 @@ def test_a_password_that_a_terminal_gives_is_asked_for_twice_and_not_shown(
     assert (code, output) == (0, "created user alice with a password\n")
     assert "do not match" in errors
     assert PASSWORD not in errors
-    assert cluster.asked == [("create", "alice", PASSWORD, [])]
+    assert cluster.asked == [("create_user", "alice", PASSWORD, [])]
     assert len(asked) == 4
 
 
 @pytest.mark.usefixtures("stdin")
-def test_a_user_without_a_password(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_without_a_password(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert kera(capsys, "user", "create", "spark", "--no-password")[1] == "created user spark without a password\n"
     assert kera(capsys, "user", "passwd", "spark", "--no-password")[1] == "spark has no password any more\n"
-    assert cluster.asked == [("create", "spark", None, []), ("password", "spark", None)]
+    assert cluster.asked == [("create_user", "spark", None, []), ("set_password", "spark", None)]
 
 
 @pytest.mark.usefixtures("stdin")
@@ -250,7 +191,7 @@ def test_a_user_without_a_password(cluster: FakeAccess, capsys: pytest.CaptureFi
     ],
 )
 def test_a_password_that_is_none_is_told_and_nothing_is_asked(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], text: str
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], text: str
 ) -> None:
     (tmp_path / "short").write_text("short")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xff\xff" * 4)
@@ -262,14 +203,14 @@ def test_a_password_that_is_none_is_told_and_nothing_is_asked(
 
 
 def test_an_empty_password_in_the_environment_is_told(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(_passwords.VARIABLE, " ")
     assert kera(capsys, "user", "create", "alice") == (2, "", "kera: error: KERA_USER_PASSWORD is empty\n")
     assert not cluster.asked
 
 
-def test_users_are_listed(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_are_listed(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     _, output, _ = kera(capsys, "user", "list")
     heading, alice, cert = (line.split() for line in output.splitlines())
     assert heading == ["USER", "PASSWORD", "ROLES", "CREATED", "CHANGED"]
@@ -283,33 +224,33 @@ def test_users_are_listed(cluster: FakeAccess, capsys: pytest.CaptureFixture[str
         "changed_us": 2,
         "quota": dataclasses.asdict(Quota()),
     }
-    cluster.error = InvalidArgument("none")
+    cluster.looks["users"] = []
     assert kera(capsys, "user", "list") == (0, "", "no users\n")
 
 
-def test_roles_are_set_all_of_them(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_roles_are_set_all_of_them(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert kera(capsys, "user", "roles", "alice", "--role", "etl")[1] == "alice has the role etl\n"
     assert kera(capsys, "user", "roles", "alice", "--no-roles")[1] == "alice has no roles any more\n"
-    assert cluster.asked == [("roles", "alice", ["etl"]), ("roles", "alice", [])]
+    assert cluster.asked == [("set_roles", "alice", ["etl"]), ("set_roles", "alice", [])]
     for wrong in ([], ["--role", "etl", "--no-roles"]):
         assert kera(capsys, "user", "roles", "alice", *wrong)[0] == 2
 
 
 def test_ones_own_password_needs_no_name(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, password_file: Path
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, password_file: Path
 ) -> None:
     assert "whose password?" in kera(capsys, "user", "passwd", "--password-file", str(password_file))[2]
     monkeypatch.setenv("KERA_CLIENT_USER", "carol")
     assert kera(capsys, "user", "passwd", "--password-file", str(password_file))[0] == 0
-    assert cluster.asked == [("password", "carol", PASSWORD)]
+    assert cluster.asked == [("set_password", "carol", PASSWORD)]
 
 
 @pytest.mark.usefixtures("stdin")
 def test_a_user_is_deleted_and_what_is_left_of_it_is_told(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str]
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert kera(capsys, "user", "delete", "alice")[0] == 2
-    cluster.rule_ids = (3, 7)
+    cluster.answers["delete_user"] = DeletedUser(2, (3, 7), TOLD)
     code, output, errors = kera(capsys, "user", "delete", "alice", "--yes")
     assert (code, output) == (0, "deleted user alice and 2 tokens\n")
     assert errors == (
@@ -321,31 +262,31 @@ def test_a_user_is_deleted_and_what_is_left_of_it_is_told(
 # -- rules ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_right_is_granted(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_right_is_granted(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     ended = kera(capsys, "acl", "grant", "user:alice", "read,write", "stream:orders")
     assert ended == (0, "rule 7: user:alice may read, write stream:orders\n", "")
-    assert cluster.asked == [("grant", "user:alice", ["read", "write"], "stream:orders", False)]
+    assert cluster.asked == [("grant", "user:alice", ["read", "write"], "stream:orders", {"deny": False})]
 
 
 def test_all_are_the_operations_of_what_the_rule_is_about(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str]
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kera(capsys, "acl", "grant", "role:etl", "all", "group:etl-*", "--deny")
     kera(capsys, "acl", "revoke", "role:etl", "all", "group:etl-*", "--deny")
     assert cluster.asked == [
-        ("grant", "role:etl", ["describe", "use", "alter", "delete"], "group:etl-*", True),
-        ("revoke", "role:etl", [], "group:etl-*", True),
+        ("grant", "role:etl", ["describe", "use", "alter", "delete"], "group:etl-*", {"deny": True}),
+        ("revoke", "role:etl", "group:etl-*", [], {"deny": True}),
     ]
 
 
-def test_a_remark_on_a_rule_is_a_warning(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster.remark = "there is no stream 'orders' now"
+def test_a_remark_on_a_rule_is_a_warning(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.answers["grant"] = Granted(RULE, "there is no stream 'orders' now", TOLD)
     code, _, errors = kera(capsys, "acl", "grant", "user:alice", "read", "stream:orders")
     assert (code, errors) == (0, "kera: warning: there is no stream 'orders' now\n")
 
 
-def test_a_rule_as_json(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster.change = UNTOLD
+def test_a_rule_as_json(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.answers |= changed(UNTOLD)
     _, output, _ = kera(capsys, "acl", "grant", "user:alice", "read", "stream:orders", "--json")
     told = json.loads(output)
     assert (told["rule_id"], told["operations"], told["untold"]) == (7, ["read", "write"], list(UNTOLD.untold))
@@ -373,7 +314,7 @@ def test_a_rule_as_json(cluster: FakeAccess, capsys: pytest.CaptureFixture[str])
 )
 @pytest.mark.parametrize("command", ["grant", "revoke"])
 def test_a_rule_that_makes_no_sense_is_told_with_what_was_meant(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], command: str, rule: tuple[str, ...], text: str
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], command: str, rule: tuple[str, ...], text: str
 ) -> None:
     code, _, errors = kera(capsys, "acl", command, *rule)
     assert code == 2
@@ -381,27 +322,27 @@ def test_a_rule_that_makes_no_sense_is_told_with_what_was_meant(
     assert not cluster.asked
 
 
-def test_what_is_revoked_is_shown_and_what_is_left(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_revoked_is_shown_and_what_is_left(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     _, output, _ = kera(capsys, "acl", "revoke", "user:alice", "write", "stream:orders")
     assert output == "rule 7: user:alice may read stream:orders\n"
     _, output, _ = kera(capsys, "acl", "revoke", "user:alice", "write,read", "stream:orders")
     assert output == "revoked rule 7: user:alice may read, write stream:orders\n"
     _, output, _ = kera(capsys, "acl", "revoke", "--rule", "7")
     assert output == "revoked rule 7: user:alice may read, write stream:orders\n"
-    assert cluster.asked[-1] == ("revoke", [7])
+    assert cluster.asked[-1] == ("revoke_rules", [7])
 
 
 @pytest.mark.parametrize(
     "arguments", [[], ["user:alice"], ["user:alice", "read"], ["user:alice", "--rule", "7"], ["--rule", "7", "--deny"]]
 )
 def test_a_revocation_that_could_mean_anything_is_refused(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     assert kera(capsys, "acl", "revoke", *arguments)[0] == 2
     assert not cluster.asked
 
 
-def test_rules_are_listed(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_are_listed(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     _, output, _ = kera(capsys, "acl", "list", "--principal", "user:alice", "--resource", "stream:orders")
     heading, row = (line.split() for line in output.splitlines())
     assert heading == ["RULE", "PRINCIPAL", "MAY", "OPERATIONS", "RESOURCE", "CREATED", "BY"]
@@ -410,17 +351,17 @@ def test_rules_are_listed(cluster: FakeAccess, capsys: pytest.CaptureFixture[str
     assert kera(capsys, "acl", "list", "--principal", "user:nobody") == (0, "", "no such rules\n")
 
 
-def test_the_exit_code_says_whether_somebody_may(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_says_whether_somebody_may(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     ended = kera(capsys, "acl", "check", "--principal", "user:alice", "write", "stream:orders-eu")
     assert ended == (0, "may user:alice write stream:orders-eu? yes: rule 7\n", "")
-    cluster.said = Check(allowed=False, reason="no rule allows it", rule_id=0)
+    cluster.answers["check"] = Check(allowed=False, reason="no rule allows it", rule_id=0)
     assert kera(capsys, "acl", "check", "write", "stream:orders")[:2] == (
         1,
         "may you write stream:orders? no: no rule allows it\n",
     )
     code, output, _ = kera(capsys, "acl", "check", "write", "stream:orders", "--json")
     assert (code, json.loads(output)["allowed"]) == (1, False)
-    cluster.error = Unavailable("nobody is there")
+    cluster.answers["check"] = Unavailable("nobody is there")
     assert kera(capsys, "acl", "check", "write", "stream:orders") == (2, "", "kera: error: nobody is there\n")
     assert kera(capsys, "acl", "check", "write,read", "stream:orders")[0] == 2
 
@@ -429,7 +370,7 @@ def test_the_exit_code_says_whether_somebody_may(cluster: FakeAccess, capsys: py
 
 
 def test_a_token_is_printed_alone_so_that_it_can_be_taken(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str]
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, output, errors = kera(
         capsys,
@@ -440,11 +381,13 @@ def test_a_token_is_printed_alone_so_that_it_can_be_taken(
         "token 17ab, good for 8 h, and as long again whenever it is renewed within 7 d, for stream:orders, group:etl-*,"
         " cluster only\n"
     )
-    assert cluster.asked == [("issue", ["stream:orders", "group:etl-*", "cluster"], 8 * 3_600_000)]
+    assert cluster.asked == [
+        ("issue_token", ["stream:orders", "group:etl-*", "cluster"], {"lifetime_ms": 8 * 3_600_000})
+    ]
 
 
 def test_a_token_goes_into_a_file_for_nobody_else(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
     file.write_text("an older one")
@@ -464,13 +407,13 @@ def test_a_token_goes_into_a_file_for_nobody_else(
 
 
 def test_no_token_is_issued_that_cannot_be_kept(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for place, text in ((tmp_path / "none" / "token", "No such file or directory"), (tmp_path, "it is a directory")):
         code, _, errors = kera(capsys, "token", "issue", "--out", str(place))
         assert code == 2
         assert f"cannot write {place}: {text}" in errors
-    cluster.error = Unavailable("nobody is there")
+    cluster.answers["issue_token"] = Unavailable("nobody is there")
     assert kera(capsys, "token", "issue", "--out", str(tmp_path / "token"))[0] == 1
     assert not cluster.asked
     assert not list(tmp_path.iterdir())
@@ -487,7 +430,7 @@ def test_no_token_is_issued_that_cannot_be_kept(
     ],
 )
 def test_a_token_that_makes_no_sense_is_refused(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:
     code, _, errors = kera(capsys, "token", "issue", *arguments)
     assert (code, cluster.asked) == (2, [])
@@ -512,11 +455,11 @@ def test_tokens_are_listed_without_what_they_are_shown_as(capsys: pytest.Capture
 
 
 def test_a_token_is_renewed_and_revoked_by_its_id_and_nothing_repeats_its_secret(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str]
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert kera(capsys, "token", "renew", "17ab") == (0, "token 17ab is good for 8 h\n", "")
     assert kera(capsys, "token", "revoke", SECRET) == (0, "revoked token 17ab\n", "")
-    assert cluster.asked == [("renew", "17ab"), ("revoke token", "17ab")]
+    assert cluster.asked == [("renew_token", "17ab"), ("revoke_token", "17ab")]
 
 
 # -- what is said of all changes -----------------------------------------------------------------------------------
@@ -538,9 +481,9 @@ def test_a_token_is_renewed_and_revoked_by_its_id_and_nothing_repeats_its_secret
     ],
 )
 def test_who_could_not_be_told_is_named_and_what_that_means(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], arguments: list[str], meaning: str
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str], arguments: list[str], meaning: str
 ) -> None:
-    cluster.change = UNTOLD
+    cluster.answers |= changed(UNTOLD)
     code, _, errors = kera(capsys, *arguments)
     assert code == 0
     assert errors.splitlines()[-1] == (
@@ -549,17 +492,17 @@ def test_who_could_not_be_told_is_named_and_what_that_means(
 
 
 def test_a_change_that_counts_for_nothing_as_security_is_off_says_so(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str]
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.security = False
+    cluster.looks["describe_cluster"] = SimpleNamespace(security=False)
     code, output, errors = kera(capsys, "user", "create", "a", "--no-password")
     assert (code, output) == (0, "created user a without a password\n")
     assert errors.startswith("kera: warning: security is off in this cluster: this is kept, and counts once")
 
 
-def test_the_secret_of_the_cluster_is_handed_on(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_secret_of_the_cluster_is_handed_on(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["user", "create", "a", "--no-password"], ["user", "list"], ["acl", "list"], ["token", "list"]):
         assert kera(capsys, *arguments, "--cluster-secret-file", "secret")[0] == 0
-        assert cluster.secret_file == Path("secret")
+        assert cluster.options["cluster_secret_file"] == Path("secret")
         assert kera(capsys, *arguments)[0] == 0
-        assert cluster.secret_file is None
+        assert cluster.options["cluster_secret_file"] is None

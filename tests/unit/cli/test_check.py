@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from kera.cli._client import connecting_by
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.cli.check._kills import Kill, Kills, moments
@@ -26,6 +25,7 @@ from kera.cli.check._workload import Acknowledgements, Shared
 from kera.client import StreamConfig, StreamDescription
 from kera.client.checking.findings import Finding
 from kera.core.errors import Unavailable
+from tests.unit.cli.fake_client import FakeClient
 
 CONFIG = StreamConfig(streamlets=4, brokers=2, entries=1, group_segments=16, durability="replicated", codec="none")
 
@@ -93,19 +93,13 @@ def test_numbers_that_are_none_are_refused(name: str, value: str, capsys: pytest
 
 
 def test_a_cluster_that_is_not_there_cannot_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    def connected(_: str, **__: Any) -> Any:
-        raise Unavailable("nobody answers at h:1")
-
-    with connecting_by(connected):
+    with FakeClient().answering(Unavailable("nobody answers at h:1")):
         assert run_app(app, ["check"]) == 2
     assert capsys.readouterr().err == "kera: error: nobody answers at h:1\n"
 
 
 def test_a_check_that_fails_itself_has_not_found_a_violation(capsys: pytest.CaptureFixture[str]) -> None:
-    def connected(_: str, **__: Any) -> Any:
-        raise RuntimeError("a defect")
-
-    with connecting_by(connected):
+    with FakeClient().answering(RuntimeError("a defect")):
         assert run_app(app, ["check"]) == 2
     assert capsys.readouterr().err.endswith("\nkera: error: the check itself has failed: RuntimeError('a defect')\n")
 
@@ -130,19 +124,10 @@ def test_time_in_which_the_check_stands_still_does_not_count() -> None:
     asyncio.run(main())
 
 
-class Fake:
-    """A client, and its admin, of a cluster with a stream that cannot be checked."""
-
-    def __init__(self, stream: Any, next_record: int = 0) -> None:
-        self.admin = self
-        self._stream = stream
-        self._next_record = next_record
-
-    async def describe_stream(self, _: str) -> Any:
-        return self._stream
-
-    async def bounds(self, _: str) -> dict[int, list[Any]]:
-        return {0: [type("Bounds", (), {"next_record": self._next_record})]}
+def of(stream: Any, next_record: int = 0) -> FakeClient:
+    """A client of a cluster with a stream that cannot be checked."""
+    bounds = {0: [SimpleNamespace(next_record=next_record)]}
+    return FakeClient(describe_stream=stream, bounds=bounds)
 
 
 def stream_with(**changed: Any) -> Any:
@@ -152,22 +137,18 @@ def stream_with(**changed: Any) -> Any:
 @pytest.mark.parametrize(
     ("client", "told"),
     [
-        (Fake(stream_with(typed=True)), "--stream: checked is typed; a check sends bytes"),
+        (of(stream_with(typed=True)), "--stream: checked is typed; a check sends bytes"),
         (
-            Fake(stream_with(config=StreamConfig(1, 1, 1, 1, "leader", "none", retention_ms=5))),
+            of(stream_with(config=StreamConfig(1, 1, 1, 1, "leader", "none", retention_ms=5))),
             "--stream: checked has retention rules, and removed records cannot be checked; use a stream without them",
         ),
-        (Fake(STREAM, 7), "--stream: checked has, or had, 7 records; a check needs an empty one"),
+        (of(STREAM, 7), "--stream: checked has, or had, 7 records; a check needs an empty one"),
     ],
 )
 def test_a_stream_that_cannot_be_checked_is_refused(
-    client: Fake, told: str, capsys: pytest.CaptureFixture[str]
+    client: FakeClient, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @contextlib.asynccontextmanager
-    async def connected(_: str, **__: Any) -> AsyncIterator[Any]:
-        yield client
-
-    with connecting_by(connected):
+    with client.answering():
         assert run_app(app, ["check", "--stream", "checked"]) == 2
     assert capsys.readouterr().err == f"kera: error: {told}\n"
 

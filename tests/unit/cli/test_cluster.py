@@ -1,10 +1,9 @@
 """`kera cluster` and the welcome of `kera dev`: what is printed. Against real daemons they are in tests/integration."""
 
-import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from kera.cli import cluster as cluster_module
 from kera.cli import dev as dev_module
-from kera.cli._client import connecting_by
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.client import (
@@ -27,6 +25,7 @@ from kera.client import (
     StreamletMove,
 )
 from kera.local.cluster import LocalCluster
+from tests.unit.cli.fake_client import FakeClient
 
 MIB = 1 << 20
 BROKER = BrokerDescription(1, "node/boot", "h:1", "h:2", "", 8 * MIB, 256 * MIB, alive=True)
@@ -50,28 +49,16 @@ def backup(backup_id: int, *, alive: bool = True, version: str = "") -> BackupDe
     )
 
 
-class FakeClient:
-    """A client, and its admin, of a cluster with these members."""
-
-    def __init__(self, *backups: BackupDescription) -> None:
-        self.admin = self
-        self.backups = list(backups)
-        self.catching_up = ""
-
-    async def describe_cluster(self) -> ClusterDescription:
-        return ClusterDescription("c1", [BROKER], self.backups, catching_up=self.catching_up)
-
-
 @pytest.fixture
-def client() -> Iterator[FakeClient]:
-    made = FakeClient()
-
-    @contextlib.asynccontextmanager
-    async def connected(_: str) -> AsyncIterator[FakeClient]:
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClient]:
+    monkeypatch.setattr(cluster_module, "POLL_INTERVAL_S", 0)
+    with FakeClient().answering() as made:
         yield made
 
-    with connecting_by(connected):
-        yield made
+
+def has(client: FakeClient, *backups: BackupDescription, catching_up: str = "") -> None:
+    """The cluster that is described has one broker, and these backups."""
+    client.looks["describe_cluster"] = ClusterDescription("c1", [BROKER], list(backups), catching_up=catching_up)
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -82,17 +69,17 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_cluster_without_backups_shows_its_brokers_alone(
     client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client.backups = []
+    has(client)
     assert "BACKUP" not in output(capsys)
 
 
 def test_what_restored_metadata_wait_for_is_said_first(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
-    client.catching_up = "the metadata are older than the cluster"
+    has(client, catching_up="the metadata are older than the cluster")
     assert output(capsys).splitlines()[1:3] == ["the metadata are older than the cluster", ""]
 
 
 def test_backups_are_shown_with_what_they_use(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
-    client.backups = [backup(1, version="1.2"), backup(2, alive=False)]
+    has(client, backup(1, version="1.2"), backup(2, alive=False))
 
     assert output(capsys).splitlines()[-3:] == [
         "BACKUP  ALIVE  VERSION  GRPC  FRAMES  MEMORY USED         DISK USED     SEGMENT SIZE  RACK  NODE",
@@ -149,35 +136,6 @@ def test_replication_needs_as_many_backups(capsys: pytest.CaptureFixture[str]) -
 # --- moves and drains ----------------------------------------------------------------------------------------------
 
 
-class ControlClient(FakeClient):
-    """A client whose cluster gives these answers, in turn."""
-
-    def __init__(self, *answers: Any) -> None:
-        super().__init__()
-        self.answers = list(answers)
-        self.asked: list[Any] = []
-
-    def __getattr__(self, name: str) -> Any:
-        async def ask(*arguments: Any, **named: Any) -> Any:
-            self.asked.append((name, *arguments, named))
-            return self.answers.pop(0)
-
-        return ask
-
-
-@pytest.fixture
-def control(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlClient]:
-    made = ControlClient()
-
-    @contextlib.asynccontextmanager
-    async def connected(_: str) -> AsyncIterator[ControlClient]:
-        yield made
-
-    monkeypatch.setattr(cluster_module, "POLL_INTERVAL_S", 0)
-    with connecting_by(connected):
-        yield made
-
-
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     assert run_app(app, ["cluster", *arguments]) == 0
     return capsys.readouterr().out.splitlines()
@@ -188,24 +146,24 @@ def moved(stall_us: int) -> MoveResult:
 
 
 def test_a_move_tells_for_how_long_no_records_were_taken(
-    control: ControlClient, capsys: pytest.CaptureFixture[str]
+    client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    control.answers = [moved(12_345), moved(0), moved(7)]
+    client.in_turn = [moved(12_345), moved(0), moved(7)]
 
     assert run(capsys, "move", "orders", "3", "2") == [
         "broker 2 owns streamlet 3 of orders; appends paused for 12.3 ms"
     ]
     assert run(capsys, "move", "orders", "3", "2") == ["broker 2 owns streamlet 3 of orders; it was already there"]
     assert json.loads(run(capsys, "move", "orders", "3", "2", "--json")[0])["stall_us"] == 7
-    assert control.asked[0] == ("move_streamlet", "orders", 3, 2, {})
+    assert client.asked[0] == ("move_streamlet", "orders", 3, 2)
 
 
 def test_rebalancing_shows_moves_with_their_reasons_and_loads(
-    control: ControlClient, capsys: pytest.CaptureFixture[str]
+    client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moves = [StreamletMove("orders", 3, 1, 2, "broker 1 is busy"), StreamletMove("orders", 4, 1, 2, "", "away")]
     done = Rebalancing(moves, [BrokerLoad(1, 2 * MIB, 4, MIB, 3, 0.9, 0.455), BrokerLoad(2, 0, 1, MIB, 2)])
-    control.answers = [done, done, Rebalancing([], [])]
+    client.in_turn = [done, done, Rebalancing([], [])]
 
     assert run(capsys, "rebalance", "--dry-run") == [
         "STREAM  STREAMLET  FROM  TO  REASON",
@@ -218,17 +176,15 @@ def test_rebalancing_shows_moves_with_their_reasons_and_loads(
     ]
     assert json.loads("".join(run(capsys, "rebalance", "--json")))["moves"][1]["error"] == "away"
     assert run(capsys, "rebalance")[0] == "nothing to move: the brokers have about the same load"
-    assert [asked[-1] for asked in control.asked] == [{"dry_run": True}, {"dry_run": False}, {"dry_run": False}]
+    assert [asked[-1] for asked in client.asked] == [{"dry_run": True}, {"dry_run": False}, {"dry_run": False}]
 
 
-def test_a_drain_tells_what_is_left_and_waits_if_asked(
-    control: ControlClient, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_drain_tells_what_is_left_and_waits_if_asked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     under_way = DrainStatus(False, 2, 1, 0, ["not durable yet (2)"])
     done = DrainStatus(True, 0, 0, 0, [])
     later = dataclasses.replace(under_way, streamlets_owned=1, reasons=["not durable yet"])
     other = dataclasses.replace(later, reasons=["there is no other live broker"])
-    control.answers = [under_way, under_way, later, other, done, DrainStatus(False, 0, 0, 5, []), done, done]
+    client.in_turn = [under_way, under_way, later, other, done, DrainStatus(False, 0, 0, 5, []), done, done]
 
     assert run(capsys, "drain", "broker-1") == [
         "broker 1 is draining; remaining: 2 streamlets, older records of 1 streamlet",
@@ -243,37 +199,37 @@ def test_a_drain_tells_what_is_left_and_waits_if_asked(
         "remaining: 1 streamlet, older records of 1 streamlet",
         "  there is no other live broker",
     ]
-    assert [named for _, _, named in control.asked[1:]] == [{"undo": False}, *[{"ask": True}] * 3]
+    assert [named for _, _, named in client.asked[1:]] == [{"undo": False}, *[{"ask": True}] * 3]
     assert run(capsys, "drain", "backup-2") == ["backup 2 is draining; remaining: 5 replicas"]
     assert run(capsys, "drain", "backup-2", "--undo") == ["backup 2 is back in service"]
     assert json.loads("".join(run(capsys, "drain", "backup-2", "--json")))["done"] is True
-    assert control.asked[0] == ("drain_broker", 1, {"undo": False})
-    assert control.asked[-2] == ("drain_backup", 2, {"undo": True})
+    assert client.asked[0] == ("drain_broker", 1, {"undo": False})
+    assert client.asked[-2] == ("drain_backup", 2, {"undo": True})
 
 
 def test_who_waits_for_a_drain_hears_that_it_was_taken_back(
-    control: ControlClient, capsys: pytest.CaptureFixture[str]
+    client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     under_way = DrainStatus(False, 2, 0, 0, ["not durable yet (2)"])
-    control.answers = [under_way, dataclasses.replace(under_way, draining=False)]
+    client.in_turn = [under_way, dataclasses.replace(under_way, draining=False)]
 
     assert run_app(app, ["cluster", "drain", "broker-1", "--wait"]) == 1
     assert "the drain of broker 1 was cancelled" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [["1"], ["node-1"], ["broker-x"], ["broker-1", "--undo", "--wait"]])
-def test_a_drain_that_makes_no_sense_is_refused(control: ControlClient, wrong: list[str]) -> None:
+def test_a_drain_that_makes_no_sense_is_refused(client: FakeClient, wrong: list[str]) -> None:
     assert run_app(app, ["cluster", "drain", *wrong]) == 2
-    assert control.asked == []
+    assert client.asked == []
 
 
 # --- copies of the metadata ----------------------------------------------------------------------------------------
 
 
 def test_a_copy_is_written_to_the_file_that_a_link_leads_to(
-    control: ControlClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    client: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    control.answers = [b"first", b"second", b"third"]
+    client.in_turn = [b"first", b"second", b"third"]
     (tmp_path / "there").mkdir()
     target, link = tmp_path / "there" / "copy", tmp_path / "link"
     link.symlink_to(Path("there") / "copy")
@@ -289,7 +245,7 @@ def test_a_copy_is_written_to_the_file_that_a_link_leads_to(
 
 
 def test_a_copy_replaces_nothing_but_files(
-    control: ControlClient, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pipe, link, loop = tmp_path / "pipe", tmp_path / "link", tmp_path / "loop"
@@ -309,7 +265,7 @@ def test_a_copy_replaces_nothing_but_files(
         assert said.startswith(f"kera: error: cannot write {file}: {reason}")
         assert said.count("\n") == 1
 
-    assert control.asked == []
+    assert client.asked == []
     assert pipe.is_fifo()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "loop", "pipe"]
 
@@ -317,7 +273,7 @@ def test_a_copy_replaces_nothing_but_files(
 # --- recoveries and members ----------------------------------------------------------------------------------------
 
 
-def test_a_recovery_is_shown_as_a_timeline(control: ControlClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recovery_is_shown_as_a_timeline(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     one = RecoveryDescription(
         broker_id=1,
         before_epoch=4,
@@ -339,7 +295,7 @@ def test_a_recovery_is_shown_as_a_timeline(control: ControlClient, capsys: pytes
         owner_ids=[2, 3],
         records_lost=5,
     )
-    control.answers = [[one], [one], []]
+    client.in_turn = [[one], [one], []]
 
     lines = run(capsys, "recoveries")
     assert lines[0] == "broker 1, incarnations before epoch 4"
@@ -360,25 +316,26 @@ def test_a_recovery_is_shown_as_a_timeline(control: ControlClient, capsys: pytes
 
 
 def test_members_that_are_emptied_are_marked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
-    client.backups = [dataclasses.replace(backup(1), draining=True)]
+    has(client, dataclasses.replace(backup(1), draining=True))
     assert "yes, draining" in output(capsys)
 
 
 def test_members_that_restart_are_marked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
-    client.backups = [
+    has(
+        client,
         dataclasses.replace(backup(1), restarting=True, grace_left_ms=60_000),
         dataclasses.replace(backup(2, alive=False), restarting=True, grace_left_ms=41_400),
-    ]
+    )
     shown = output(capsys)
     assert "yes, stopping" in shown
     assert "no, restarting, lost in 41 s" in shown
 
 
 def test_who_is_forgotten_and_what_is_given_up_by_that_is_told(
-    control: ControlClient, capsys: pytest.CaptureFixture[str]
+    client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    control.answers = [[], ["stream 's'"]]
+    client.in_turn = [[], ["stream 's'"]]
     assert run(capsys, "forget", "backup-3") == ["forgot backup 3"]
     assert run(capsys, "forget", "broker-2", "--force") == ["forgot broker 2", "  lost: stream 's'"]
-    assert control.asked == [("forget_backup", 3, {"force": False}), ("forget_broker", 2, {"force": True})]
+    assert client.asked == [("forget_backup", 3, {"force": False}), ("forget_broker", 2, {"force": True})]
     assert run_app(app, ["cluster", "forget", "2"]) != 0

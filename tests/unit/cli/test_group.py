@@ -1,16 +1,14 @@
 """`kera group`: what is printed. Against real daemons it is in tests/integration/test_group_consumer.py."""
 
-import contextlib
 import datetime
 import io
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kera.cli._client import connecting_by
 from kera.cli._durations import parse_duration_ms
 from kera.cli._run import UsageError, run_app
 from kera.cli.app import app
@@ -30,6 +28,7 @@ from kera.client import (
 )
 from kera.core.base.spans import format_ms
 from kera.core.errors import InvalidArgument
+from tests.unit.cli.fake_client import FakeClient
 
 MEMBER = MemberDescription(
     "0123456789abcdef",
@@ -53,47 +52,31 @@ def entries() -> tuple[EntryProgress, ...]:
     )
 
 
-class FakeClient:
-    """A client, and its admin, of a cluster with one consumer group."""
+PLAN = ResetPlan(
+    "loader",
+    "clicks",
+    7,
+    (
+        CursorChange(0, 0, Position(3, 1, 640), 60, Position(2, 1, 0), 40, 20, 0),
+        CursorChange(1, 0, None, None, Position(4, 1, 0), 9, 0, 9, "offset 12 is behind the end, 9"),
+    ),
+)
 
-    def __init__(self) -> None:
-        self.admin = self
-        self.known = [ConsumerGroupSummary("loader", ("clicks",), 1)]
-        self.done: list[Any] = []
-        self.planned: list[Any] = []
 
-    async def consumer_groups(self) -> list[ConsumerGroupSummary]:
-        return self.known
-
-    async def describe_consumer_group(self, name: str) -> ConsumerGroupDescription:
-        return ConsumerGroupDescription(name, (MEMBER,), entries())
-
-    async def plan_reset(self, name: str, stream: str, to: Any, *, streamlets: list[int] | None) -> ResetPlan:
-        self.planned.append((name, stream, to, streamlets))
-        changes = (
-            CursorChange(0, 0, Position(3, 1, 640), 60, Position(2, 1, 0), 40, 20, 0),
-            CursorChange(1, 0, None, None, Position(4, 1, 0), 9, 0, 9, "offset 12 is behind the end, 9"),
-        )
-        return ResetPlan(name, stream, 7, changes)
-
-    async def reset_consumer_group(self, *arguments: Any, force: bool, streamlets: list[int] | None) -> None:
-        self.done.append((*arguments, streamlets, force))
-
-    async def delete_consumer_group(self, name: str, *, idle_ms: int = 0) -> None:
-        if name == "used-again":
-            raise InvalidArgument("consumer group 'used-again' was used 3 s ago")
-        self.done.append((name, idle_ms) if idle_ms else name)
+def deleted(name: str, **_: Any) -> None:
+    if name == "used-again":
+        raise InvalidArgument("consumer group 'used-again' was used 3 s ago")
 
 
 @pytest.fixture
 def client() -> Iterator[FakeClient]:
-    made = FakeClient()
-
-    @contextlib.asynccontextmanager
-    async def connected(_: str, **__: Any) -> AsyncIterator[FakeClient]:
-        yield made
-
-    with connecting_by(connected):
+    """Of a cluster with one consumer group."""
+    made = FakeClient(
+        consumer_groups=[ConsumerGroupSummary("loader", ("clicks",), 1)],
+        describe_consumer_group=lambda name: ConsumerGroupDescription(name, (MEMBER,), entries()),
+    )
+    made.answers = {"plan_reset": PLAN, "reset_consumer_group": None, "delete_consumer_group": deleted}
+    with made.answering():
         yield made
 
 
@@ -115,16 +98,18 @@ def test_groups_are_listed(client: FakeClient, capsys: pytest.CaptureFixture[str
             "expires_in_ms": None,
         }
     ]
-    client.known = [ConsumerGroupSummary("q-1", ("clicks",), 0, 3 * DAY_MS, unnamed=True, expires_in_ms=4 * DAY_MS)]
+    client.looks["consumer_groups"] = [
+        ConsumerGroupSummary("q-1", ("clicks",), 0, 3 * DAY_MS, unnamed=True, expires_in_ms=4 * DAY_MS)
+    ]
     assert run_app(app, ["group", "list"]) == 0
     assert lines(capsys)[1] == ["q-1", "0", "3", "d", "in", "4", "d", "clicks"]
-    client.known = []
+    client.looks["consumer_groups"] = []
     assert run_app(app, ["group", "list"]) == 0
     assert capsys.readouterr() == ("", "no groups\n")
 
 
 def test_internal_groups_are_listed_with_internal_only(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
-    client.known = [ConsumerGroupSummary(name, ("clicks",), 0) for name in ("_audit", "loader")]
+    client.looks["consumer_groups"] = [ConsumerGroupSummary(name, ("clicks",), 0) for name in ("_audit", "loader")]
 
     assert run_app(app, ["group", "list"]) == 0
     assert [line[0] for line in lines(capsys)] == ["GROUP", "loader"]
@@ -174,9 +159,10 @@ def test_a_group_is_reset(
     client: FakeClient, capsys: pytest.CaptureFixture[str], where: list[str], expected: Any, told: str
 ) -> None:
     assert run_app(app, ["group", "reset", "loader", "clicks", *where, "--yes", "--force", "--streamlet", "1"]) == 0
-    assert client.planned == [("loader", "clicks", expected, [1])]
-    ((name, stream, plan, streamlets, force),) = client.done
-    assert (name, stream, plan.consumer_group, streamlets, force) == ("loader", "clicks", "loader", [1], True)
+    assert client.asked == [
+        ("plan_reset", "loader", "clicks", expected, {"streamlets": [1]}),
+        ("reset_consumer_group", "loader", "clicks", PLAN, {"force": True, "streamlets": [1]}),
+    ]
     heading, first, second, *rest = capsys.readouterr().out.splitlines()
     assert heading.split() == [word for column in HEADING for word in column.split()]
     assert [first.split(), second.split()] == [
@@ -194,8 +180,7 @@ def test_a_group_is_reset(
 def test_a_reset_is_previewed(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     """Of all streams that the group has read, and without a question."""
     assert run_app(app, ["group", "reset", "loader", "--all-streams", "--to-offset", "40", "--dry-run", "--json"]) == 0
-    assert [each[1] for each in client.planned] == ["clicks"]
-    assert not client.done
+    assert [call[:3] for call in client.asked] == [("plan_reset", "loader", "clicks")]
     first, second = json.loads(capsys.readouterr().out)
     assert first == {
         "stream": "clicks",
@@ -214,7 +199,7 @@ def test_a_reset_is_previewed(client: FakeClient, capsys: pytest.CaptureFixture[
 
 def test_a_time_without_a_zone_is_a_local_one(client: FakeClient) -> None:
     assert run_app(app, ["group", "reset", "loader", "clicks", "--to", "2026-01-31T12:00", "--yes"]) == 0
-    assert client.planned[0][2] == datetime.datetime(2026, 1, 31, 12).astimezone()
+    assert client.asked[0][3] == datetime.datetime(2026, 1, 31, 12).astimezone()
 
 
 @pytest.mark.parametrize(
@@ -233,7 +218,7 @@ def test_a_reset_that_makes_no_sense_is_refused(
 ) -> None:
     assert run_app(app, ["group", "reset", "loader", *arguments, "--yes"]) == 2
     assert told in capsys.readouterr().err
-    assert not client.planned
+    assert not client.asked
 
 
 @pytest.mark.parametrize(
@@ -242,22 +227,22 @@ def test_a_reset_that_makes_no_sense_is_refused(
 def test_a_question_that_nobody_can_answer_needs_yes(
     client: FakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    client.known = [ConsumerGroupSummary("old", ("clicks",), 0, 7 * DAY_MS)]
+    client.looks["consumer_groups"] = [ConsumerGroupSummary("old", ("clicks",), 0, 7 * DAY_MS)]
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert run_app(app, ["group", *arguments]) == 2
     assert "needs --yes when standard input is not a terminal" in capsys.readouterr().err
-    assert not client.done
+    assert {call[0] for call in client.asked} <= {"plan_reset"}
 
 
 def test_a_group_is_deleted(client: FakeClient) -> None:
     assert run_app(app, ["group", "delete", "loader", "--yes"]) == 0
-    assert client.done == ["loader"]
+    assert client.asked == [("delete_consumer_group", "loader")]
 
 
 def test_groups_that_nobody_has_used_for_long_are_deleted(
     client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client.known = [
+    client.looks["consumer_groups"] = [
         ConsumerGroupSummary("used", ("clicks",), 1, 0),
         ConsumerGroupSummary("young", ("clicks",), 0, 6 * DAY_MS),
         ConsumerGroupSummary("old", ("clicks",), 0, 7 * DAY_MS),
@@ -265,9 +250,10 @@ def test_groups_that_nobody_has_used_for_long_are_deleted(
     ]
     assert run_app(app, ["group", "delete", "--idle", "7d", "--dry-run"]) == 0
     assert [line[0] for line in lines(capsys)] == ["GROUP", "old", "used-again"]
-    assert not client.done
+    assert not client.asked
     assert run_app(app, ["group", "delete", "--idle", "7d", "--yes"]) == 0
-    assert client.done == [("old", 7 * DAY_MS)]
+    idle = {"idle_ms": 7 * DAY_MS}
+    assert client.asked == [("delete_consumer_group", name, idle) for name in ("old", "used-again")]
     said = capsys.readouterr()
     assert said.out.endswith("deleted 1 group\n")
     assert said.err == "kept used-again: consumer group 'used-again' was used 3 s ago\n"
@@ -281,7 +267,7 @@ def test_groups_that_nobody_has_used_for_long_are_deleted(
 )
 def test_a_deletion_that_could_mean_anything_is_refused(client: FakeClient, arguments: list[str]) -> None:
     assert run_app(app, ["group", "delete", "--yes", *arguments]) == 2
-    assert not client.done
+    assert not client.asked
 
 
 @pytest.mark.parametrize(

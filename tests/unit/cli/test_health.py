@@ -3,12 +3,11 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kera.cli._client import connecting_by
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.client import BackupDescription, BrokerDescription, ClusterDescription, RecoveryDescription
@@ -19,6 +18,7 @@ from kera.client.diagnosis.cluster import health, installed, unreachable
 from kera.client.diagnosis.findings import Finding, Severity, document, lines, ok, problem, warning, worst
 from kera.client.types import Assignment, Interval
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, Unavailable
+from tests.unit.cli.fake_client import FakeClient
 
 GIB = 1 << 30
 
@@ -268,36 +268,21 @@ def test_the_worst_comes_first_with_what_to_do_below() -> None:
     assert document(found)[1] == {"severity": "warning", "subject": "bb", "text": "slow", "advice": "wait"}
 
 
-class FakeAdmin:
-    def __init__(self, said: Picture) -> None:
-        self.admin = self
-        self._said = said
-
-    async def describe_cluster(self) -> ClusterDescription:
-        return self._said.cluster
-
-    async def recoveries(self) -> list[RecoveryDescription]:
-        return self._said.recoveries
-
-    async def list_streams(self) -> list[Any]:
-        return self._said.streams
-
-
 @contextlib.contextmanager
-def answering(monkeypatch: pytest.MonkeyPatch, said: Picture | Unavailable) -> Iterator[None]:
-    @contextlib.asynccontextmanager
-    async def connected(_: str, **__: Any) -> AsyncIterator[FakeAdmin]:
-        if isinstance(said, Unavailable):
-            raise said
-        yield FakeAdmin(said)
+def reporting(monkeypatch: pytest.MonkeyPatch, said: Picture | Unavailable) -> Iterator[None]:
+    """Within it, commands see this cluster, or none."""
+    if isinstance(said, Unavailable):
+        with FakeClient().answering(said):
+            yield
+        return
 
     async def describe_all(addresses: dict[str, str], _: object = None) -> dict[str, Any]:
-        assert not isinstance(said, Unavailable)
         assert set(addresses) >= set(said.daemons)
         return said.daemons
 
     monkeypatch.setattr(asking, "describe_all", describe_all)
-    with connecting_by(connected):
+    looks = {"describe_cluster": said.cluster, "recoveries": said.recoveries, "list_streams": said.streams}
+    with FakeClient(**looks).answering():
         yield
 
 
@@ -317,7 +302,7 @@ def test_the_exit_code_says_how_the_cluster_is(
     code: int,
     word: str,
 ) -> None:
-    with answering(monkeypatch, said):
+    with reporting(monkeypatch, said):
         assert run_app(app, ["cluster", "health"]) == code
         assert capsys.readouterr().out.splitlines()[0] == word
         assert run_app(app, ["cluster", "health", "--json"]) == code
@@ -329,7 +314,7 @@ def test_the_exit_code_says_how_the_cluster_is(
 def test_the_doctor_of_a_cluster_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with answering(monkeypatch, Unavailable("no coordinator can be reached")):
+    with reporting(monkeypatch, Unavailable("no coordinator can be reached")):
         assert run_app(app, ["doctor", "--bootstrap", "h:1"]) == 2
     assert "none that leads answers at h:1: no coordinator can be reached" in capsys.readouterr().out
 

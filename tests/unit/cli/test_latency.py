@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
 from kera.cli import _latency_text, latency
-from kera.cli._client import connecting_by
 from kera.cli._latency_text import BAR_CHARS, bars, in_ms
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.client import LatencyConstraint, LatencyDescription, LatencyHop
 from kera.core.errors import UnknownLatencyConstraint
+from tests.unit.cli.fake_client import FakeClient
 
 CONSTRAINT = LatencyConstraint("checkout", ("clicks", "group:enrich", "visits"), 300.0, 15_000, "mean")
 PATH = ", ".join(CONSTRAINT.path)
@@ -53,45 +52,13 @@ VIOLATED = LatencyDescription(
 )
 
 
-class FakeClient:
-    """A client, and its face for latency constraints, of a cluster with one of them."""
-
-    def __init__(self) -> None:
-        self.latency = self
-        self.known = [VIOLATED]
-        self.done: list[Any] = []
-        self.looks = 0
-
-    async def create(self, name: str, **fields: Any) -> LatencyConstraint:
-        self.done.append((name, fields))
-        return CONSTRAINT
-
-    async def alter(self, name: str, **fields: Any) -> LatencyConstraint:
-        self.done.append((name, {key: value for key, value in fields.items() if value is not None}))
-        return CONSTRAINT
-
-    async def delete(self, name: str) -> None:
-        self.done.append(name)
-
-    async def constraints(self) -> list[LatencyDescription]:
-        return [dataclasses.replace(each, hops=()) for each in self.known]
-
-    async def describe(self, name: str) -> LatencyDescription:
-        self.looks += 1
-        if self.looks > 2:  # a watch ends with this one
-            raise UnknownLatencyConstraint(f"there is no latency constraint {name!r}", name=name)
-        return self.known[0]
-
-
 @pytest.fixture
 def client() -> Iterator[FakeClient]:
-    made = FakeClient()
-
-    @contextlib.asynccontextmanager
-    async def connected(_: str, **__: Any) -> AsyncIterator[FakeClient]:
-        yield made
-
-    with connecting_by(connected):
+    """Of a cluster with one latency constraint, which is gone when it is looked at for the third time."""
+    gone = UnknownLatencyConstraint("there is no latency constraint 'checkout'", name="checkout")
+    made = FakeClient(constraints=[dataclasses.replace(VIOLATED, hops=())], describe=iter([VIOLATED, VIOLATED, gone]))
+    made.answers = {"create": CONSTRAINT, "alter": CONSTRAINT, "delete": None}
+    with made.answering():
         yield made
 
 
@@ -108,12 +75,13 @@ def test_a_constraint_is_made_of_what_people_write(client: FakeClient, capsys: p
     command = ["latency", "create", "checkout", "--path", "clicks,group:enrich , visits", "--limit", "300ms"]
     assert run_app(app, command) == 0
     assert run_app(app, [*command, "--window", "1min", "--p99"]) == 0
-    mean, p99 = client.done
+    mean, p99 = client.asked
     assert mean == (
+        "create",
         "checkout",
         {"path": list(CONSTRAINT.path), "limit_ms": 300, "window_ms": 15_000, "statistic": "mean"},
     )
-    assert (p99[1]["window_ms"], p99[1]["statistic"]) == (60_000, "p99")
+    assert (p99[-1]["window_ms"], p99[-1]["statistic"]) == (60_000, "p99")
     told = capsys.readouterr().out.splitlines()[0]
     assert told == "checkout: clicks, group:enrich, visits within 300 ms, for the mean over 15 s"
 
@@ -121,9 +89,9 @@ def test_a_constraint_is_made_of_what_people_write(client: FakeClient, capsys: p
 def test_what_is_not_named_is_not_altered(client: FakeClient) -> None:
     assert run_app(app, ["latency", "alter", "checkout", "--limit", "2s", "--p99"]) == 0
     assert run_app(app, ["latency", "alter", "checkout", "--path", "clicks", "--mean"]) == 0
-    assert client.done == [
-        ("checkout", {"limit_ms": 2000, "statistic": "p99"}),
-        ("checkout", {"path": ["clicks"], "statistic": "mean"}),
+    assert [given for *_, given in client.asked] == [
+        {"path": None, "limit_ms": 2000, "window_ms": None, "statistic": "p99"},
+        {"path": ["clicks"], "limit_ms": None, "window_ms": None, "statistic": "mean"},
     ]
 
 
@@ -152,7 +120,7 @@ def test_what_makes_no_sense_is_told_so(
 ) -> None:
     assert run_app(app, ["latency", *arguments]) == 2
     assert words in capsys.readouterr().err
-    assert client.done == []
+    assert client.asked == []
 
 
 def test_constraints_are_listed(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,16 +141,16 @@ def test_constraints_are_listed(client: FakeClient, capsys: pytest.CaptureFixtur
     assert run_app(app, ["latency", "list", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert (told["name"], told["limit_ms"], told["violations"], "hops" in told) == ("checkout", 300.0, 3, False)
-    client.known = []
+    client.looks["constraints"] = []
     assert run_app(app, ["latency", "list"]) == 0
     assert capsys.readouterr().err == "no latency constraints\n"
 
 
 def test_a_constraint_is_deleted_by_who_means_it(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["latency", "delete", "checkout"]) == 2
-    assert client.done == []
+    assert client.asked == []
     assert run_app(app, ["latency", "delete", "checkout", "--yes"]) == 0
-    assert client.done == ["checkout"]
+    assert client.asked == [("delete", "checkout")]
     assert capsys.readouterr().out == "deleted checkout\n"
 
 
@@ -225,7 +193,7 @@ def test_documents_have_everything(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_measured_leaves_no_bar(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
-    client.known = [LatencyDescription(CONSTRAINT, "broken", "stream 'clicks' is not there", 0, 0, 0, 0, ())]
+    client.looks["describe"] = LatencyDescription(CONSTRAINT, "broken", "stream 'clicks' is not there", 0, 0, 0, 0, ())
     assert run_app(app, ["latency", "describe", "checkout"]) == 0
     told = capsys.readouterr().out
     assert "broken: stream 'clicks' is not there" in told

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kera.cli._client import connecting_by
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.client.admin.access import Change, User
 from kera.client.admin.quotas import Quota
 from kera.core.errors import UnknownUser
+from tests.unit.cli.fake_client import FakeClient
 
 MIB = 1 << 20
 
 
-class FakeAccess:
-    """Quotas of a cluster that does what it is asked for; `client` has them."""
+class Quotas(FakeClient):
+    """Of a cluster that does what it is asked for."""
 
     def __init__(self) -> None:
         self.quotas = {
@@ -30,37 +29,25 @@ class FakeAccess:
             "bob": Quota(),
         }
         self.untold: tuple[str, ...] = ()
-        self.access = self.admin = self
+        super().__init__(
+            describe_cluster=SimpleNamespace(security=True),
+            users=lambda: [User(name, quota=quota) for name, quota in self.quotas.items() if name],
+            default_quota=lambda: self.quotas[""],
+            set_quota=self._set,
+            set_default_quota=lambda **limits: self._set("", **limits),
+        )
 
-    async def describe_cluster(self) -> Any:
-        return SimpleNamespace(security=True)
-
-    async def users(self) -> list[User]:
-        return [User(name, quota=quota) for name, quota in self.quotas.items() if name]
-
-    async def default_quota(self) -> Quota:
-        return self.quotas[""]
-
-    async def set_quota(self, name: str, **limits: Any) -> Change:
+    def _set(self, name: str, **limits: Any) -> Change:
         if name not in self.quotas:
             raise UnknownUser(f"there is no user {name!r}: kera user create makes one")
         self.quotas[name] = Quota(**limits)
         return Change(self.untold)
 
-    async def set_default_quota(self, **limits: Any) -> Change:
-        self.quotas[""] = Quota(**limits)
-        return Change(self.untold)
-
 
 @pytest.fixture
-def cluster() -> Iterator[FakeAccess]:
-    made = FakeAccess()
-
-    @contextlib.asynccontextmanager
-    async def connected(_: str, **__: Any) -> AsyncIterator[FakeAccess]:
-        yield made
-
-    with connecting_by(connected):
+def cluster() -> Iterator[Quotas]:
+    made = Quotas()
+    with made.answering():
         yield made
 
 
@@ -69,7 +56,7 @@ def kera(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, *capsys.readouterr()
 
 
-def test_limits_that_are_not_named_stay(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_that_are_not_named_stay(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
     assert kera(capsys, "set", "alice", "--bytes-out-per-s", "1.5MiB", "--streams", "none") == (
         0,
         "quota of alice: bytes in 1 MiB/s, bytes out 1.5 MiB/s\n",
@@ -83,13 +70,13 @@ def test_limits_that_are_not_named_stay(cluster: FakeAccess, capsys: pytest.Capt
     assert cluster.quotas[""] == Quota(requests_per_s=50)
 
 
-def test_the_last_limit_taken_away_clears_the_quota(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_limit_taken_away_clears_the_quota(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.quotas["alice"] = Quota(streams=1)
     ended = kera(capsys, "set", "alice", "--streams", "none")
     assert ended == (0, "quota of alice: cleared, so that the default one holds\n", "")
 
 
-def test_clear(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clear(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.untold = ("broker 3: connection refused",)
     assert kera(capsys, "clear", "alice") == (
         0,
@@ -130,7 +117,7 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str
+    cluster: Quotas, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str
 ) -> None:
     code, _, errors = kera(capsys, *arguments)
     assert code == 2
@@ -138,7 +125,7 @@ def test_what_makes_no_sense_is_refused(
     assert cluster.quotas["alice"].streams == 3
 
 
-def test_a_quota_is_for_users_that_there_are(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quota_is_for_users_that_there_are(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, errors = kera(capsys, "set", "carol", "--streams", "1")
     assert (code, errors) == (1, "kera: error: there is no user 'carol': kera user create makes one\n")
     assert "carol" not in cluster.quotas

@@ -1,66 +1,40 @@
 """`kera.cli.stream`: flags as calls of the admin, and what is printed. Against a cluster it is in tests/integration."""
 
-import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from kera.cli._client import connecting_by
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.client import EARLIEST, Position
 from kera.client.types import StreamDescription
+from tests.unit.cli.fake_client import FakeClient
 from tests.unit.client.support import description
 
 END = Position(1, 2, 640)
 
 
-class FakeClient:
-    """A client, and its admin: notes the calls, and has one stream."""
-
-    def __init__(self) -> None:
-        self.admin = self
-        self.calls: list[tuple[str, str, Any]] = []
-        self.patient = True
-        self.stream: StreamDescription = description(name="orders", streamlets=2, entries=2)
-
-    async def create_stream(self, name: str, **arguments: Any) -> StreamDescription:
-        self.calls.append(("create", name, arguments))
-        return self.stream
-
-    async def alter_stream(self, name: str, **changes: Any) -> None:
-        given = {field: value for field, value in changes.items() if value is not None}
-        self.calls.append(("alter", name, given))
-
-    async def truncate_stream(self, name: str, to: Any) -> dict[int, list[Position]]:
-        self.calls.append(("truncate", name, to))
-        starts: dict[int, list[Position]] = {0: [END, END], 1: [END, END]} if to == "latest" else to
-        return starts
-
-    async def describe(self, _: str) -> StreamDescription:
-        return self.stream
-
-    async def list_streams(self) -> list[StreamDescription]:
-        return [self.stream]
-
-    async def bounds(self, _: str) -> dict[int, list[Any]]:
-        return {}
+def truncated(_: str, to: Any) -> dict[int, list[Position]]:
+    starts: dict[int, list[Position]] = {0: [END, END], 1: [END, END]} if to == "latest" else to
+    return starts
 
 
 @pytest.fixture
 def client() -> Iterator[FakeClient]:
-    made = FakeClient()
-
-    @contextlib.asynccontextmanager
-    async def connected(_: str, *, patient: bool = True) -> AsyncIterator[FakeClient]:
-        made.patient = patient
+    made = FakeClient(bounds={})
+    has(made, description(name="orders", streamlets=2, entries=2))
+    made.answers |= {"alter_stream": None, "truncate_stream": truncated}
+    with made.answering():
         yield made
 
-    with connecting_by(connected):
-        yield made
+
+def has(client: FakeClient, stream: StreamDescription) -> None:
+    """The cluster has this stream."""
+    client.looks |= {"describe": stream, "list_streams": [stream]}
+    client.answers["create_stream"] = stream
 
 
 def run(*arguments: str) -> None:
@@ -83,7 +57,7 @@ def test_a_stream_is_created_without_retention_or_with_it(client: FakeClient) ->
 
     assert [
         {field: value for field, value in arguments.items() if field.startswith("retention_")}
-        for _, _, arguments in client.calls
+        for _, _, arguments in client.asked
     ] == [
         {"retention_ms": 0, "retention_bytes": 0, "retention_consumer_groups": [], "retention_consumed": False},
         {
@@ -100,26 +74,26 @@ def test_a_stream_is_created_with_replication_or_leaves_it_open(
 ) -> None:
     run("create", "orders")
     assert capsys.readouterr().out == "created orders: id 7, 2 streamlets on broker 3\n"
-    client.stream = description(name="orders", streamlets=2, replication=2)
+    has(client, description(name="orders", streamlets=2, replication=2))
     run("create", "orders", "--replication", "2", "--virtual-logs", "4", "--durability", "leader")
 
     assert capsys.readouterr().out == "created orders: id 7, 2 streamlets on broker 3, copies on 2 backups\n"
     assert [
         tuple(arguments[field] for field in ("replication", "virtual_logs", "durability"))
-        for _, _, arguments in client.calls
+        for _, _, arguments in client.asked
     ] == [(None, 1, None), (2, 4, "leader")]
-    assert not client.patient  # who waits at a terminal is told soon that there are too few backups
+    assert not client.options["patient"]  # who waits at a terminal is told soon that there are too few backups
 
 
 def test_a_stream_shows_its_replication(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     run("describe", "orders")
     assert "replication  none" in capsys.readouterr().out.splitlines()
-    client.stream = description(name="orders", replication=2, virtual_logs=1)
+    has(client, description(name="orders", replication=2, virtual_logs=1))
     run("describe", "orders")
     assert "replication  on 2 backups, through 1 virtual log on each broker" in capsys.readouterr().out.splitlines()
 
     assert "priority" not in capsys.readouterr().out
-    client.stream = description(name="orders", replication=2, virtual_logs=1, memory_priority=2, replication_priority=1)
+    has(client, description(name="orders", replication=2, virtual_logs=1, memory_priority=2, replication_priority=1))
     run("describe", "orders")
     assert "priority     memory 2, replication 1" in capsys.readouterr().out.splitlines()
 
@@ -154,13 +128,15 @@ def test_only_what_is_given_is_altered(
     client: FakeClient, flags: list[str], changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("alter", "orders", *flags)
-    assert client.calls == [("alter", "orders", changes)]
+    ((method, stream, given),) = client.asked
+    assert (method, stream) == ("alter_stream", "orders")
+    assert {field: value for field, value in given.items() if value is not None} == changes
     assert capsys.readouterr().out == "altered orders\n"
 
 
 def test_all_of_a_stream_goes(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     run("truncate", "orders", "--all", "--yes")
-    assert client.calls == [("truncate", "orders", "latest")]
+    assert client.asked == [("truncate_stream", "orders", "latest")]
     assert capsys.readouterr().out.splitlines() == [
         "STREAMLET  ENTRY  START (GROUP/SEGMENT+OFFSET)",
         "        0      0  1/2+640",
@@ -173,7 +149,7 @@ def test_all_of_a_stream_goes(client: FakeClient, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(("flags", "entries"), [([], [END]), (["--entry", "1"], [EARLIEST, END])])
 def test_the_oldest_of_an_entry_goes(client: FakeClient, flags: list[str], entries: list[Position]) -> None:
     run("truncate", "orders", "--streamlet", "1", *flags, "--to", "1/2+640", "--yes")
-    assert client.calls == [("truncate", "orders", {1: entries})]
+    assert client.asked == [("truncate_stream", "orders", {1: entries})]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +158,7 @@ def test_the_oldest_of_an_entry_goes(client: FakeClient, flags: list[str], entri
 def test_a_description_shows_which_times_are_taken(
     client: FakeClient, capsys: pytest.CaptureFixture[str], ahead_ms: int, told: str
 ) -> None:
-    client.stream = description(name="orders", epoch_ms=1000, epoch_grace_ms=500, timestamp_ahead_max_ms=ahead_ms)
+    has(client, description(name="orders", epoch_ms=1000, epoch_grace_ms=500, timestamp_ahead_max_ms=ahead_ms))
     run("describe", "orders")
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("epochs"))
     assert line.endswith(f"of 1 s, closed by the clock after 500 ms, {told}")
@@ -192,12 +168,15 @@ def test_a_description_shows_retention_if_there_is_any(client: FakeClient, capsy
     run("describe", "orders")
     assert "retention" not in capsys.readouterr().out
 
-    client.stream = description(
-        name="orders",
-        retention_ms=60_000,
-        retention_bytes=3 << 20,
-        retention_consumer_groups=["loader", "audit"],
-        retention_consumed=True,
+    has(
+        client,
+        description(
+            name="orders",
+            retention_ms=60_000,
+            retention_bytes=3 << 20,
+            retention_consumer_groups=["loader", "audit"],
+            retention_consumed=True,
+        ),
     )
     run("describe", "orders")
     lines = capsys.readouterr().out.splitlines()

@@ -1,0 +1,59 @@
+"""A client for commands that does not connect: it answers as a test says, and notes what it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Self
+
+from kera.cli._client import connecting_by
+
+
+class FakeClient:
+    """A client, and each of its faces.
+
+    An answer is a value, an error to raise, a function of what is asked, or an iterator of answers.
+    """
+
+    def __init__(self, **looks: Any) -> None:
+        """`looks`: answers, by method, that are not noted."""
+        self.admin = self.access = self.latency = self
+        self.looks = looks
+        self.answers: dict[str, Any] = {}
+        """By method; what is asked is noted in `asked`."""
+        self.in_turn: list[Any] = []
+        """Answers to whatever is asked that has none of its own."""
+        self.asked: list[tuple[Any, ...]] = []
+        """Each with its method, what was given by place, and then by name, if anything was."""
+        self.options: dict[str, Any] = {}
+        """Given to the last connection."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def answer(*arguments: Any, **named: Any) -> Any:
+            if name in self.looks:
+                found = self.looks[name]
+            else:
+                found = self.answers[name] if name in self.answers else self.in_turn.pop(0)
+                if not isinstance(found, Exception):
+                    self.asked.append((name, *arguments, *([named] if named else [])))
+            if isinstance(found, Iterator):
+                found = next(found)
+            if isinstance(found, Exception):
+                raise found
+            return found(*arguments, **named) if callable(found) else found
+
+        return answer
+
+    @contextlib.contextmanager
+    def answering(self, error: Exception | None = None) -> Iterator[Self]:
+        """Within it, commands have this client, or cannot connect."""
+
+        @contextlib.asynccontextmanager
+        async def connected(_: str, **options: Any) -> AsyncIterator[Self]:
+            if error is not None:
+                raise error
+            self.options = options
+            yield self
+
+        with connecting_by(connected):
+            yield self
