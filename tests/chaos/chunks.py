@@ -11,24 +11,18 @@ With ``--structure`` no byte is spoilt: nodes, counts, null bits and places are 
 ``KERA_NATIVE=0`` in the environment that is done in Python (``make fuzz-structures``).
 
 Promised, and checked: each is opened, or refused with `CorruptChunk`; no process ends of it, none takes much memory.
-The work is done by children, so that one that is killed is found, and told with the seed of the chunk that did it.
+The work is done as `tests.fuzz.running` does it, in children: one that is killed is found, with the chunk that did it.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
 import random
-import resource
 import struct
-import subprocess
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+import zlib
 from decimal import Decimal
+from functools import cache
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -55,11 +49,14 @@ from tests.chaos.arrow_structures import restructured
 from tests.chaos.chunk_uses import HEADER, USES, Uses, records, reworked
 from tests.chaos.growing import GROWING, OTHERS, growing
 from tests.chaos.lean_structures import structured
+from tests.fuzz import running
+from tests.fuzz.target import Target, outcome, random_of
 
-BATCH = 10_000
-"""Chunks that one child opens."""
-MEMORY_BYTES_MAX = 3 << 30
-"""Address space of a child: what a chunk takes beyond this is found."""
+SLOW_S = 15.0
+"""With all values of a chunk, one by one."""
+LONG_S = 1e6
+NUMBER = struct.Struct("<I")
+"""Which of the sources a payload was made of, before it."""
 ROWS = 40
 VERSIONS = (ARROW_VERSION, LEAN_VERSION)
 CODECS = (Codec.NONE, Codec.NONE, Codec.LZ4, Codec.ZSTD)
@@ -362,65 +359,45 @@ def use(batch: pa.RecordBatch, uses: Uses = USES) -> str:
     return "read"
 
 
-def child(first: int, count: int, version: int | None, *, structure: bool) -> None:
-    """Open `count` chunks, and say how far it is: after each, so that the parent knows which one ended it."""
-    if "asan" not in os.environ.get("LD_PRELOAD", ""):  # which maps terabytes that it does not use
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    from_ = sources_of(version)
-    outcomes: Counter[str] = Counter()
-    for seed in range(first, first + count):
-        sys.stdout.write(f"{seed}\n")
-        sys.stdout.flush()
-        random_ = random.Random(seed)
-        source = random_.choice(from_)
-        try:
-            if structure:
-                outcomes[open_in_all_ways(source, misbuilt(source, random_), FEW_USES if seed % SOME else USES)] += 1
-            else:
-                outcomes[open_as_reader(source, mutated(source, random_))] += 1
-        except Exception as error:  # noqa: BLE001 - the parent tells which
-            outcomes[f"{type(error).__name__}: {str(error)[:100]}"] += 1
-            sys.stderr.write(f"seed {seed}: {error!r}\n")
-    sys.stdout.write(json.dumps(outcomes) + "\n")
+def _target(name: str, version: int | None, *, structure: bool) -> Target:
+    """What is spoilt, and opened: bytes, or structures."""
+
+    @cache
+    def found() -> list[Source]:
+        return sources_of(version)
+
+    def make(random_: random.Random) -> bytes:
+        at = random_.randrange(len(found()))
+        return NUMBER.pack(at) + (misbuilt if structure else mutated)(found()[at], random_)
+
+    def run(data: bytes) -> str:
+        source, payload = found()[NUMBER.unpack_from(data)[0]], data[NUMBER.size :]
+        if not structure:
+            return open_as_reader(source, payload)
+        return open_in_all_ways(source, payload, FEW_USES if zlib.crc32(payload) % SOME else USES)
+
+    return Target(name, make, run, slow_s=SLOW_S)
 
 
-def run(
-    examples: int,
-    seed: int,
-    version: int | None = None,
-    *,
-    structure: bool = False,
-    tell: Callable[[str], None] = print,
-) -> tuple[Counter[str], list[str]]:
-    """Open so many; how often what became of them, and what ended a child."""
-    outcomes: Counter[str] = Counter()
-    ended: list[str] = []
-    for first, count in _parts(seed, examples):
-        at, left = first, count
-        while left > 0:
-            command = [sys.executable, "-m", "tests.chaos.chunks", "--child", str(at), str(left)]
-            command += ["--structure"] * structure
-            command += [] if version is None else ["--version", str(version)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            lines = done.stdout.splitlines()
-            if done.returncode == 0:
-                outcomes.update(json.loads(lines[-1]))
-                for line in done.stderr.splitlines():
-                    if line.startswith("seed "):
-                        tell(line)
-                break
-            last = int(lines[-1])
-            ended.append(f"seed {last}: ended with {done.returncode}: {done.stderr[-300:]}")
-            tell(ended[-1])
-            left -= last + 1 - at
-            at = last + 1
-    return outcomes, ended
+TARGETS = {
+    name: _target(name, version, structure=kind == "structures")
+    for kind in ("bytes", "structures")
+    for version in (None, *VERSIONS)
+    for name in [f"{kind}-{version or 'all'}"]
+}
 
 
-def _parts(first: int, count: int) -> Iterator[tuple[int, int]]:
-    for at in range(first, first + count, BATCH):
-        yield at, min(BATCH, first + count - at)
+def target_of(version: int | None, *, structure: bool) -> Target:
+    """One of the targets."""
+    return TARGETS[f"{'structures' if structure else 'bytes'}-{version or 'all'}"]
+
+
+def run(examples: int, seed: int, version: int | None = None, *, structure: bool = False) -> running.Report:
+    """Open so many; what is no error of a corrupt chunk is a defect."""
+    target = target_of(version, structure=structure)
+    report = running.run(target, seed, LONG_S, inputs_max=examples, module="tests.chaos.chunks")
+    report.defects += sorted(set(report.outcomes) - {"read", CorruptChunk.code})
+    return report
 
 
 def main() -> int:
@@ -428,26 +405,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--examples", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--child", type=int, nargs=2, metavar=("FIRST", "COUNT"), help=argparse.SUPPRESS)
     parser.add_argument("--structure", action="store_true", help="spoil no bytes, but what they say")
     parser.add_argument("--version", type=int, choices=VERSIONS, help="of the format; without it both")
+    parser.add_argument("--again", type=int, metavar="NUMBER", help="only this input, which a defect has named")
     arguments = parser.parse_args()
-    if arguments.child:
-        first, count = arguments.child
-        child(first, count, arguments.version, structure=arguments.structure)
+    if arguments.again is not None:
+        target = target_of(arguments.version, structure=arguments.structure)
+        print(outcome(target, target.make(random_of(target.name, arguments.seed, arguments.again))))
         return 0
-    begun_s = time.monotonic()
-    outcomes, ended = run(arguments.examples, arguments.seed, arguments.version, structure=arguments.structure)
-    took_s = time.monotonic() - begun_s
-    print(f"{arguments.examples} chunks in {took_s:.0f} s, {describe()}: {dict(outcomes.most_common())}")
-    wrong = set(outcomes) - {"read", "corrupt_chunk"}
-    if ended or wrong:
-        print(f"FAILED: {len(ended)} processes ended; {sorted(wrong)}")
-        return 1
-    print("PASSED: each was read, or refused by its name")
-    return 0
+    report = run(arguments.examples, arguments.seed, arguments.version, structure=arguments.structure)
+    print(describe(), report, *report.defects, sep="\n")
+    print("FAILED" if report.defects else "PASSED: each was read, or refused by its name")
+    return bool(report.defects)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
-        sys.exit(main())
+    sys.exit(main())
