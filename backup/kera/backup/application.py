@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kera.backup.engine import Engine
@@ -32,7 +31,7 @@ from kera.server.access.guard import Door
 from kera.server.access.settings import guard_of, secure_daemon
 from kera.server.feature_level import FEATURE_LEVEL
 from kera.server.monitoring.monitor import Monitor
-from kera.server.network import Offer, listen, room_of
+from kera.server.network import Offer, Place, listen, room_of
 from kera.v1 import common_pb2
 
 CONNECTION_WEIGHTS = {"frames": 3, "grpc": 1}
@@ -44,17 +43,6 @@ BEATS_UNTIL_TOLD = 1.25
 """Heartbeat intervals after which every broker has heard that this backup stops, and opens nothing here any more."""
 HANDOVER_CHECK_S = 0.02
 """Between two looks whether brokers still have something open here."""
-
-
-class Place(NamedTuple):
-    """A backup's data directory and monitor, and what ties it to the coordinator."""
-
-    data_dir: Path
-    directory: BackupDirectory
-    monitor: Monitor
-    metrics: dict[str, str]
-    """Where its metrics are."""
-    ties: AsyncExitStack
 
 
 class Parts(NamedTuple):

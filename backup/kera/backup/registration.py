@@ -40,7 +40,7 @@ class BackupRegistration(registration.Registration):
     def __init__(
         self,
         coordinator: str,
-        directory: BackupDirectory,
+        directory: data_dir.DataDirectory,
         chosen_id: int = 0,
         *,
         access_version: Callable[[], int] = lambda: 0,

@@ -52,24 +52,13 @@ from kera.server.access.guard import Door
 from kera.server.access.settings import guard_of, secure_daemon
 from kera.server.feature_level import FEATURE_LEVEL
 from kera.server.monitoring.monitor import Monitor
-from kera.server.network import Offer, listen, room_of
+from kera.server.network import Offer, Place, listen, room_of
 from kera.v1 import common_pb2
 
 CONNECTION_WEIGHTS = {"frames": 2, "grpc": 1, "push": 1}
 """How connections are divided among those who ask for them."""
 
 log = get_logger("kera.broker")
-
-
-class Place(NamedTuple):
-    """A broker's data directory and monitor, and what ties it to the coordinator."""
-
-    data_dir: Path
-    directory: BrokerDirectory
-    monitor: Monitor
-    metrics: dict[str, str]
-    """Where its metrics are."""
-    ties: AsyncExitStack
 
 
 class Parts(NamedTuple):

@@ -51,7 +51,7 @@ class BrokerRegistration(registration.Registration):
     def __init__(  # noqa: PLR0913 - what it tells, and whom
         self,
         coordinator: str,
-        directory: BrokerDirectory,
+        directory: data_dir.DataDirectory,
         on_backups: OnBackups = lambda _: None,
         *,
         leader: CoordinatorEpoch | None = None,

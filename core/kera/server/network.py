@@ -12,6 +12,7 @@ from pydantic import ByteSize, Field, model_validator
 from kera.core.base.address import advertised_address, host_of
 from kera.core.base.process import descriptor_limit
 from kera.core.base.settings import MIB, setting
+from kera.core.data_dir import DataDirectory
 from kera.core.rpc import Service
 from kera.core.rpc.arriving import ARRIVING_BYTES_MAX
 from kera.core.rpc.connections import connections_max, parts_of
@@ -23,6 +24,7 @@ from kera.core.runtime import OpenInterface, Runtime
 from kera.server.access.guard import Door
 from kera.server.access.settings import DaemonAccessSettings
 from kera.server.daemon import STOP_TIMEOUT_S
+from kera.server.monitoring.monitor import Monitor
 
 MESSAGE_BYTES_MAX = 1024 * MIB
 """gRPC counts bytes of a message in 31 bits."""
@@ -120,6 +122,17 @@ class MemberSettings(NetworkSettings):
     def _advertised(self, name: str, address: str, port: int) -> str:
         with setting(name):
             return advertised_address(address, self.host, port)
+
+
+class Place(NamedTuple):
+    """The data directory and monitor of a broker or a backup, and what ties it to the coordinator."""
+
+    data_dir: Path
+    directory: DataDirectory
+    monitor: Monitor
+    metrics: dict[str, str]
+    """Where its metrics are."""
+    ties: AsyncExitStack
 
 
 class Offer(NamedTuple):
