@@ -146,7 +146,7 @@ WALL_CLOCK = {
     "client/kera/cli/consume.py": "--since 5m is that long before now",
     "client/kera/cli/epochs.py": "how far entries are behind, as shown",
     "client/kera/cli/group/__init__.py": "how old the oldest unread record is, as shown",
-    "client/kera/cli/group/_resets.py": "--to 2h is that long before now",
+    "client/kera/cli/group/resets.py": "--to 2h is that long before now",
     "client/kera/console/pages/streams.py": "how far entries are behind, as shown",
     "client/kera/cli/top/_collector.py": "when a sample was taken, as shown",
     "client/kera/cli/top/_polling.py": "since when somebody has not answered, as shown",

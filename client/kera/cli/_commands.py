@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import typer
@@ -13,6 +15,7 @@ import typer.core
 
 from kera.cli._client import CONTEXT_OPTION, in_context
 from kera.cli._output import JSON_OPTION
+from kera.cli._run import run_async
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,8 +41,22 @@ class Commands(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[typer.core.TyperCommand] | None = Command, **options: Any
     ) -> Callable[[F], F]:
-        """As typer's."""
-        return super().command(name, cls=cls, **options)
+        """As typer's; a function that is asynchronous is run in an event loop."""
+        register = super().command(name, cls=cls, **options)
+
+        def add(function: F) -> F:
+            register(_in_event_loop(function) if inspect.iscoroutinefunction(function) else function)
+            return function
+
+        return add
+
+
+def _in_event_loop(function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(**options: Any) -> Any:
+        return run_async(function(**options))
+
+    return run
 
 
 def _json(as_json: bool = JSON_OPTION) -> None:

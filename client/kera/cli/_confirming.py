@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from kera.cli._run import UsageError
+from kera.cli._run import UsageError, ended_by_signals
 
 YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask for confirmation.")
 
@@ -21,4 +21,5 @@ def confirm(doing: str, question: str, *, yes: bool) -> None:
     """Ask, unless the answer is `yes`. Raises `UsageError` where there is nobody to ask, `typer.Abort` for a no."""
     check_can_ask(doing, yes=yes)
     if not yes:
-        typer.confirm(question, abort=True)
+        with ended_by_signals():
+            typer.confirm(question, abort=True)

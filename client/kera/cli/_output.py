@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import enum
 import json
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import typer
 
 from kera.cli._run import UsageError
+from kera.cli._table import table
 
 _JSON_GIVEN = "kera.cli.json"
 
@@ -66,6 +69,28 @@ def rendered(document: Any, output: Output, *, indent: int | None = 2) -> str:
 def show_document(document: Any, output: Output, *, indent: int | None = 2) -> None:
     """Print the document."""
     print(rendered(document, output, indent=indent))
+
+
+def show_result(document: Any, text: str, output: Output, *, indent: int | None = 2) -> None:
+    """Print the document, or for people the text."""
+    print(rendered(document, output, indent=indent) if output.is_document else text)
+
+
+def show_list(
+    documents: Iterable[Any],
+    heading: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    output: Output,
+    *,
+    none: str | None = None,
+) -> None:
+    """Print all `documents` as one, or for people a table. `none`: a remark in place of an empty table."""
+    if output.is_document:
+        show_document(list(documents), output)
+    elif rows or none is None:
+        print(table(heading, rows))
+    else:
+        print(none, file=sys.stderr)
 
 
 def _as_yaml(document: Any) -> str:

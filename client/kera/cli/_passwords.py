@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 
 from kera.cli._access import warn
-from kera.cli._run import UsageError
+from kera.cli._run import UsageError, ended_by_signals
 
 VARIABLE = "KERA_USER_PASSWORD"
 STANDARD_INPUT = "-"
@@ -30,6 +30,7 @@ NO_PASSWORD_OPTION = typer.Option(
 )
 
 
+@ended_by_signals()
 def new_password(user: str, file: str | None, *, none: bool) -> str | None:
     """The password that a user is to have; None: none. White space around it is no part of it, as where it is shown.
 

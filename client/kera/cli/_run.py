@@ -1,8 +1,8 @@
 """Runs a command, and turns every outcome into an exit code and at most one line of text.
 
 `run_app` is for the whole command line, `run_async` for a command that needs an event loop, `interruptible` for one
-that needs none, `command_line` for a block that reads arguments, `extra` for a block that imports what an optional
-extra installs.
+that needs none, `ended_by_signals` for a block that waits for a person, `command_line` for a block that reads
+arguments, `extra` for a block that imports what an optional extra installs.
 """
 
 from __future__ import annotations
@@ -153,6 +153,20 @@ def interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Around a wait for what a person types: a signal ends it. An event loop would see the signal only behind it."""
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in _ENDING}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    wakeup = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _configure_logging(level: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +11,14 @@ import typer
 from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
 from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
-from kera.cli._run import UsageError, command_line, run_async
+from kera.cli._output import OUTPUT_OPTION, Output, show_list, show_result
+from kera.cli._run import UsageError, command_line
 from kera.cli._streams import fail
-from kera.cli._table import format_time, table
+from kera.cli._table import format_time
 from kera.core.errors import KeraError
 
 if TYPE_CHECKING:
-    from kera.client.admin.access import Check, Granted, Operation, Revoked, Rule
+    from kera.client.admin.access import Operation, Revoked, Rule
 
 app = Commands(help="Grant, revoke and list rights, and check whether a user has a right.", no_args_is_help=True)
 
@@ -39,7 +38,7 @@ DENY_HELP = "Forbid it. Such a rule overrides all rules that allow it."
 
 
 @app.command()
-def grant(
+async def grant(
     principal: str = typer.Argument(..., metavar="PRINCIPAL", help=PRINCIPAL_HELP),
     operations: str = typer.Argument(..., metavar="OPERATION[,OPERATION]...", help=OPERATIONS_HELP),
     resource: str = typer.Argument(..., metavar="RESOURCE", help=RESOURCE_HELP),
@@ -54,36 +53,18 @@ def grant(
     operations are added to it.
     """
     wanted = _checked(principal, operations, resource)
-    run_async(_grant(bootstrap, cluster_secret_file, principal, wanted, resource, deny, output))
-
-
-async def _grant(
-    bootstrap: str,
-    cluster_secret_file: Path | None,
-    principal: str,
-    operations: list[Operation],
-    resource: str,
-    deny: bool,
-    output: Output,
-) -> None:
     async with changing(bootstrap, cluster_secret_file) as access:
-        done = await access.grant(principal, operations, resource, deny=deny)
-        _print_granted(done, output)
-
-
-def _print_granted(done: Granted, output: Output) -> None:
-    if output.is_document:
-        show_document({**dataclasses.asdict(done.rule), "untold": done.change.untold}, output)
-    else:
-        print(f"rule {done.rule.rule_id}: {_text(done.rule)}")
-    if done.remark:
-        warn(done.remark)
-    meaning = "what it forbids may go on" if done.rule.deny else "what it allows may be refused"
-    warn_of_untold(done.change.untold, meaning)
+        done = await access.grant(principal, wanted, resource, deny=deny)
+        document = {**dataclasses.asdict(done.rule), "untold": done.change.untold}
+        show_result(document, f"rule {done.rule.rule_id}: {_text(done.rule)}", output)
+        if done.remark:
+            warn(done.remark)
+        meaning = "what it forbids may go on" if done.rule.deny else "what it allows may be refused"
+        warn_of_untold(done.change.untold, meaning)
 
 
 @app.command()
-def revoke(
+async def revoke(
     principal: str | None = typer.Argument(None, metavar="[PRINCIPAL]", help=PRINCIPAL_HELP),
     operations: str | None = typer.Argument(None, metavar="[OPERATION[,OPERATION]...]", help=OPERATIONS_HELP),
     resource: str | None = typer.Argument(None, metavar="[RESOURCE]", help=RESOURCE_HELP),
@@ -98,31 +79,16 @@ def revoke(
     if rule:
         if principal is not None or deny:
             raise UsageError("--rule says all of it: give it alone")
-        run_async(_revoke_rules(bootstrap, cluster_secret_file, rule))
+        async with changing(bootstrap, cluster_secret_file) as access:
+            _print_revoked(await access.revoke_rules(rule), [])
         return
     if principal is None or operations is None or resource is None:
         raise UsageError(
             "give a PRINCIPAL, an OPERATION and a RESOURCE, as they were granted, or --rule; kera acl list shows all"
         )
     wanted = [] if operations == ALL else _checked(principal, operations, resource)
-    run_async(_revoke(bootstrap, cluster_secret_file, principal, wanted, resource, deny))
-
-
-async def _revoke_rules(bootstrap: str, cluster_secret_file: Path | None, rule_ids: list[int]) -> None:
     async with changing(bootstrap, cluster_secret_file) as access:
-        _print_revoked(await access.revoke_rules(rule_ids), [])
-
-
-async def _revoke(
-    bootstrap: str,
-    cluster_secret_file: Path | None,
-    principal: str,
-    operations: list[Operation],
-    resource: str,
-    deny: bool,
-) -> None:
-    async with changing(bootstrap, cluster_secret_file) as access:
-        _print_revoked(await access.revoke(principal, resource, operations, deny=deny), operations)
+        _print_revoked(await access.revoke(principal, resource, wanted, deny=deny), wanted)
 
 
 def _print_revoked(done: Revoked, operations: list[Operation]) -> None:
@@ -138,7 +104,7 @@ def _print_revoked(done: Revoked, operations: list[Operation]) -> None:
 
 
 @app.command("list")
-def list_(
+async def list_(
     principal: str = typer.Option("", "--principal", help="Only rules that count for it, with those of its roles."),
     resource: str = typer.Option("", "--resource", help="Only rules that are about it, with those of its prefixes."),
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
@@ -146,20 +112,8 @@ def list_(
     output: Output = OUTPUT_OPTION,
 ) -> None:
     """List the rules; who does not administer the cluster sees those about itself."""
-    run_async(_list(bootstrap, cluster_secret_file, principal, resource, output))
-
-
-async def _list(
-    bootstrap: str, cluster_secret_file: Path | None, principal: str, resource: str, output: Output
-) -> None:
     async with reading(bootstrap, cluster_secret_file) as access:
         rules = await access.rules(principal, resource)
-    if output.is_document:
-        show_document([dataclasses.asdict(each) for each in rules], output)
-        return
-    if not rules:
-        print("no such rules" if principal or resource else "no rules", file=sys.stderr)
-        return
     heading = ("RULE", "PRINCIPAL", "MAY", "OPERATIONS", "RESOURCE", "CREATED", "BY")
     rows = [
         (
@@ -173,11 +127,12 @@ async def _list(
         )
         for each in rules
     ]
-    print(table(heading, rows))
+    none = "no such rules" if principal or resource else "no rules"
+    show_list(map(dataclasses.asdict, rules), heading, rows, output, none=none)
 
 
 @app.command()
-def check(
+async def check(
     operation: str = typer.Argument(..., metavar="OPERATION", help="Operation to check, such as read."),
     resource: str = typer.Argument(..., metavar="RESOURCE", help="Its resource, such as stream:orders."),
     principal: str = typer.Option("", "--principal", metavar="PRINCIPAL", help="User: user:NAME. Default: yourself."),
@@ -188,24 +143,16 @@ def check(
     """Ask whether somebody may do something, and by which rule. Exit code 0: yes, 1: no, 2: it could not be asked."""
     (wanted,) = _operations(operation, resource, most=1)
     try:
-        said = run_async(_check(bootstrap, cluster_secret_file, wanted, resource, principal))
+        async with reading(bootstrap, cluster_secret_file) as access:
+            said = await access.check(wanted, resource, principal)
+    except UsageError:
+        raise
     except KeraError as error:
-        if isinstance(error, UsageError):
-            raise
         return fail(error.message, EXIT_UNKNOWN)
-    if output.is_document:
-        show_document(said._asdict(), output)
-    else:
-        answer = "yes" if said.allowed else "no"
-        print(f"may {principal or _myself()} {wanted} {resource}? {answer}: {said.reason}")
+    answer = "yes" if said.allowed else "no"
+    text = f"may {principal or _myself()} {wanted} {resource}? {answer}: {said.reason}"
+    show_result(said._asdict(), text, output)
     return 0 if said.allowed else EXIT_NO
-
-
-async def _check(
-    bootstrap: str, cluster_secret_file: Path | None, operation: Operation, resource: str, principal: str
-) -> Check:
-    async with reading(bootstrap, cluster_secret_file) as access:
-        return await access.check(operation, resource, principal)
 
 
 def _myself() -> str:

@@ -14,7 +14,7 @@ import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._output import OUTPUT_OPTION, Output, show_document, show_result
 from kera.cli._paths import file_to_replace, path_of
 from kera.cli._run import UsageError, extra, run_async
 from kera.cli._table import fields, format_time, table
@@ -36,12 +36,8 @@ POLL_INTERVAL_S = 0.5
 
 
 @app.command()
-def describe(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
+async def describe(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
     """Show the brokers and backups, and which are alive."""
-    run_async(_describe(bootstrap, output))
-
-
-async def _describe(bootstrap: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         cluster = await client.admin.describe_cluster()
     if output.is_document:
@@ -132,15 +128,11 @@ def _life(member: BrokerDescription | BackupDescription) -> str:
 
 
 @app.command()
-def health(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> int:
+async def health(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> int:
     """Check the cluster: exit code 0 if it is healthy, 1 if it is degraded, 2 if it is broken or cannot be reached.
 
     Asks the coordinator and all daemons, and says what to do.
     """
-    return run_async(_health(bootstrap, output))
-
-
-async def _health(bootstrap: str, output: Output) -> int:
     from kera.cli.diagnosis.asking import look
     from kera.client.diagnosis import cluster, findings
 
@@ -152,15 +144,14 @@ async def _health(bootstrap: str, output: Output) -> int:
         found = cluster.unreachable(bootstrap, error)
     severity = findings.worst(found)
     word = HEALTH_WORDS[severity]
-    if output.is_document:
-        show_document({"health": word, "findings": findings.document(found)}, output)
-    else:
-        print(word, *findings.lines(found), sep="\n")
+    show_result(
+        {"health": word, "findings": findings.document(found)}, "\n".join((word, *findings.lines(found))), output
+    )
     return int(severity)
 
 
 @app.command()
-def move(
+async def move(
     stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
     streamlet: int = typer.Argument(..., min=0, metavar="STREAMLET", help="Number of the streamlet."),
     broker_id: int = typer.Argument(..., min=1, metavar="BROKER_ID", help="Target broker."),
@@ -171,34 +162,20 @@ def move(
 
     Producers and consumers keep running; existing records stay where they are.
     """
-    run_async(_move(bootstrap, stream, streamlet, broker_id, output))
-
-
-async def _move(bootstrap: str, stream: str, streamlet: int, broker_id: int, output: Output) -> None:
     async with connected(bootstrap) as client:
         moved = await client.admin.move_streamlet(stream, streamlet, broker_id)
-    if output.is_document:
-        show_document(
-            {"stream": stream, "streamlet": streamlet, "broker": broker_id, "stall_us": moved.stall_us},
-            output,
-            indent=None,
-        )
-    else:
-        stall = f"appends paused for {moved.stall_us / 1000:.1f} ms" if moved.stall_us else "it was already there"
-        print(f"broker {broker_id} owns streamlet {streamlet} of {stream}; {stall}")
+    stall = f"appends paused for {moved.stall_us / 1000:.1f} ms" if moved.stall_us else "it was already there"
+    document = {"stream": stream, "streamlet": streamlet, "broker": broker_id, "stall_us": moved.stall_us}
+    show_result(document, f"broker {broker_id} owns streamlet {streamlet} of {stream}; {stall}", output, indent=None)
 
 
 @app.command()
-def rebalance(
+async def rebalance(
     dry_run: bool = typer.Option(False, "--dry-run", help="Only show the moves and their reasons."),
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
     """Move streamlets to balance the load of the brokers."""
-    run_async(_rebalance(bootstrap, dry_run, output))
-
-
-async def _rebalance(bootstrap: str, dry_run: bool, output: Output) -> None:
     async with connected(bootstrap) as client:
         done = await client.admin.rebalance(dry_run=dry_run)
     if output.is_document:
@@ -234,7 +211,7 @@ def _why(reason: str, error: str | None) -> str:
 
 
 @app.command()
-def drain(
+async def drain(
     member: str = typer.Argument(..., metavar="broker-ID|backup-ID", help="Broker or backup to drain."),
     undo: bool = typer.Option(False, "--undo", help="Cancel the drain and return it to service."),
     wait: bool = typer.Option(
@@ -251,17 +228,7 @@ def drain(
     """
     if undo and wait:
         raise UsageError("--undo and --wait are mutually exclusive")
-    run_async(_drain(bootstrap, *_member(member), undo, wait, output))
-
-
-def _member(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(broker|backup)-(\d+)", text)
-    if match is None:
-        raise UsageError(f"{text!r} is neither broker-ID nor backup-ID; see kera cluster describe")
-    return match[1], int(match[2])
-
-
-async def _drain(bootstrap: str, kind: str, member_id: int, undo: bool, wait: bool, output: Output) -> None:
+    kind, member_id = _member(member)
     import asyncio
 
     async with connected(bootstrap) as client:
@@ -293,6 +260,13 @@ async def _drain(bootstrap: str, kind: str, member_id: int, undo: bool, wait: bo
             print(f"  {reason}")
 
 
+def _member(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(broker|backup)-(\d+)", text)
+    if match is None:
+        raise UsageError(f"{text!r} is neither broker-ID nor backup-ID; see kera cluster describe")
+    return match[1], int(match[2])
+
+
 def _remaining(status: DrainStatus) -> str:
     left = []
     if status.streamlets_owned:
@@ -305,7 +279,7 @@ def _remaining(status: DrainStatus) -> str:
 
 
 @app.command()
-def forget(
+async def forget(
     member: str = typer.Argument(..., metavar="broker-ID|backup-ID", help="Broker or backup to remove."),
     force: bool = typer.Option(
         False, "--force", help="Remove it even if that loses records or replicas; otherwise list them and do nothing."
@@ -317,23 +291,16 @@ def forget(
 
     The cluster stops waiting for it, and it cannot rejoin. Refused while it is alive, or its data are being recovered.
     """
-    run_async(_forget(bootstrap, *_member(member), force, output))
-
-
-async def _forget(bootstrap: str, kind: str, member_id: int, force: bool, output: Output) -> None:
+    kind, member_id = _member(member)
     async with connected(bootstrap) as client:
         ask = client.admin.forget_broker if kind == "broker" else client.admin.forget_backup
         lost = await ask(member_id, force=force)
-    if output.is_document:
-        show_document({kind: member_id, "lost": lost}, output)
-        return
-    print(f"forgot {kind} {member_id}")
-    for what in lost:
-        print(f"  lost: {what}")
+    text = "\n".join((f"forgot {kind} {member_id}", *(f"  lost: {what}" for what in lost)))
+    show_result({kind: member_id, "lost": lost}, text, output)
 
 
 @app.command()
-def adopt(
+async def adopt(
     stream: str = typer.Argument(
         "", metavar="[STREAM]", help="Name or id of the stream; if omitted, list such streams."
     ),
@@ -346,37 +313,25 @@ def adopt(
     Needed after the metadata were restored from an older backup. The stream keeps all its records; one that the
     metadata know loses those that other brokers have taken for it since the restore.
     """
-    run_async(_adopt(bootstrap, stream, name, output))
-
-
-async def _adopt(bootstrap: str, stream: str, name: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         if not stream:
             unknown = (await client.admin.describe_cluster()).unknown_streams
-            if output.is_document:
-                show_document([dataclasses.asdict(one) for one in unknown], output)
-            else:
-                print(_unknown_table(unknown) if unknown else "the metadata have all streams that brokers hold")
+            text = _unknown_table(unknown) if unknown else "the metadata have all streams that brokers hold"
+            show_result([dataclasses.asdict(one) for one in unknown], text, output)
             return
         adopted = await client.admin.adopt_stream(stream, name)
-    if output.is_document:
-        show_document({"stream": adopted.name, "stream_id": adopted.stream_id}, output, indent=None)
-    else:
-        print(f"adopted stream {adopted.name}, id {adopted.stream_id}")
+    document = {"stream": adopted.name, "stream_id": adopted.stream_id}
+    show_result(document, f"adopted stream {adopted.name}, id {adopted.stream_id}", output, indent=None)
 
 
 @app.command()
-def backup(
+async def backup(
     file: Path = typer.Argument(
         ..., metavar="FILE", parser=path_of("FILE"), help="File to write; replaced once the copy is complete."
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Back up the metadata to a file: streams, members, consumer groups, producers; not the records."""
-    run_async(_backup(bootstrap, file))
-
-
-async def _backup(bootstrap: str, file: Path) -> None:
     target = file_to_replace(file)  # before the cluster is asked
     async with connected(bootstrap) as client:
         copy = await client.admin.backup_metadata()
@@ -444,20 +399,12 @@ async def _restore(file: Path, where: dict[str, object], force: bool) -> None:
 
 
 @app.command()
-def recoveries(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
+async def recoveries(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
     """Show the progress and duration of recoveries of lost brokers."""
-    run_async(_recoveries(bootstrap, output))
-
-
-async def _recoveries(bootstrap: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         found = await client.admin.recoveries()
-    if output.is_document:
-        show_document([dataclasses.asdict(one) for one in found], output)
-    elif not found:
-        print("no recent recoveries")
-    else:
-        print("\n\n".join(map(_recovery, found)))
+    text = "\n\n".join(map(_recovery, found)) or "no recent recoveries"
+    show_result([dataclasses.asdict(one) for one in found], text, output)
 
 
 def _recovery(one: RecoveryDescription) -> str:

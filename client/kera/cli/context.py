@@ -14,10 +14,10 @@ from kera.cli import _contexts
 from kera.cli._access import warn
 from kera.cli._commands import Commands
 from kera.cli._contexts import CONTEXT_VARIABLE, Context
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._output import OUTPUT_OPTION, Output, show_list, show_result
 from kera.cli._paths import expanded_path
 from kera.cli._run import UsageError
-from kera.cli._table import fields, table
+from kera.cli._table import fields
 from kera.core.errors import InvalidArgument
 
 app = Commands(help="Keep named connections, and choose one.", no_args_is_help=True)
@@ -165,17 +165,12 @@ def use(
 def list_(output: Output = OUTPUT_OPTION) -> None:
     """List all contexts."""
     contexts = _contexts.load()
-    if output.is_document:
-        show_document([_document(contexts, name) for name in sorted(contexts.by_name)], output)
-        return
-    if not contexts.by_name:
-        print("no contexts", file=sys.stderr)
-        return
+    documents = [_document(contexts, name) for name in sorted(contexts.by_name)]
     rows = [
         ("*" if name == contexts.current else " ", name, each.bootstrap, each.user, "yes" if each.tls_ca else "no")
         for name, each in sorted(contexts.by_name.items())
     ]
-    print(table(("CURRENT", "NAME", "BOOTSTRAP", "USER", "TLS"), rows))
+    show_list(documents, ("CURRENT", "NAME", "BOOTSTRAP", "USER", "TLS"), rows, output, none="no contexts")
 
 
 @app.command()
@@ -192,13 +187,10 @@ def show(
     source = "" if name else CONTEXT_VARIABLE if variable else f"the current one of {_contexts.path()}"
     context = contexts.get(chosen, source)
     winners = _contexts.added(context, os.environ)[1]
-    if output.is_document:
-        show_document({**_document(contexts, chosen), "overridden_by": winners}, output)
-        return
     pairs: list[tuple[str, object]] = [("context", chosen + (" (current)" if chosen == contexts.current else ""))]
     pairs += [(LABELS[field], value) for field, value in dataclasses.asdict(context).items() if value]
     pairs += [("overridden by", ", ".join(winners))] if winners else []
-    print(fields(pairs))
+    show_result({**_document(contexts, chosen), "overridden_by": winners}, fields(pairs), output)
 
 
 def _document(contexts: _contexts.Contexts, name: str) -> dict[str, object]:

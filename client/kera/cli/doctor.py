@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kera.cli._client import is_given
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._output import OUTPUT_OPTION, Output, show_result
 from kera.cli._paths import path_of
 from kera.cli._run import UsageError, extra, interruptible, run_async
 from kera.cli._sizes import parse_size
@@ -99,10 +99,9 @@ def doctor(
                 raise UsageError("--tls-key, --tls-ca and --name need --tls-cert")
             found += _of_security(cluster_secret_file, config)
     severity = findings.worst(found)
-    if output.is_document:
-        show_document({"worst": severity.word, "findings": findings.document(found)}, output)
-    else:
-        print(*findings.lines(found), sep="\n")
+    show_result(
+        {"worst": severity.word, "findings": findings.document(found)}, "\n".join(findings.lines(found)), output
+    )
     return int(severity)
 
 

@@ -10,9 +10,9 @@ import typer
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._durations import parse_duration_ms
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
-from kera.cli._run import UsageError, run_async
-from kera.cli._table import format_time, table
+from kera.cli._output import OUTPUT_OPTION, Output, show_list
+from kera.cli._run import UsageError
+from kera.cli._table import format_time
 from kera.cli._times import parse_time_us
 from kera.core.base.spans import format_ms
 from kera.core.errors import InvalidArgument
@@ -31,7 +31,7 @@ EPOCHS_MAX = 1000
 
 
 @app.command("list")
-def list_(
+async def list_(
     name: str = NAME_ARGUMENT,
     epoch: str | None = LENGTH_OPTION,
     start: str = typer.Option("earliest", "--from", metavar="NUMBER|earliest", help="The first epoch."),
@@ -46,25 +46,16 @@ def list_(
     if start != "earliest" and not start.lstrip("-").isdigit():
         raise UsageError(f"--from: {start!r} is neither the number of an epoch nor earliest")
     length_ms = None if epoch is None else parse_duration_ms(epoch, name="--epoch")
-    first = "earliest" if start == "earliest" else int(start)
-    run_async(_list(bootstrap, name, length_ms, first, limit, digest=digest, output=output))
-
-
-async def _list(
-    bootstrap: str, name: str, length_ms: int | None, first: Any, limit: int, *, digest: bool, output: Output
-) -> None:
+    first: Any = "earliest" if start == "earliest" else int(start)
     found: list[dict[str, Any]] = []
     async with (
         connected(bootstrap) as client,
         client.epochs(name, epoch_ms=length_ms, start=first, end="latest") as epochs,
     ):
-        async for epoch in epochs:
-            found.append(_to_json(epoch, digest=digest))
+        async for each in epochs:
+            found.append(_to_json(each, digest=digest))
             if len(found) == limit:
                 break
-    if output.is_document:
-        show_document(found, output)
-        return
     heading = ("EPOCH", "FROM", "TO", "RECORDS", "LATE", *(["DIGEST"] if digest else []))
     rows = [
         (
@@ -74,7 +65,7 @@ async def _list(
         )
         for each in found
     ]
-    print(table(heading, rows))
+    show_list(found, heading, rows, output)
 
 
 def _to_json(epoch: Epoch, *, digest: bool) -> dict[str, Any]:
@@ -89,16 +80,12 @@ def _to_json(epoch: Epoch, *, digest: bool) -> dict[str, Any]:
 
 
 @app.command()
-def lag(
+async def lag(
     name: str = NAME_ARGUMENT,
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
     """Show up to which time each entry is settled: the one that is furthest behind holds up the next epoch."""
-    run_async(_lag(bootstrap, name, output))
-
-
-async def _lag(bootstrap: str, name: str, output: Output) -> None:
     from kera.client.epochs.settled import settled_entries
 
     async with connected(bootstrap) as client:
@@ -110,9 +97,6 @@ async def _lag(bootstrap: str, name: str, output: Output) -> None:
         )
     now_us = time.time_ns() // 1000
     entries = [_settled_to_json(stream, each, now_us) for each in settled_entries(stream.config, bounds)]
-    if output.is_document:
-        show_document(entries, output)
-        return
     rows = [
         (
             entry["streamlet"],
@@ -124,7 +108,7 @@ async def _lag(bootstrap: str, name: str, output: Output) -> None:
         )
         for entry in entries
     ]
-    print(table(("STREAMLET", "ENTRY", "BROKER", "SETTLED UP TO", "BEHIND", "BY"), rows))
+    show_list(entries, ("STREAMLET", "ENTRY", "BROKER", "SETTLED UP TO", "BEHIND", "BY"), rows, output)
 
 
 def _settled_to_json(stream: StreamDescription, each: Settled, now_us: int) -> dict[str, Any]:
@@ -139,7 +123,7 @@ def _settled_to_json(stream: StreamDescription, each: Settled, now_us: int) -> d
 
 
 @app.command()
-def punctuate(
+async def punctuate(
     name: str = NAME_ARGUMENT,
     at: str | None = typer.Option(
         None, "--time", metavar="TIME", help="ISO 8601, or a time ago: 90s, 10min, 2h or 3d. Default: now."
@@ -152,10 +136,6 @@ def punctuate(
     """Say that nothing older than a time comes behind what is in the stream, so that epochs up to then close."""
     now_us = time.time_ns() // 1000
     at_us = now_us if at is None else parse_time_us(at, now_us, name="--time")
-    run_async(_punctuate(bootstrap, name, at_us, durability))
-
-
-async def _punctuate(bootstrap: str, name: str, at_us: int, durability: Any) -> None:
     async with connected(bootstrap) as client, client.producer(durability=durability) as producer:
         entries, written = await producer.punctuate(name, at_us)
     if not entries:

@@ -14,7 +14,7 @@ from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._durations import parse_duration_ms
 from kera.cli._latency_text import described, in_ms, listed, of_which
 from kera.cli._output import OUTPUT_OPTION, Output, rendered, show_document
-from kera.cli._run import UsageError, run_async
+from kera.cli._run import UsageError
 from kera.core.base.spans import format_ms
 from kera.core.latency import limits
 
@@ -35,7 +35,7 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 @app.command()
-def create(
+async def create(
     name: str = NAME_ARGUMENT,
     path: str = typer.Option(..., "--path", metavar="PATH", help=PATH_HELP),
     limit: str = typer.Option(..., "--limit", metavar="TIME", help=LIMIT_HELP),
@@ -47,23 +47,17 @@ def create(
 
     Writers, brokers and readers let their buffers fill for as long as that leaves time, and no longer.
     """
-    fields: dict[str, Any] = {
-        "path": _path(path),
-        "limit_ms": _limit(limit),
-        "window_ms": _window(window),
-        "statistic": "p99" if p99 else "mean",
-    }
-    run_async(_create(bootstrap, name, fields))
-
-
-async def _create(bootstrap: str, name: str, fields: dict[str, Any]) -> None:
+    elements, limit_ms, window_ms = _path(path), _limit(limit), _window(window)
+    statistic: Statistic = "p99" if p99 else "mean"
     async with connected(bootstrap) as client:
-        made = await client.latency.create(name, **fields)
+        made = await client.latency.create(
+            name, path=elements, limit_ms=limit_ms, window_ms=window_ms, statistic=statistic
+        )
     print(_in_words(made))
 
 
 @app.command()
-def alter(
+async def alter(
     name: str = NAME_ARGUMENT,
     path: str | None = typer.Option(None, "--path", metavar="PATH", help=PATH_HELP),
     limit: str | None = typer.Option(None, "--limit", metavar="TIME", help=LIMIT_HELP),
@@ -75,31 +69,22 @@ def alter(
     """Change a latency constraint. What is not named stays as it is; it counts at once."""
     if p99 and mean:
         raise UsageError("give either --p99 or --mean")
-    statistic: Statistic | None = "p99" if p99 else "mean" if mean else None
-    fields = {
+    fields: dict[str, Any] = {
         "path": None if path is None else _path(path),
         "limit_ms": None if limit is None else _limit(limit),
         "window_ms": None if window is None else _window(window),
-        "statistic": statistic,
+        "statistic": "p99" if p99 else "mean" if mean else None,
     }
     if all(value is None for value in fields.values()):
         raise UsageError("say what changes: --path, --limit, --window, --p99 or --mean")
-    run_async(_alter(bootstrap, name, fields))
-
-
-async def _alter(bootstrap: str, name: str, fields: dict[str, Any]) -> None:
     async with connected(bootstrap, patient=False) as client:
         made = await client.latency.alter(name, **fields)
     print(_in_words(made))
 
 
 @app.command("list")
-def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
+async def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
     """List all latency constraints, and whether they are held."""
-    run_async(_list(bootstrap, output))
-
-
-async def _list(bootstrap: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         found = await client.latency.constraints()
     if output.is_document:
@@ -111,20 +96,16 @@ async def _list(bootstrap: str, output: Output) -> None:
 
 
 @app.command()
-def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
+async def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
     """Delete a latency constraint: buffers of its streams go by their own settings again."""
     confirm(f"deleting {name}", f"delete latency constraint {name}?", yes=yes)
-    run_async(_delete(bootstrap, name))
+    async with connected(bootstrap, patient=False) as client:
+        await client.latency.delete(name)
     print(f"deleted {name}")
 
 
-async def _delete(bootstrap: str, name: str) -> None:
-    async with connected(bootstrap, patient=False) as client:
-        await client.latency.delete(name)
-
-
 @app.command()
-def describe(
+async def describe(
     name: str = NAME_ARGUMENT,
     watch: bool = typer.Option(False, "--watch", "-w", help="Show it again and again, until Ctrl-C."),
     interval: str = typer.Option(INTERVAL, "--interval", metavar="TIME", help="With --watch: the pause in between."),
@@ -132,29 +113,24 @@ def describe(
     output: Output = OUTPUT_OPTION,
 ) -> None:
     """Show what each hop of a path takes, who takes too long, and what buffers were advised."""
+    import asyncio
+
     pause_s = _time("--interval", interval) / 1000
     if not watch and interval != INTERVAL:
         raise UsageError("--interval needs --watch")
-    run_async(_describe(bootstrap, name, output, pause_s if watch else None))
-
-
-async def _describe(bootstrap: str, name: str, output: Output, pause_s: float | None) -> None:
-    """`pause_s`: between two times; None: once."""
-    import asyncio
-
-    on_screen = pause_s is not None and not output.is_document and sys.stdout.isatty()
+    on_screen = watch and not output.is_document and sys.stdout.isatty()
     async with connected(bootstrap) as client:
         while True:
             found = await client.latency.describe(name)
             if not output.is_document:
                 text = described(found)
-            elif pause_s is None:
+            elif not watch:
                 text = rendered(_to_json(found), output)
             else:  # one after the other: a line each, or as YAML has them
                 text = rendered(_to_json(found), output, indent=None)
                 text = f"---\n{text}" if output is Output.YAML else text
             print(f"{CLEAR}{text}" if on_screen else text, flush=True)
-            if pause_s is None:
+            if not watch:
                 return
             await asyncio.sleep(pause_s)
             if not (on_screen or output.is_document):

@@ -11,8 +11,8 @@ import typer
 from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn_of_untold
 from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
-from kera.cli._run import UsageError, run_async
+from kera.cli._output import OUTPUT_OPTION, Output, show_result
+from kera.cli._run import UsageError
 from kera.cli._sizes import parse_size
 from kera.cli._table import table
 from kera.core.base.sizes import format_size
@@ -37,7 +37,7 @@ DEFAULT_OPTION = typer.Option(
 
 
 @app.command("set")
-def set_(
+async def set_(
     name: str | None = NAME_ARGUMENT,
     default: bool = DEFAULT_OPTION,
     bytes_in_per_s: str | None = typer.Option(
@@ -78,10 +78,6 @@ def set_(
     limits = {limit: _parsed(limit, text) for limit, text in given.items() if text is not None}
     if not limits:
         raise UsageError(f"give a limit: {', '.join(map(_flag, given))}")
-    run_async(_set(bootstrap, cluster_secret_file, user, limits))
-
-
-async def _set(bootstrap: str, cluster_secret_file: Path | None, user: str, limits: dict[str, int | None]) -> None:
     async with changing(bootstrap, cluster_secret_file) as access:
         known = await _quotas(access)
         quota = dataclasses.replace(known[user], **limits) if user in known else _quota(limits)
@@ -91,7 +87,7 @@ async def _set(bootstrap: str, cluster_secret_file: Path | None, user: str, limi
 
 
 @app.command()
-def show(
+async def show(
     name: str | None = NAME_ARGUMENT,
     default: bool = DEFAULT_OPTION,
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
@@ -100,35 +96,26 @@ def show(
 ) -> None:
     """Show the quota that holds for a user, or the default one; without a name all quotas there are."""
     user = None if name is None and not default else _user(name, default=default)
-    run_async(_show(bootstrap, cluster_secret_file, user, output))
-
-
-async def _show(bootstrap: str, cluster_secret_file: Path | None, user: str | None, output: Output) -> None:
     async with reading(bootstrap, cluster_secret_file) as access:
         quotas = await _quotas(access)
     if user is None:
         shown = {each: quota for each, quota in quotas.items() if quota or not each}
     else:
         shown = {user: quotas.get(user) or quotas[""]}
-    if output.is_document:
-        rows = [{"user": each or None, **dataclasses.asdict(quota)} for each, quota in shown.items()]
-        show_document(rows if user is None else rows[0], output)
-        return
-    print(table(HEADING, [(each or DEFAULT, *_cells(quota)) for each, quota in shown.items()]))
+    found = [{"user": each or None, **dataclasses.asdict(quota)} for each, quota in shown.items()]
+    text = table(HEADING, [(each or DEFAULT, *_cells(quota)) for each, quota in shown.items()])
+    show_result(found if user is None else found[0], text, output)
 
 
 @app.command()
-def clear(
+async def clear(
     name: str | None = NAME_ARGUMENT,
     default: bool = DEFAULT_OPTION,
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Take the quota of a user away, so that the default one holds for it; or take the default one away."""
-    run_async(_clear(bootstrap, cluster_secret_file, _user(name, default=default)))
-
-
-async def _clear(bootstrap: str, cluster_secret_file: Path | None, user: str) -> None:
+    user = _user(name, default=default)
     async with changing(bootstrap, cluster_secret_file) as access:
         change = await _put(access, user, _quota({}))
         print(f"{_whose(user)}: {_cleared(user)}")

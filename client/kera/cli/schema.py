@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
-from kera.cli._run import UsageError, run_async
+from kera.cli._output import OUTPUT_OPTION, Output, show_document, show_list, show_result
+from kera.cli._run import UsageError, ended_by_signals
 from kera.cli._schema_files import COMPILED, definition_of, readable
 from kera.cli._streams import EXIT_ERROR
 from kera.cli._table import format_time, table
@@ -43,7 +43,7 @@ INCLUDE_OPTION = typer.Option(
 
 
 @app.command()
-def register(
+async def register(
     subject: str = SUBJECT_ARGUMENT,
     file: Path = FILE_ARGUMENT,
     kind: str | None = TYPE_OPTION,
@@ -57,21 +57,14 @@ def register(
     One that would break readers is refused, and kera schema check tells all of it.
     """
     schema_type, definition = _definition(file, kind, message, proto_path)
-    run_async(_register(bootstrap, subject, (schema_type, definition, message), output))
-
-
-async def _register(bootstrap: str, subject: str, schema: tuple[str, str, str], output: Output) -> None:
-    schema_type, definition, message = schema
     async with connected(bootstrap) as client:
         done = await client.schemas.register(subject, schema_type, definition, message=message)
-    if output.is_document:
-        show_document({"subject": done.subject, "version": done.version, "schema_id": done.schema_id}, output)
-    else:
-        print(f"{done.subject}: version {done.version}, schema id {done.schema_id}")
+    document = {"subject": done.subject, "version": done.version, "schema_id": done.schema_id}
+    show_result(document, f"{done.subject}: version {done.version}, schema id {done.schema_id}", output)
 
 
 @app.command()
-def check(
+async def check(
     subject: str = SUBJECT_ARGUMENT,
     file: Path = FILE_ARGUMENT,
     kind: str | None = TYPE_OPTION,
@@ -82,35 +75,22 @@ def check(
 ) -> None:
     """Tell what would break if a schema were registered; ends with 1 if anything would."""
     schema_type, definition = _definition(file, kind, message, proto_path)
-    if run_async(_check(bootstrap, subject, (schema_type, definition, message), output)):
+    async with connected(bootstrap) as client:
+        found = await client.schemas.check(subject, schema_type, definition, message=message)
+        mode = await client.schemas.compatibility(subject)
+    document = {"subject": subject, "compatibility": mode.value, "incompatibilities": found}
+    show_result(document, "\n".join(found) or f"{subject}: nothing would break ({mode.value})", output)
+    if found:
         raise typer.Exit(EXIT_ERROR)
 
 
-async def _check(bootstrap: str, subject: str, schema: tuple[str, str, str], output: Output) -> list[str]:
-    schema_type, definition, message = schema
-    async with connected(bootstrap) as client:
-        found: list[str] = await client.schemas.check(subject, schema_type, definition, message=message)
-        mode = await client.schemas.compatibility(subject)
-    if output.is_document:
-        show_document({"subject": subject, "compatibility": mode.value, "incompatibilities": found}, output)
-    elif found:
-        print("\n".join(found))
-    else:
-        print(f"{subject}: nothing would break ({mode.value})")
-    return found
-
-
 @app.command("list")
-def list_(
+async def list_(
     prefix: str = typer.Argument("", metavar="[PREFIX]", help="Only subjects whose names begin with this."),
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
     """List subjects, with the newest schema of each."""
-    run_async(_list(bootstrap, prefix, output))
-
-
-async def _list(bootstrap: str, prefix: str, output: Output) -> None:
     from kera.core.errors import UnknownSubject
 
     found = []
@@ -143,25 +123,18 @@ async def _list(bootstrap: str, prefix: str, output: Output) -> None:
 
 
 @app.command()
-def versions(
+async def versions(
     subject: str = SUBJECT_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION
 ) -> None:
     """List the versions of a subject, from the oldest."""
-    run_async(_versions(bootstrap, subject, output))
-
-
-async def _versions(bootstrap: str, subject: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         found = await client.schemas.describe_versions(subject)
-    if output.is_document:
-        show_document([dataclasses.asdict(each) for each in found], output)
-        return
     rows = [(each.version, each.schema_id, format_time(each.registered_us), each.registered_by) for each in found]
-    print(table(("VERSION", "ID", "REGISTERED", "BY"), rows))
+    show_list(map(dataclasses.asdict, found), ("VERSION", "ID", "REGISTERED", "BY"), rows, output)
 
 
 @app.command()
-def show(
+async def show(
     subject: str | None = typer.Argument(None, metavar="[SUBJECT]", help="STREAM-value or STREAM-key."),
     version: int | None = typer.Option(None, "--version", min=1, metavar="N", help="Default: the newest."),
     schema_id: int | None = typer.Option(
@@ -173,19 +146,10 @@ def show(
     """Show a schema: its text; of Protobuf and Arrow what it means. Documents have what was registered."""
     if (subject is None) == (schema_id is None) or (schema_id is not None and version is not None):
         raise UsageError("give a SUBJECT, perhaps with --version, or --id")
-    run_async(_show(bootstrap, subject, version, schema_id, output))
-
-
-async def _show(
-    bootstrap: str, subject: str | None, version: int | None, schema_id: int | None, output: Output
-) -> None:
     async with connected(bootstrap) as client:
         found = await _found(client.schemas, subject, version, schema_id)
-    if output.is_document:
-        document: dict[str, Any] = dataclasses.asdict(found)
-        show_document({**document, "schema_type": found.schema_type.value}, output)
-    else:
-        print(readable(found.schema_type, found.definition))
+    document = {**dataclasses.asdict(found), "schema_type": found.schema_type.value}
+    show_result(document, readable(found.schema_type, found.definition), output)
 
 
 async def _found(
@@ -199,7 +163,7 @@ async def _found(
 
 
 @app.command()
-def compatibility(
+async def compatibility(
     subject: str | None = typer.Argument(None, metavar="[SUBJECT]", help="STREAM-value or STREAM-key."),
     mode: str | None = typer.Argument(
         None, metavar="[MODE]", help="none, backward, forward, full, each of the last three with _transitive, too."
@@ -217,22 +181,16 @@ def compatibility(
     """
     if default is not None and subject is not None:
         raise UsageError("--default applies to all subjects: leave the subject out")
-    run_async(_compatibility(bootstrap, subject or "", default or mode, output))
-
-
-async def _compatibility(bootstrap: str, subject: str, mode: str | None, output: Output) -> None:
     async with connected(bootstrap) as client:
-        if mode is not None:
-            await client.schemas.set_compatibility(subject, mode.lower())
-        holds = await client.schemas.compatibility(subject)
-    if output.is_document:
-        show_document({"subject": subject or None, "compatibility": holds.value}, output)
-    else:
-        print(f"{subject or 'default'}: {holds.value}")
+        if wanted := default or mode:
+            await client.schemas.set_compatibility(subject or "", wanted.lower())
+        holds = await client.schemas.compatibility(subject or "")
+    document = {"subject": subject or None, "compatibility": holds.value}
+    show_result(document, f"{subject or 'default'}: {holds.value}", output)
 
 
 @app.command()
-def delete(
+async def delete(
     subject: str = SUBJECT_ARGUMENT,
     version: int | None = typer.Option(None, "--version", min=1, metavar="N", help="Only this one. Default: all."),
     yes: bool = YES_OPTION,
@@ -244,16 +202,13 @@ def delete(
     """
     what = subject if version is None else f"version {version} of {subject}"
     confirm(f"deleting {what}", f"Delete {what}? Values that were written with it may not be read any more.", yes=yes)
-    run_async(_delete(bootstrap, subject, version))
-
-
-async def _delete(bootstrap: str, subject: str, version: int | None) -> None:
     async with connected(bootstrap) as client:
         gone = await client.schemas.versions(subject) if version is None else [version]
         await client.schemas.delete(subject, version)
     print(f"deleted {plural(len(gone), 'version')} of {subject}")
 
 
+@ended_by_signals()  # it may read standard input
 def _definition(file: Path, kind: str | None, message: str, proto_path: list[Path]) -> tuple[SchemaType, str]:
     """Raises `UsageError`, also for an option that would have no effect."""
     schema_type, definition = definition_of(file, _kind(kind), proto_path)

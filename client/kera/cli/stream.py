@@ -14,7 +14,7 @@ from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._durations import parse_duration_ms
-from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_document
+from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_document, show_list
 from kera.cli._run import UsageError, run_async
 from kera.cli._schema_files import arrow_schema_of
 from kera.cli._sizes import parse_size
@@ -219,26 +219,16 @@ async def _create(bootstrap: str, name: str, arguments: dict[str, Any]) -> None:
 
 
 @app.command("list")
-def list_(
+async def list_(
     internal: bool = INTERNAL_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
     """List streams."""
-    run_async(_list(bootstrap, output, internal=internal))
-
-
-async def _list(bootstrap: str, output: Output, *, internal: bool) -> None:
     async with connected(bootstrap) as client:
         streams = await client.admin.list_streams()
     shown = (stream for stream in streams if internal or not is_internal(stream.name))
     streams = sorted(shown, key=lambda stream: stream.name)
-    if output.is_document:
-        show_document([stream_document(stream) for stream in streams], output)
-        return
-    if not streams:
-        print("no streams", file=sys.stderr)
-        return
     heading = ("NAME", "ID", "STREAMLETS", "ENTRIES", "BACKUPS", "DURABILITY", "CODEC", "VALUES", "CREATED")
     rows = [
         (
@@ -254,16 +244,14 @@ async def _list(bootstrap: str, output: Output, *, internal: bool) -> None:
         )
         for stream in streams
     ]
-    print(table(heading, rows))
+    show_list(map(stream_document, streams), heading, rows, output, none="no streams")
 
 
 @app.command()
-def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
+async def describe(
+    name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION
+) -> None:
     """Show a stream: its settings, its schema, and the records of each entry."""
-    run_async(_describe(bootstrap, name, output))
-
-
-async def _describe(bootstrap: str, name: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         stream = await client.describe(name)
         bounds = await client.bounds(name)
@@ -394,7 +382,7 @@ def _parse_position(text: str) -> Position:
 
 
 @app.command()
-def alter(
+async def alter(
     name: str = NAME_ARGUMENT,
     durability: str | None = typer.Option(None, metavar="LEVEL", help="leader, replicated or persisted."),
     virtual_logs: int | None = typer.Option(
@@ -467,17 +455,13 @@ def alter(
     }
     if all(value is None for value in changes.values()):
         raise UsageError("no change is given; see kera stream alter --help")
-    run_async(_alter(bootstrap, name, changes))
+    async with connected(bootstrap) as client:
+        await client.admin.alter_stream(name, **changes)
     print(f"altered {name}")
 
 
-async def _alter(bootstrap: str, name: str, changes: dict[str, Any]) -> None:
-    async with connected(bootstrap) as client:
-        await client.admin.alter_stream(name, **changes)
-
-
 @app.command()
-def truncate(
+async def truncate(
     name: str = NAME_ARGUMENT,
     streamlet: int | None = typer.Option(None, min=0, metavar="N", help="Streamlet, with --to."),
     entry: int | None = typer.Option(None, min=0, metavar="N", help="Entry of the streamlet. Default: 0."),
@@ -504,10 +488,6 @@ def truncate(
             "say what to delete: --all, or --streamlet and --to, with --entry if the streamlet has several"
         )
     confirm(f"truncating {name}", question, yes=yes)
-    run_async(_truncate(bootstrap, name, place))
-
-
-async def _truncate(bootstrap: str, name: str, place: tuple[Position, int, int] | None) -> None:
     from kera.client import EARLIEST
 
     async with connected(bootstrap) as client:
@@ -525,13 +505,9 @@ async def _truncate(bootstrap: str, name: str, place: tuple[Position, int, int] 
 
 
 @app.command()
-def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
+async def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
     """Delete a stream and all its records, with what copies into it have noted of their progress."""
     confirm(f"deleting {name}", f"Delete {name} and all its records?", yes=yes)
-    run_async(_delete(bootstrap, name))
-
-
-async def _delete(bootstrap: str, name: str) -> None:
     from kera.connect.streams.journal import journal_stream
 
     async with connected(bootstrap) as client:

@@ -15,10 +15,9 @@ from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, war
 from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
 from kera.cli._durations import parse_duration_ms
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._output import OUTPUT_OPTION, Output, show_document, show_list
 from kera.cli._paths import expanded_path, file_to_replace, path_of
-from kera.cli._run import UsageError, run_async
-from kera.cli._table import table
+from kera.cli._run import UsageError
 from kera.core.base.spans import format_ms
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ TOKEN_ARGUMENT = typer.Argument(..., metavar="ID", help="Id of the token, as ker
 
 
 @app.command()
-def issue(
+async def issue(
     stream: list[str] = typer.Option(
         [], "--stream", metavar="NAME", help="Narrow it to this stream (a * at the end: prefix); may be repeated."
     ),
@@ -68,10 +67,6 @@ def issue(
             check_resource(each)
     except InvalidArgument as error:
         raise UsageError(error.message) from error
-    run_async(_issue(bootstrap, resources, lifetime_ms, out, output))
-
-
-async def _issue(bootstrap: str, resources: list[str], lifetime_ms: int, out: Path | None, output: Output) -> None:
     file = None if out is None else file_to_replace(expanded_path("--out", out))
     async with changing(bootstrap, None) as access:
         with _file_for(file) as written:  # before there is a token: one that cannot be kept is none
@@ -129,51 +124,32 @@ def _file_for(file: Path | None) -> Iterator[IO[str] | None]:
 
 
 @app.command("list")
-def list_(
+async def list_(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
     """List your tokens; all, if you administer the cluster. What they are shown as is known to nobody."""
-    run_async(_list(bootstrap, cluster_secret_file, output))
-
-
-async def _list(bootstrap: str, cluster_secret_file: Path | None, output: Output) -> None:
     async with reading(bootstrap, cluster_secret_file) as access:
         tokens = await access.tokens()
-    if output.is_document:
-        documents = [
-            {
-                "token_id": each.token_id,
-                "owner": each.owner,
-                "resources": each.resources,
-                "expires_in_ms": each.expires_in_ms,
-            }
-            for each in tokens
-        ]
-        show_document(documents, output)
-        return
-    if not tokens:
-        print("no tokens", file=sys.stderr)
-        return
+    documents = [
+        {name: getattr(each, name) for name in ("token_id", "owner", "resources", "expires_in_ms")} for each in tokens
+    ]
     rows = [
         (each.token_id, each.owner, ", ".join(each.resources) or "all", f"in {format_ms(each.expires_in_ms)}")
         for each in tokens
     ]
-    print(table(("TOKEN", "OWNER", "FOR", "EXPIRES"), rows))
+    show_list(documents, ("TOKEN", "OWNER", "FOR", "EXPIRES"), rows, output, none="no tokens")
 
 
 @app.command()
-def renew(
+async def renew(
     token: str = TOKEN_ARGUMENT,
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Have a token be good for as long again, from now."""
-    run_async(_renew(bootstrap, cluster_secret_file, _id_of(token)))
-
-
-async def _renew(bootstrap: str, cluster_secret_file: Path | None, token_id: str) -> None:
+    token_id = _id_of(token)
     async with changing(bootstrap, cluster_secret_file) as access:
         done = await access.renew_token(token_id)
         print(f"token {token_id} is good for {format_ms(done.expires_in_ms)}")
@@ -181,16 +157,13 @@ async def _renew(bootstrap: str, cluster_secret_file: Path | None, token_id: str
 
 
 @app.command()
-def revoke(
+async def revoke(
     token: str = TOKEN_ARGUMENT,
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """End a token now; what was authenticated with it has ended then."""
-    run_async(_revoke(bootstrap, cluster_secret_file, _id_of(token)))
-
-
-async def _revoke(bootstrap: str, cluster_secret_file: Path | None, token_id: str) -> None:
+    token_id = _id_of(token)
     async with changing(bootstrap, cluster_secret_file) as access:
         change = await access.revoke_token(token_id)
         print(f"revoked token {token_id}")

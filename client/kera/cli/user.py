@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,10 @@ from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, war
 from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
-from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._output import OUTPUT_OPTION, Output, show_list
 from kera.cli._passwords import NO_PASSWORD_OPTION, PASSWORD_FILE_OPTION, new_password
-from kera.cli._run import UsageError, run_async
-from kera.cli._table import format_time, table
+from kera.cli._run import UsageError
+from kera.cli._table import format_time
 from kera.core.base.spelling import plural
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the user.")
 
 
 @app.command()
-def create(
+async def create(
     name: str = NAME_ARGUMENT,
     role: list[str] = typer.Option([], "--role", metavar="ROLE", help="Role of the user; may be repeated."),
     password_file: str | None = PASSWORD_FILE_OPTION,
@@ -41,16 +40,10 @@ def create(
     The password does not leave this machine: the cluster gets what it can be checked against.
     """
     password = new_password(name, password_file, none=no_password)
-    run_async(_create(bootstrap, cluster_secret_file, name, password, role))
-
-
-async def _create(
-    bootstrap: str, cluster_secret_file: Path | None, name: str, password: str | None, roles: list[str]
-) -> None:
     async with changing(bootstrap, cluster_secret_file) as access:
-        change = await access.create_user(name, password, roles)
+        change = await access.create_user(name, password, role)
         has = "with a password" if password is not None else "without a password"
-        print(f"created user {name} {has}" + (f", {_of_roles(roles)}" if roles else ""))
+        print(f"created user {name} {has}" + (f", {_of_roles(role)}" if role else ""))
         warn_of_untold(change.untold, f"nobody can authenticate as {name}")
 
 
@@ -60,24 +53,14 @@ def _of_roles(roles: list[str]) -> str:
 
 
 @app.command("list")
-def list_(
+async def list_(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
     """List the users that the cluster keeps; who comes with a certificate or another issuer's token need not be one."""
-    run_async(_list(bootstrap, cluster_secret_file, output))
-
-
-async def _list(bootstrap: str, cluster_secret_file: Path | None, output: Output) -> None:
     async with reading(bootstrap, cluster_secret_file) as access:
         users = await access.users()
-    if output.is_document:
-        show_document([dataclasses.asdict(each) for each in users], output)
-        return
-    if not users:
-        print("no users", file=sys.stderr)
-        return
     heading = ("USER", "PASSWORD", "ROLES", "CREATED", "CHANGED")
     rows = [
         (
@@ -89,11 +72,11 @@ async def _list(bootstrap: str, cluster_secret_file: Path | None, output: Output
         )
         for each in users
     ]
-    print(table(heading, rows))
+    show_list(map(dataclasses.asdict, users), heading, rows, output, none="no users")
 
 
 @app.command()
-def passwd(
+async def passwd(
     name: str | None = typer.Argument(None, metavar="[NAME]", help="Name of the user. Default: KERA_CLIENT_USER."),
     password_file: str | None = PASSWORD_FILE_OPTION,
     no_password: bool = NO_PASSWORD_OPTION,
@@ -103,7 +86,10 @@ def passwd(
     """Change a user's password; everybody may change their own. What was authenticated with the old one ends."""
     user = _myself() if name is None else name
     password = new_password(user, password_file, none=no_password)
-    run_async(_passwd(bootstrap, cluster_secret_file, user, password))
+    async with changing(bootstrap, cluster_secret_file) as access:
+        change = await access.set_password(user, password)
+        print(f"changed the password of {user}" if password is not None else f"{user} has no password any more")
+        warn_of_untold(change.untold, "the old password is good")
 
 
 def _myself() -> str:
@@ -115,15 +101,8 @@ def _myself() -> str:
     return user
 
 
-async def _passwd(bootstrap: str, cluster_secret_file: Path | None, name: str, password: str | None) -> None:
-    async with changing(bootstrap, cluster_secret_file) as access:
-        change = await access.set_password(name, password)
-        print(f"changed the password of {name}" if password is not None else f"{name} has no password any more")
-        warn_of_untold(change.untold, "the old password is good")
-
-
 @app.command()
-def roles(
+async def roles(
     name: str = NAME_ARGUMENT,
     role: list[str] = typer.Option(
         [], "--role", metavar="ROLE", help="Role of the user, replacing the present ones; may be repeated."
@@ -135,19 +114,15 @@ def roles(
     """Set the roles of a user, all of them: rules about role:NAME count for who has it."""
     if bool(role) == no_roles:
         raise UsageError("give either each --role that the user is to have, or --no-roles")
-    run_async(_set_roles(bootstrap, cluster_secret_file, name, role))
-
-
-async def _set_roles(bootstrap: str, cluster_secret_file: Path | None, name: str, roles: list[str]) -> None:
     async with changing(bootstrap, cluster_secret_file) as access:
-        change = await access.set_roles(name, roles)
-        has = f"the {_of_roles(roles)}" if roles else "no roles any more"
+        change = await access.set_roles(name, role)
+        has = f"the {_of_roles(role)}" if role else "no roles any more"
         print(f"{name} has {has}")
         warn_of_untold(change.untold, f"{name} has the roles from before")
 
 
 @app.command()
-def delete(
+async def delete(
     name: str = NAME_ARGUMENT,
     yes: bool = YES_OPTION,
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
@@ -155,10 +130,6 @@ def delete(
 ) -> None:
     """Delete a user, and revoke its tokens. What it has under way ends."""
     confirm(f"deleting user {name}", f"Delete user {name} and its tokens?", yes=yes)
-    run_async(_delete(bootstrap, cluster_secret_file, name))
-
-
-async def _delete(bootstrap: str, cluster_secret_file: Path | None, name: str) -> None:
     async with changing(bootstrap, cluster_secret_file) as access:
         done = await access.delete_user(name)
         _print_deleted(name, done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -95,14 +96,7 @@ class _Check:
     @property
     def all_segments(self) -> of_broker.SegmentsChecked:
         """The segments of all brokers."""
-        each = self.segments
-        return self._broker.SegmentsChecked(
-            segments=sum(totals.segments for totals in each),
-            chunks=sum(totals.chunks for totals in each),
-            records=sum(totals.records for totals in each),
-            bytes=sum(totals.bytes for totals in each),
-            segments_to_come=sum(totals.segments_to_come for totals in each),
-        )
+        return self._broker.SegmentsChecked(*map(sum, zip(*map(dataclasses.astuple, self.segments), strict=True)))
 
     def _compare_logs(self, brokers: Sequence[Path], files: Sequence[of_backup.BackupFiles]) -> Iterator[Finding]:
         """The chunks of brokers' logs, and what their indexes say of them, with their replicas."""
@@ -156,33 +150,14 @@ def _summary(check: _Check, damages: int, warnings: int) -> str:
 def _to_json(check: _Check, found: Iterable[Finding]) -> dict[str, object]:
     document: dict[str, object] = {}
     if check.segments:
-        totals = check.all_segments
-        document |= {
-            "segments": totals.segments,
-            "chunks": totals.chunks,
-            "records": totals.records,
-            "bytes": totals.bytes,
-            "segments_to_come": totals.segments_to_come,
-        }
+        document |= _counts(check.all_segments)
     if check.replicas is not None:
-        replicas = check.replicas
-        document["replicas"] = {
-            "replicas": replicas.replicas,
-            "chunks": replicas.chunks,
-            "bytes": replicas.bytes,
-        }
-    return document | {
-        "findings": [
-            {
-                "severity": finding.severity,
-                "path": str(finding.path),
-                "offset": finding.offset,
-                "length_bytes": finding.length_bytes,
-                "text": finding.text,
-            }
-            for finding in found
-        ],
-    }
+        document["replicas"] = _counts(check.replicas)
+    return document | {"findings": [dataclasses.asdict(finding) | {"path": str(finding.path)} for finding in found]}
+
+
+def _counts(totals: of_broker.SegmentsChecked | of_backup.ReplicasChecked) -> dict[str, int]:
+    return {name: count for name, count in dataclasses.asdict(totals).items() if not name.endswith("_expected")}
 
 
 class _Progress:

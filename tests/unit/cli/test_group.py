@@ -12,7 +12,7 @@ import pytest
 from kera.cli._durations import parse_duration_ms
 from kera.cli._run import UsageError, run_app
 from kera.cli.app import app
-from kera.cli.group._resets import HEADING
+from kera.cli.group.resets import HEADING
 from kera.client import (
     ConsumerGroupDescription,
     ConsumerGroupSummary,

@@ -30,6 +30,7 @@ import kera.core.errors
 from kera.backup.settings import BackupSettings
 from kera.broker.settings import BrokerSettings
 from kera.cli import generate
+from kera.cli._client import connecting_by
 from kera.cli._run import command_of, run_app
 from kera.cli.app import app
 from kera.cli.bench._settings import SETTINGS
@@ -104,9 +105,10 @@ cluster restore f | --data-dir a | --zookeeper z:1 | --force + --data-dir a
 cluster recoveries
 group list | --internal
 group describe g
-group reset g s | --to latest | --to-offset 7 | --shift-by 7 | --streamlet 1 | --all-streams | --create | --dry-run
-  | --force | --yes
-group import g s --from kafka://h/t | --from kafka://h/u | --kafka-group k | --kafka-config k.properties | --copy c
+group reset g s --to latest --yes | --to earliest | --to-offset 7 - --to latest | --shift-by 7 - --to latest
+  | --streamlet 1 | --all-streams - s | --create | --dry-run | --force | --yes
+group import g s --from kafka://h/t --yes | --from kafka://h/u | --kafka-group k | --kafka-config k.properties
+  | --copy c
   | --wait 5s | --dry-run | --force | --yes
 group delete g --yes | --idle 7d - g | --dry-run + --idle 7d - g | --yes
 latency create c --path s --limit 1s | --path t | --limit 2s | --window 9s | --p99
@@ -193,7 +195,6 @@ SHARED = {"-b": "-b near:7401", "-o": "-o json", "--json": "--json", "--context"
 """Of all commands that have them."""
 SPIES = (
     "kera.cli._schema_files._compiled",
-    "kera.cli.acl.show_document",
     "kera.cli.check._report.to_json",
     "kera.cli.check._report.to_text",
     "kera.cli.diagnosis.certificates.certificates",
@@ -204,7 +205,7 @@ SPIES = (
     "kera.cli.verify._Check.run",
 )
 """What commands call with what the event loop or the machine has given them."""
-GOES_ON = {"top", "check", "acl check", "doctor", "cluster restore"}
+GOES_ON = {"top", "check", "doctor", "cluster restore"}
 """Commands that have options for what comes behind the event loop."""
 
 
@@ -281,11 +282,6 @@ class Answer(list[Any]):
     """Of the event loop, to every command: nothing is wrong."""
 
     verdict = "kept"
-    allowed = True
-    reason = ""
-
-    def _asdict(self) -> dict[str, Any]:
-        return {}
 
 
 class Stopped(BaseException):
@@ -304,6 +300,17 @@ def effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
         if not goes_on:
             raise Stopped
         return Answer()
+
+    def begin(coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Of a command that is asynchronous itself: run what it checks before it connects."""
+        given = f"{_name(coroutine)} {_shown(inspect.getcoroutinelocals(coroutine))}"
+
+        def connect(bootstrap: str, **options: Any) -> Any:
+            did.append(f"{given} connects to {bootstrap} {_shown(options)}")
+            raise Stopped
+
+        with contextlib.closing(coroutine), connecting_by(connect):
+            coroutine.send(None)
 
     def spy(name: str) -> Callable[..., Any]:
         def called(*given: Any, **named: Any) -> Any:
@@ -333,6 +340,7 @@ def effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     for module in [module for name, module in sys.modules.items() if name.startswith("kera.cli")]:
         if hasattr(module, "run_async"):
             monkeypatch.setattr(module, "run_async", run_async)
+    monkeypatch.setattr("kera.cli._commands.run_async", begin)
     for name in SPIES:
         monkeypatch.setattr(name, spy(name))
     return run

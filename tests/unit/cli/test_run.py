@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from kera.cli.__main__ import main
-from kera.cli._run import MissingExtra, UsageError, extra, run_app, run_async
+from kera.cli._run import MissingExtra, UsageError, ended_by_signals, extra, run_app, run_async
 from kera.cli.app import app as kera
 from kera.core.base.build import this_build
 from kera.core.errors import InvalidArgument, PortTaken
@@ -75,6 +75,19 @@ def test_ctrl_c_cancels_lets_clean_up_and_ends_with_130() -> None:
 
     assert run_app(app_that(lambda: run_async(work())), []) == 130
     assert cleaned == [True]
+
+
+def test_ctrl_c_ends_a_question_within_the_event_loop() -> None:
+    answered = False
+
+    async def work() -> None:
+        nonlocal answered
+        with ended_by_signals():
+            signal.raise_signal(signal.SIGINT)
+            answered = True
+
+    assert run_app(app_that(lambda: run_async(work())), []) == 130
+    assert not answered
 
 
 def test_warnings_of_libraries_look_like_ours() -> None:

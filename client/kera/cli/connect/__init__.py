@@ -109,15 +109,11 @@ def copy(
 
 
 @app.command("list")
-def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
+async def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
     """List copies into streams of this cluster, and how far they are.
 
     Copies out of streams are kept where they go to.
     """
-    run_async(_list(bootstrap, output))
-
-
-async def _list(bootstrap: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         rounds = await _rounds(client)
         streams = {stream.stream_id: stream.name for stream in await client.admin.list_streams()}
@@ -157,16 +153,12 @@ async def _rounds(client: Client) -> list[tuple[str, Round | None]]:
 
 
 @app.command()
-def forget(
+async def forget(
     name: str = typer.Argument(..., metavar="NAME", help="Name of a copy, as kera connect list shows it."),
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Forget how far a copy into a stream is: started again, it copies everything anew."""
-    run_async(_forget(name, yes, bootstrap))
-
-
-async def _forget(name: str, yes: bool, bootstrap: str) -> None:
     from kera.connect.streams.journal import journal_stream, last_round
     from kera.core.errors import UnknownStream
 

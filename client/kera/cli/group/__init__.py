@@ -6,7 +6,6 @@ import dataclasses
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -15,9 +14,11 @@ from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._durations import parse_duration_ms
-from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_document
-from kera.cli._run import UsageError, run_async
+from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_document, show_list
+from kera.cli._run import UsageError
 from kera.cli._table import table
+from kera.cli.group import importing, resets
+from kera.cli.group.resets import NAME_ARGUMENT
 from kera.core.base.internal_names import is_internal
 from kera.core.base.sizes import format_size
 from kera.core.base.spans import format_ms
@@ -29,49 +30,34 @@ if TYPE_CHECKING:
 
 app = Commands(help="Inspect consumer groups and reset their offsets.", no_args_is_help=True)
 
-NAME_ARGUMENT = typer.Argument(..., metavar="GROUP", help="Name of the consumer group.")
-
 
 @app.command("list")
-def list_(internal: bool = INTERNAL_OPTION, bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
+async def list_(
+    internal: bool = INTERNAL_OPTION, bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION
+) -> None:
     """List consumer groups."""
-    run_async(_list(bootstrap, output, internal=internal))
-
-
-async def _list(bootstrap: str, output: Output, *, internal: bool) -> None:
     async with connected(bootstrap) as client:
         groups = await client.admin.consumer_groups()
     found = [each for each in groups if internal or not is_internal(each.consumer_group)]
-    if output.is_document:
-        show_document([dataclasses.asdict(each) for each in found], output)
-        return
-    if not found:
-        print("no groups", file=sys.stderr)
-        return
-    print(
-        table(
-            ("GROUP", "CONSUMERS", "IDLE", "EXPIRES", "STREAMS"),
-            [
-                (
-                    each.consumer_group,
-                    each.members,
-                    "" if each.members else format_ms(each.idle_ms),
-                    "" if each.expires_in_ms is None else f"in {format_ms(each.expires_in_ms)}",
-                    ", ".join(each.streams),
-                )
-                for each in found
-            ],
+    heading = ("GROUP", "CONSUMERS", "IDLE", "EXPIRES", "STREAMS")
+    rows = [
+        (
+            each.consumer_group,
+            each.members,
+            "" if each.members else format_ms(each.idle_ms),
+            "" if each.expires_in_ms is None else f"in {format_ms(each.expires_in_ms)}",
+            ", ".join(each.streams),
         )
-    )
+        for each in found
+    ]
+    show_list(map(dataclasses.asdict, found), heading, rows, output, none="no groups")
 
 
 @app.command()
-def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
+async def describe(
+    name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION
+) -> None:
     """Show the consumers of a consumer group, its cursors, and its lag."""
-    run_async(_describe(bootstrap, name, output))
-
-
-async def _describe(bootstrap: str, name: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         found = await client.admin.describe_consumer_group(name)
         offsets = await _offsets(client, found)
@@ -170,111 +156,12 @@ def _to_json(found: ConsumerGroupDescription, offsets: Mapping[_Place, _Offsets]
     return described
 
 
-@app.command()
-def reset(
-    name: str = NAME_ARGUMENT,
-    stream: str | None = typer.Argument(None, metavar="[STREAM]", help="Name of the stream; or give --all-streams."),
-    to: str | None = typer.Option(
-        None, "--to", metavar="WHERE", help="earliest, latest, or a time: 2h (ago), 2026-01-31T12:00 (local) or …Z."
-    ),
-    to_offset: int | None = typer.Option(
-        None, "--to-offset", min=0, metavar="N", help="To the record with this offset, in each entry of each streamlet."
-    ),
-    shift_by: int | None = typer.Option(
-        None, "--shift-by", metavar="N", help="On by N records in each entry, or back by -N."
-    ),
-    streamlet: list[int] | None = typer.Option(
-        None, "--streamlet", min=0, metavar="K", help="Only this streamlet; may be repeated. Default: all."
-    ),
-    all_streams: bool = typer.Option(False, "--all-streams", help="In all streams that the group has read."),
-    create: bool = typer.Option(False, "--create", help="Create the group at these offsets if it does not exist."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only show the changes; --yes has no effect."),
-    force: bool = typer.Option(False, "--force", help="Reset even while consumers are active; they lose their leases."),
-    yes: bool = YES_OPTION,
-    bootstrap: str = BOOTSTRAP_OPTION,
-    output: Output = OUTPUT_OPTION,
-) -> None:
-    """Reset a consumer group's offsets in a stream, back or forward.
-
-    Shows old and new offsets first, and how many records will be read again or skipped. Cursors are starts of chunks:
-    the new offset is that of the chunk that has the record. Offsets beyond either end become that end.
-    """
-    from kera.cli.group._resets import ResetOptions
-    from kera.cli.group._resets import reset as carry_out
-
-    options = ResetOptions(
-        group=name,
-        stream=stream,
-        to=to,
-        to_offset=to_offset,
-        shift_by=shift_by,
-        streamlets=streamlet or None,
-        all_streams=all_streams,
-        create=create,
-        dry_run=dry_run,
-        force=force,
-        yes=yes,
-        bootstrap=bootstrap,
-        output=output,
-    )
-    run_async(carry_out(options))
-
-
-@app.command("import")
-def import_(
-    name: str = NAME_ARGUMENT,
-    stream: str = typer.Argument(
-        ..., metavar="STREAM", help="Stream that kera connect copy has filled from the topic."
-    ),
-    source: str = typer.Option(..., "--from", metavar="kafka://HOST:PORT/TOPIC", help="The topic, as it was copied."),
-    kafka_group: str | None = typer.Option(
-        None, "--kafka-group", metavar="NAME", help="Consumer group of Kafka. Default: the same name as GROUP."
-    ),
-    kafka_config: Path | None = typer.Option(
-        None, "--kafka-config", metavar="FILE", help="Settings of librdkafka, name=value: how to log in, TLS."
-    ),
-    copy: str | None = typer.Option(
-        None, "--copy", metavar="NAME", help="Which copy, if several have copied the topic into the stream."
-    ),
-    wait: str | None = typer.Option(
-        None, "--wait", metavar="TIME", help="Wait this long for the copy to come as far as the group: 30s, 10min."
-    ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only show the cursors; --yes has no effect."),
-    force: bool = typer.Option(
-        False, "--force", help="Also set cursors back, and while consumers are active; they lose their leases."
-    ),
-    yes: bool = YES_OPTION,
-    bootstrap: str = BOOTSTRAP_OPTION,
-    output: Output = OUTPUT_OPTION,
-) -> None:
-    """Take over the committed offsets of a consumer group of Kafka.
-
-    The stream is a copy of the topic, with as many streamlets as the topic has partitions. Each streamlet's cursor
-    becomes the start of the chunk that has the first record that the group has not read: no record is skipped, and at
-    most one chunk per streamlet is read again. Stop the group's consumers in Kafka first. An import that would set a
-    cursor of the group back, as the group has already read further in KerA, needs --force.
-    """
-    from kera.cli.group._importing import ImportOptions, import_offsets
-
-    options = ImportOptions(
-        group=name,
-        stream=stream,
-        source=source,
-        kafka_group=kafka_group or name,
-        kafka_config=kafka_config,
-        copy=copy,
-        wait=wait,
-        dry_run=dry_run,
-        force=force,
-        yes=yes,
-        bootstrap=bootstrap,
-        output=output,
-    )
-    run_async(import_offsets(options))
+app.command()(resets.reset)
+app.command("import")(importing.import_)
 
 
 @app.command()
-def delete(
+async def delete(
     name: str | None = typer.Argument(None, metavar="[GROUP]", help="Name of the consumer group; or give --idle."),
     idle: str | None = typer.Option(
         None, "--idle", metavar="TIME", help="Delete all groups that have been idle this long: 7d, 12h. Not with GROUP."
@@ -287,18 +174,14 @@ def delete(
     if (name is None) == (idle is None):
         raise UsageError("give either a group or --idle with a time")
     if idle is not None:
-        run_async(_delete_idle(bootstrap, parse_duration_ms(idle, name="--idle"), dry_run=dry_run, yes=yes))
+        await _delete_idle(bootstrap, parse_duration_ms(idle, name="--idle"), dry_run=dry_run, yes=yes)
         return
     if dry_run:
         raise UsageError("--dry-run needs --idle")
     confirm(f"deleting group {name}", f"Delete group {name} and its cursors?", yes=yes)
-    run_async(_delete(bootstrap, str(name)))
-    print(f"deleted {name}")
-
-
-async def _delete(bootstrap: str, name: str) -> None:
     async with connected(bootstrap, patient=False) as client:
-        await client.admin.delete_consumer_group(name)
+        await client.admin.delete_consumer_group(str(name))
+    print(f"deleted {name}")
 
 
 async def _delete_idle(bootstrap: str, idle_ms: int, *, dry_run: bool, yes: bool) -> None:

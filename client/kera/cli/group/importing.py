@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kera.cli._client import connected
-from kera.cli._confirming import check_can_ask, confirm
+import typer
+
+from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._confirming import YES_OPTION, check_can_ask, confirm
 from kera.cli._durations import parse_duration_ms
-from kera.cli._output import Output, show_document
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, command_line, extra
 from kera.cli._table import table
+from kera.cli.group.resets import NAME_ARGUMENT
 from kera.connect.endpoints import TopicEnd, parse_end
 from kera.connect.errors import NotCopied
 from kera.core.base.spelling import plural
@@ -36,81 +37,104 @@ LISTED_MAX = 5
 """Streamlets that an error names."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImportOptions:
-    """The arguments of ``kera group import``."""
+async def import_(
+    name: str = NAME_ARGUMENT,
+    stream: str = typer.Argument(
+        ..., metavar="STREAM", help="Stream that kera connect copy has filled from the topic."
+    ),
+    source: str = typer.Option(..., "--from", metavar="kafka://HOST:PORT/TOPIC", help="The topic, as it was copied."),
+    kafka_group: str | None = typer.Option(
+        None, "--kafka-group", metavar="NAME", help="Consumer group of Kafka. Default: the same name as GROUP."
+    ),
+    kafka_config: Path | None = typer.Option(
+        None, "--kafka-config", metavar="FILE", help="Settings of librdkafka, name=value: how to log in, TLS."
+    ),
+    copy: str | None = typer.Option(
+        None, "--copy", metavar="NAME", help="Which copy, if several have copied the topic into the stream."
+    ),
+    wait: str | None = typer.Option(
+        None, "--wait", metavar="TIME", help="Wait this long for the copy to come as far as the group: 30s, 10min."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show the cursors; --yes has no effect."),
+    force: bool = typer.Option(
+        False, "--force", help="Also set cursors back, and while consumers are active; they lose their leases."
+    ),
+    yes: bool = YES_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """Take over the committed offsets of a consumer group of Kafka.
 
-    group: str
-    stream: str
-    source: str
-    kafka_group: str
-    kafka_config: Path | None
-    copy: str | None
-    wait: str | None
-    dry_run: bool
-    force: bool
-    yes: bool
-    bootstrap: str
-    output: Output
-
-
-async def import_offsets(options: ImportOptions) -> None:
-    """Translate, show, ask, and set the cursors."""
+    The stream is a copy of the topic, with as many streamlets as the topic has partitions. Each streamlet's cursor
+    becomes the start of the chunk that has the first record that the group has not read: no record is skipped, and at
+    most one chunk per streamlet is read again. Stop the group's consumers in Kafka first. An import that would set a
+    cursor of the group back, as the group has already read further in KerA, needs --force.
+    """
+    kafka_group = kafka_group or name
     with command_line():
-        end = parse_end(options.source)
+        end = parse_end(source)
     if not isinstance(end, TopicEnd):
-        raise UsageError(f"--from: {options.source} is not a topic of Kafka; write kafka://host:9092/topic")
-    wait_ms = 0 if options.wait is None else parse_duration_ms(options.wait, name="--wait")
-    doing = f"importing offsets into group {options.group}"
-    if not options.dry_run:
-        check_can_ask(doing, yes=options.yes)
+        raise UsageError(f"--from: {source} is not a topic of Kafka; write kafka://host:9092/topic")
+    wait_ms = 0 if wait is None else parse_duration_ms(wait, name="--wait")
+    doing = f"importing offsets into group {name}"
+    if not dry_run:
+        check_can_ask(doing, yes=yes)
     with extra("kafka"):
         import confluent_kafka  # noqa: F401 - see whether it is there
-    async with connected(options.bootstrap, patient=False) as client:
-        stream = await client.describe(options.stream)
-        cursors, members = await _translated(client, stream, end, options, wait_ms)
-        plan = await _plan(client, stream, options.group, cursors)
-        _show(plan, cursors, options.output)
-        if members and not options.output.is_document:
+    async with connected(bootstrap, patient=False) as client:
+        target = await client.describe(stream)
+        cursors, members = await _translated(client, target, name, end, kafka_group, kafka_config, copy, wait_ms)
+        plan = await _plan(client, target, name, cursors)
+        _show(plan, cursors, output)
+        if members and not output.is_document:
             active = plural(members, "active consumer")
-            print(f"group {options.kafka_group} has {active} in Kafka: what they commit from now on is not imported")
+            print(f"group {kafka_group} has {active} in Kafka: what they commit from now on is not imported")
         back = [change for change in plan.changes if _goes_back(change)]
-        if options.dry_run:
-            if back and not options.force and not options.output.is_document:
+        if dry_run:
+            if back and not force and not output.is_document:
                 print(f"{plural(len(back), 'cursor')} would go back: the import needs --force")
             return
-        if back and not options.force:
+        if back and not force:
             raise InvalidArgument(
-                f"group {options.group} has read further in stream {options.stream} than these offsets, in"
+                f"group {name} has read further in stream {stream} than these offsets, in"
                 f" {_listed(back)}: --force sets its cursors back",
-                consumer_group=options.group,
-                stream=options.stream,
+                consumer_group=name,
+                stream=stream,
             )
-        confirm(doing, f"Set the cursors of group {options.group} in stream {options.stream}?", yes=options.yes)
-        await client.admin.reset_consumer_group(options.group, options.stream, plan, force=options.force)
-    if not options.output.is_document:
-        print(f"imported {plural(len(cursors), 'offset')} into group {options.group}, stream {options.stream}")
+        confirm(doing, f"Set the cursors of group {name} in stream {stream}?", yes=yes)
+        await client.admin.reset_consumer_group(name, stream, plan, force=force)
+    if not output.is_document:
+        print(f"imported {plural(len(cursors), 'offset')} into group {name}, stream {stream}")
 
 
 async def _translated(
-    client: Client, stream: StreamDescription, end: TopicEnd, options: ImportOptions, wait_ms: int
+    client: Client,
+    stream: StreamDescription,
+    group: str,
+    end: TopicEnd,
+    kafka_group: str,
+    kafka_config: Path | None,
+    copy: str | None,
+    wait_ms: int,
 ) -> tuple[list[ImportedCursor], int]:
     """The cursors, and how many consumers the group has in Kafka."""
+    import asyncio
+
     from kera.connect.importing import find_copy
     from kera.connect.kafka.committed import committed_offsets
     from kera.connect.kafka.connection import read_settings
     from kera.connect.kafka.source import TopicSource
 
     with command_line():
-        settings = read_settings(options.kafka_config)
-    source = TopicSource(end.bootstrap, end.topic, f"import.{options.group}", settings, follow=False)
+        settings = read_settings(kafka_config)
+    source = TopicSource(end.bootstrap, end.topic, f"import.{group}", settings, follow=False)
     try:
         await source.open()
-        copy = await find_copy(client, stream, source.identity, options.copy)
+        chosen = await find_copy(client, stream, source.identity, copy)
         committed = await asyncio.to_thread(
-            committed_offsets, end.bootstrap, end.topic, source.streamlets, options.kafka_group, settings
+            committed_offsets, end.bootstrap, end.topic, source.streamlets, kafka_group, settings
         )
-        return await _when_copied(client, stream, copy, source, committed.offsets, wait_ms), committed.members
+        return await _when_copied(client, stream, chosen, source, committed.offsets, wait_ms), committed.members
     finally:
         await source.close()
 
@@ -123,6 +147,8 @@ async def _when_copied(
     committed: Mapping[int, int | None],
     wait_ms: int,
 ) -> list[ImportedCursor]:
+    import asyncio
+
     from kera.connect.importing import imported_cursors
 
     deadline = time.monotonic() + wait_ms / 1000

@@ -6,12 +6,13 @@ import contextlib
 import datetime
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kera.cli._client import connected
-from kera.cli._confirming import check_can_ask, confirm
-from kera.cli._output import Output, show_document
+import typer
+
+from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._confirming import YES_OPTION, check_can_ask, confirm
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError
 from kera.cli._table import table
 from kera.cli._times import parse_time_us
@@ -24,80 +25,82 @@ if TYPE_CHECKING:
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 HEADING = ("STREAM", "STREAMLET", "ENTRY", "OLD OFFSET", "NEW OFFSET", "READ AGAIN", "SKIPPED")
+NAME_ARGUMENT = typer.Argument(..., metavar="GROUP", help="Name of the consumer group.")
 
 
-@dataclass(frozen=True, slots=True)
-class ResetOptions:
-    """The arguments of ``kera group reset``."""
+async def reset(
+    name: str = NAME_ARGUMENT,
+    stream: str | None = typer.Argument(None, metavar="[STREAM]", help="Name of the stream; or give --all-streams."),
+    to: str | None = typer.Option(
+        None, "--to", metavar="WHERE", help="earliest, latest, or a time: 2h (ago), 2026-01-31T12:00 (local) or …Z."
+    ),
+    to_offset: int | None = typer.Option(
+        None, "--to-offset", min=0, metavar="N", help="To the record with this offset, in each entry of each streamlet."
+    ),
+    shift_by: int | None = typer.Option(
+        None, "--shift-by", metavar="N", help="On by N records in each entry, or back by -N."
+    ),
+    streamlet: list[int] | None = typer.Option(
+        None, "--streamlet", min=0, metavar="K", help="Only this streamlet; may be repeated. Default: all."
+    ),
+    all_streams: bool = typer.Option(False, "--all-streams", help="In all streams that the group has read."),
+    create: bool = typer.Option(False, "--create", help="Create the group at these offsets if it does not exist."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show the changes; --yes has no effect."),
+    force: bool = typer.Option(False, "--force", help="Reset even while consumers are active; they lose their leases."),
+    yes: bool = YES_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """Reset a consumer group's offsets in a stream, back or forward.
 
-    group: str
-    stream: str | None
-    to: str | None
-    to_offset: int | None
-    shift_by: int | None
-    streamlets: Sequence[int] | None
-    """None: all."""
-    all_streams: bool
-    create: bool
-    """Whether the group may be a new one."""
-    dry_run: bool
-    force: bool
-    yes: bool
-    bootstrap: str
-    output: Output
-
-
-async def reset(options: ResetOptions) -> None:
-    """Show what changes, ask, and reset. Raises `UsageError` before anything is done."""
-    to, where = _place(options)
-    if (options.stream is None) == (not options.all_streams):
+    Shows old and new offsets first, and how many records will be read again or skipped. Cursors are starts of chunks:
+    the new offset is that of the chunk that has the record. Offsets beyond either end become that end.
+    """
+    where, in_words = _place(to, to_offset, shift_by)
+    streamlets = streamlet or None  # None: all
+    if (stream is None) == (not all_streams):
         raise UsageError("give either a stream or --all-streams")
-    if options.all_streams and options.streamlets:
+    if all_streams and streamlets:
         raise UsageError("--streamlet and --all-streams are mutually exclusive: streams have streamlets of their own")
-    if options.all_streams and options.create:
+    if all_streams and create:
         raise UsageError("--create and --all-streams are mutually exclusive: a new group has read no stream")
-    doing = f"resetting group {options.group}"
-    if not options.dry_run:
-        check_can_ask(doing, yes=options.yes)
-    async with connected(options.bootstrap, patient=False) as client:
-        if not options.create:
-            await _check_exists(client, options.group)
-        streams = [options.stream] if options.stream is not None else await _streams(client, options.group)
-        plans = [
-            await client.admin.plan_reset(options.group, stream, to, streamlets=options.streamlets)
-            for stream in streams
-        ]
-        show_plans(plans, options.output)
-        if options.dry_run:
+    doing = f"resetting group {name}"
+    if not dry_run:
+        check_can_ask(doing, yes=yes)
+    async with connected(bootstrap, patient=False) as client:
+        if not create:
+            await _check_exists(client, name)
+        streams = [stream] if stream is not None else await _streams(client, name)
+        plans = [await client.admin.plan_reset(name, each, where, streamlets=streamlets) for each in streams]
+        show_plans(plans, output)
+        if dry_run:
             return
         in_streams = ", ".join(streams)
-        confirm(doing, f"Reset group {options.group} {where} in {in_streams}?", yes=options.yes)
+        confirm(doing, f"Reset group {name} {in_words} in {in_streams}?", yes=yes)
         for plan in plans:
-            await client.admin.reset_consumer_group(
-                options.group, plan.stream, plan, force=options.force, streamlets=options.streamlets
-            )
-    if not options.output.is_document:
-        print(f"reset group {options.group} {where} in {in_streams}")
+            await client.admin.reset_consumer_group(name, plan.stream, plan, force=force, streamlets=streamlets)
+    if not output.is_document:
+        print(f"reset group {name} {in_words} in {in_streams}")
 
 
-def _place(options: ResetOptions) -> tuple[ResetTo, str]:
+def _place(to: str | None, to_offset: int | None, shift_by: int | None) -> tuple[ResetTo, str]:
     """Where to, and that in words."""
     from kera.client import ShiftBy, ToOffset
 
-    given = [each for each in (options.to, options.to_offset, options.shift_by) if each is not None]
+    given = [each for each in (to, to_offset, shift_by) if each is not None]
     if len(given) != 1:
         raise UsageError("give one of --to, --to-offset and --shift-by")
-    if options.to_offset is not None:
-        return ToOffset(options.to_offset), f"to offset {options.to_offset}"
-    if options.shift_by is not None:
-        return ShiftBy(options.shift_by), f"by {plural(options.shift_by, 'record')}"
-    where = f"to {options.to}"
-    match options.to:
+    if to_offset is not None:
+        return ToOffset(to_offset), f"to offset {to_offset}"
+    if shift_by is not None:
+        return ShiftBy(shift_by), f"by {plural(shift_by, 'record')}"
+    where = f"to {to}"
+    match to:
         case "earliest":
             return "earliest", where
         case "latest":
             return "latest", where
-    return _time(str(options.to)), where
+    return _time(str(to)), where
 
 
 def _time(text: str) -> datetime.datetime:
