@@ -118,21 +118,10 @@ def test_who_has_the_secret_gives_a_new_password_when_the_old_one_is_lost(kera: 
     assert kera.run("token", "list", user=user, password_file=other).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("secret", "text"),
-    [
-        (None, "cluster_secret_file {} cannot be read: No such file or directory"),
-        ("", "cluster_secret_file {} is empty"),
-        ("short", "cluster_secret_file {} has 5 characters, and a secret has 16 at least"),
-    ],
-)
-def test_a_secret_that_is_none_is_told(kera: CommandLine, tmp_path: Path, secret: str | None, text: str) -> None:
-    path = tmp_path / "secret"
-    if secret is not None:
-        path.write_text(secret)
-    done = kera.run("user", "list", "--cluster-secret-file", str(path))
+def test_a_secret_that_is_none_is_told(kera: CommandLine, tmp_path: Path) -> None:
+    done = kera.run("user", "list", "--cluster-secret-file", f"{tmp_path}/secret")
     assert done.returncode == 2
-    assert text.format(path) in done.stderr.decode()
+    assert f"cluster_secret_file {tmp_path}/secret cannot be read: No such file or directory" in done.stderr.decode()
 
 
 # -- every command, whoever we are ---------------------------------------------------------------------------------
@@ -268,44 +257,6 @@ def test_a_role_counts_for_who_has_it(kera: CommandLine, user: str, stream: str)
     assert kera.as_user(user, "acl", "check", "describe", f"stream:{stream}").startswith(f"may user:{user} describe")
     kera.as_user("admin", "user", "roles", user, "--no-roles")
     assert stream not in kera.as_user(user, "stream", "list")
-
-
-def test_a_rule_about_a_stream_that_is_not_there_is_taken_and_told(kera: CommandLine, user: str) -> None:
-    stream = new_name("later")
-    done = kera.run(
-        *("acl", "grant", f"user:{user}", "read", f"stream:{stream}"), user="admin", password_file=kera.password
-    )
-    assert done.returncode == 0
-    assert done.stderr.decode() == f"kera: warning: there is no stream '{stream}' now\n"
-    kera.as_user("admin", "stream", "create", stream)
-    assert stream in kera.as_user(user, "stream", "list")
-
-
-def test_a_user_that_is_there_and_one_that_is_not(kera: CommandLine, user: str) -> None:
-    again = kera.refused("admin", "user", "create", user, "--password-file", str(kera.password))
-    assert f"there is a user '{user}' already: kera user passwd and kera user roles change it" in again
-    for command in (
-        ("user", "passwd", "nobody-here", "--no-password"),
-        ("user", "roles", "nobody-here", "--no-roles"),
-        ("user", "delete", "nobody-here", "--yes"),
-    ):
-        assert "there is no user 'nobody-here': kera user" in kera.refused("admin", *command)
-    assert "there is no rule 999999" in kera.refused("admin", "acl", "revoke", "--rule", "999999")
-    assert "there is no token '00aa'" in kera.refused("admin", "token", "revoke", "00aa")
-
-
-def test_who_may_not_administer_the_cluster_changes_nothing_but_its_own_password(kera: CommandLine, user: str) -> None:
-    for command in (
-        ("user", "list"),
-        ("user", "create", "new", "--no-password"),
-        ("user", "passwd", "admin", "--password-file", str(kera.password)),
-        ("user", "roles", user, "--role", "boss"),
-        ("user", "delete", "admin", "--yes"),
-        ("acl", "grant", f"user:{user}", "read", "stream:*"),
-        ("acl", "revoke", "--rule", "1"),
-    ):
-        assert f"user:{user} may not administer cluster" in kera.refused(user, *command)
-    assert kera.as_user(user, "user", "passwd", "--password-file", str(kera.password)).startswith("changed")
 
 
 def test_a_token_is_shown_in_place_of_a_password_for_what_it_is_narrowed_to(

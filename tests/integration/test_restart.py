@@ -36,11 +36,6 @@ async def in_thread(function: Callable[..., None], *arguments: object, **setting
         await asyncio.to_thread(function, *arguments, **settings)
 
 
-def broker_name(cluster: RunningCluster) -> str:
-    """The broker's name, also when it does not run."""
-    return next(name for name in cluster.ready if name.startswith("broker"))
-
-
 async def test_killed_broker_comes_back_with_all_it_had_and_clients_go_on(tmp_path: Path) -> None:
     with keeping_cluster(tmp_path) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:

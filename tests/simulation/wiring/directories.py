@@ -58,10 +58,6 @@ class Directories:
                 flipped += 1
         return flipped
 
-    def wipe(self, name: str) -> None:
-        """The machine has lost everything."""
-        (self._root / name).rename(self._root / f"{name}.gone-{next(self._aside)}")
-
 
 def _copy(source: Path, target: Path) -> None:
     target.mkdir()

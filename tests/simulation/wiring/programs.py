@@ -37,7 +37,6 @@ from tests.simulation.wiring.open_interface import FramedChannel, FramedServer
 
 COORDINATOR_PORT = 7400
 SEGMENT_BYTES = 8 << 10
-KIB = 1 << 10
 MIB = 1 << 20
 METADATA_BYTES_MAX = 16 * MIB
 

@@ -33,13 +33,6 @@ DELAY_MS = 2000
 """How long a backup may be away before what it has is made anew."""
 
 
-def keys_of(data: bytes | bytearray | memoryview) -> list[Key]:
-    """All chunks, in order."""
-    return [
-        (header.stream_id, header.streamlet_id, header.entry, header.first_record) for header, _ in iterate_chunks(data)
-    ]
-
-
 def checksum_of(data: bytes | bytearray | memoryview) -> int:
     """What the checksum of a virtual segment with these bytes has to be."""
     checksum = 0

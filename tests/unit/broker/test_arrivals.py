@@ -13,8 +13,6 @@ from kera.core.errors import Recovering
 from tests.unit.broker.persistence_support import flushed
 from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Engine, Log, Outcome, placed
 
-OLDER = ADDRESS._replace(streamlet_id=0)
-
 
 def record_of(first_record: int, physical_id: int = 0) -> SegmentRecord:
     return SegmentRecord(physical_id, SLOT_BYTES, False, 4, 0, first_record, 4, 10, 20, 5)

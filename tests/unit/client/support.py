@@ -221,6 +221,20 @@ def _answer(future: asyncio.Future[Any], reply: Reply[Any]) -> None:
         future.set_result(Reply(reply.message, (memoryview(data),) if data else ()))
 
 
+class Asked:
+    """A cluster that answers as it is told."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.requests: list[Any] = []
+
+    async def ask(self, _: Method[Any, Any], message: Any) -> Any:
+        self.requests.append(message)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
 class FakeCluster:
     """Stands in for `kera.client.cluster.cluster.Cluster`: one broker, in this process."""
 

@@ -9,22 +9,8 @@ import pytest
 from kera.client.admin.access import Access, DeletedUser
 from kera.client.admin.quotas import Quota
 from kera.core.errors import InvalidArgument, Uncertain, UnknownUser
-from kera.core.rpc import Method
 from kera.v1 import access_pb2 as messages
-
-
-class Asked:
-    """A cluster that answers as it is told."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-        self.requests: list[Any] = []
-
-    async def ask(self, _: Method[Any, Any], message: Any) -> Any:
-        self.requests.append(message)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+from tests.unit.client.support import Asked
 
 
 def access(answer: Any) -> tuple[Access, Asked]:

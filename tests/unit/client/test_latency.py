@@ -8,24 +8,10 @@ import pytest
 
 from kera.client.admin.latency import Latency, LatencyConstraint
 from kera.core.errors import InvalidArgument, Uncertain, UnknownLatencyConstraint
-from kera.core.rpc import Method
 from kera.v1 import latency_pb2 as messages
+from tests.unit.client.support import Asked
 
 PATH = ["clicks", "group:enrich"]
-
-
-class Asked:
-    """A cluster that answers as it is told."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-        self.requests: list[Any] = []
-
-    async def ask(self, _: Method[Any, Any], message: Any) -> Any:
-        self.requests.append(message)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
 
 
 def latency(answer: Any) -> tuple[Latency, Asked]:

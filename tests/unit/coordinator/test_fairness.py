@@ -1,7 +1,7 @@
 """What one client asks, however much it is about, is done in steps: others are answered between them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from tests.unit.coordinator.fake_cluster import Cluster
 STREAMLETS = 300
 ALWAYS_OVER = 0.0
 """A slice that is over after one step: how many steps there are does not depend on how fast they are."""
-Ask = Callable[[Method[Any, Any], Any, str], Awaitable[Any]]
 
 
 @pytest.fixture

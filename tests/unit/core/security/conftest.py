@@ -6,8 +6,6 @@ import pytest
 
 from kera.core.security.issuing import Authority
 
-HOST = "127.0.0.1"
-
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
