@@ -3,6 +3,9 @@
 Appending decides, in this order: is the chunk the next of its producer (sequence), does it fit, where does it go. Until
 all three are answered nothing has changed, so a refused chunk leaves no trace.
 
+A streamlet of a stream with epochs (docs/epochs.md) promises readers that nothing older comes. A promise is in memory.
+It is written down, as a punctuation, before a chunk that is older, and when a producer says so.
+
 Reading is ``kera.broker.log.read_plan``; what is in memory and what on disk, ``kera.broker.storage.persistence``.
 
 A streamlet that has moved is partly at other brokers: ``kera.broker.log.intervals`` says which of its groups are here.
@@ -20,13 +23,17 @@ from typing import NamedTuple, Protocol
 from kera.broker.log.arena import Slot
 from kera.broker.log.digests import digest_of
 from kera.broker.log.entry import Entries, Entry, still_unsure
+from kera.broker.log.epochs import NO_EPOCHS, EpochRules
 from kera.broker.log.intervals import Holding
-from kera.broker.log.promising import Promising
+from kera.broker.log.progress import StreamletProgress
 from kera.broker.log.segment import Segment
+from kera.broker.log.watermarks import watermark_of
 from kera.broker.records import DIGESTS_MAX, ProducerRecord, SegmentAddress
 from kera.core.base.ids import EARLIEST, PRODUCER_IDS
-from kera.core.errors import CorruptChunk, OutOfSequence, ProducerFenced, RecordTooLarge
-from kera.core.format.chunk import ChunkHeader, verify_header
+from kera.core.errors import CorruptChunk, OutOfSequence, ProducerFenced, RecordTooLarge, TimestampAhead
+from kera.core.format.chunk import ChunkHeader, read_header, verify_header
+from kera.core.format.punctuation import NO_TIME, encode_punctuation
+from kera.v1 import common_pb2
 
 NO_FENCES: Mapping[int, int] = MappingProxyType({})
 
@@ -112,7 +119,7 @@ class Memory(Protocol):
         ...
 
 
-class Streamlet(Promising):
+class Streamlet(StreamletProgress):
     """One partition of a stream on this broker."""
 
     def __init__(  # noqa: PLR0913 - what a streamlet is made of
@@ -141,7 +148,11 @@ class Streamlet(Promising):
         self._producers_max = producer_limits.kept + producer_limits.spare
         self.first_epochs = first_epochs
         self._group_segments = group_segments
-        self._begin_to_promise(memory)
+        self._memory = memory
+        self.epochs = NO_EPOCHS
+        self.timestamp_ahead_us = 0
+        self._owner_before_promised_us = NO_TIME
+        """That nothing older comes may have been promised by whoever owned it before, or by an earlier launch."""
         self.sealed = False
         """It is about to move: nothing more is taken, though nobody else owns it yet."""
         self.takes_chunks = True
@@ -157,7 +168,7 @@ class Streamlet(Promising):
         """Take note of which intervals are here; an owner takes chunks from now on, and others do not any more."""
         self.intervals = held.intervals
         if held.owned and not self.owned:
-            self._go_on_from_unknown()
+            self._owner_before_promised_us = self._memory.now_us  # nobody has said yet what the owner before promised
         self.owned = held.owned
         self.sealed = False
         self.takes_chunks = held.owned
@@ -215,6 +226,25 @@ class Streamlet(Promising):
     def unseal(self) -> None:
         """Take chunks again, in new groups."""
         self.sealed, self.takes_chunks = False, self.owned
+
+    def set_epochs(self, rules: EpochRules) -> None:
+        """Set the rules of its epochs from now on."""
+        self.epochs = rules
+        self.timestamp_ahead_us = rules.timestamp_ahead_us
+        if not self.owned:
+            return
+        if rules.by_clock:
+            self.entries.promise(self._owner_before_promised_us)
+        elif rules.clock_until_us:
+            self.entries.promise(min(self._owner_before_promised_us, rules.clock_until_us))
+        self._owner_before_promised_us = NO_TIME  # whatever rules come now, all that was promised is known
+
+    def go_on_from(self, handed_over: common_pb2.StreamletState | None) -> None:
+        """Keep what its owner before has promised, who has just handed it over so; None: nobody knows what that was."""
+        if handed_over is not None:
+            promised = handed_over.HasField("promised_us")
+            self._owner_before_promised_us = handed_over.promised_us if promised else NO_TIME
+            self.entries.promise(self._owner_before_promised_us)  # also if nobody promises any more by now
 
     # -- producers -------------------------------------------------------------------------------------------------
 
@@ -287,6 +317,19 @@ class Streamlet(Promising):
             self.forget_producers()
         return appended
 
+    def check_time(self, timestamp_us: int, what: str) -> None:
+        """Raise `TimestampAhead` if a time is too far ahead of the clock; `what` has it."""
+        ahead_us = timestamp_us - self._memory.now_us
+        if self.timestamp_ahead_us and ahead_us > self.timestamp_ahead_us:
+            raise TimestampAhead(
+                f"{what} for streamlet {self.streamlet_id} is {ahead_us // 1000} ms ahead of its broker's clock;"
+                f" the stream has epochs and takes at most {self.timestamp_ahead_us // 1000} ms"
+                " (timestamp_ahead_max_ms, 0 for no limit): it would close all epochs before",
+                streamlet_id=self.streamlet_id,
+                timestamp_us=timestamp_us,
+                limit_ms=self.timestamp_ahead_us // 1000,
+            )
+
     def _place(self, entry: Entry, chunk: memoryview, header: ChunkHeader, room: int = 0) -> Appended:
         """Copy a chunk to the end of an entry, where there is also `room` for another one, if that can be."""
         tail, chunk_bytes = entry.tail, len(chunk)
@@ -301,6 +344,12 @@ class Streamlet(Promising):
         return _as_appended(
             Appended, (entry.index, group_id, segment_id, position, first_record, False, segment, segment.head, None)
         )
+
+    def _is_next(self, header: ChunkHeader) -> bool:
+        state = self.producers.get(header.producer_id)
+        if state is None or header.producer_epoch > state.producer_epoch:
+            return header.sequence == 0
+        return (header.producer_epoch, header.sequence) == state
 
     def publish(self, appended: Appended) -> None:
         """Let readers see everything up to the end of `appended`, which has reached its level.
@@ -388,6 +437,49 @@ class Streamlet(Promising):
         if same or producer_id in PRODUCER_IDS:
             return same
         raise _other_chunk(header) if same is False else _too_old(header)
+
+    # -- promises --------------------------------------------------------------------------------------------------
+
+    @property
+    def promised_us(self) -> int:
+        """That nothing older comes, as far as anybody was told and the log does not say so; `NO_TIME`: nobody was."""
+        return max(self.entries.first_promise_us, *(entry.promised_us for entry in self.entries.made), NO_TIME)
+
+    def promise(self, entry: Entry) -> int | None:
+        """That nothing older comes behind what is written of an entry, but behind a punctuation. None: no promise."""
+        if not (self.epochs.by_clock and self.takes_chunks):
+            return None
+        promised_us = self._memory.now_us - self.epochs.grace_us
+        if promised_us > entry.promised_us and promised_us > watermark_of(entry):
+            entry.promised_us = promised_us
+        return max(promised_us, entry.promised_us)
+
+    def keep_promise(self, header: ChunkHeader, chunk_bytes: int) -> Appended | None:
+        """Append a punctuation, if the chunk that comes next is older than what readers were promised.
+
+        Raises what `append` raises for want of memory; then nothing has changed.
+        """
+        entry = self.entries[header.producer_id % self.entries.count]
+        if header.max_timestamp_us >= entry.promised_us or not self._is_next(header):
+            return None
+        return self._write_down(entry, entry.promised_us, room=chunk_bytes)
+
+    def punctuate(self, entry: Entry, timestamp_us: int) -> Appended | None:
+        """Append a punctuation with this time, or a later one that was promised. None: the log says so already.
+
+        Raises as `keep_promise`.
+        """
+        return self._write_down(entry, max(timestamp_us, entry.promised_us))
+
+    def _write_down(self, entry: Entry, timestamp_us: int, room: int = 0) -> Appended | None:
+        appended = None
+        if watermark_of(entry) < timestamp_us:  # else the log says so
+            chunk = memoryview(encode_punctuation(self.stream_id, self.streamlet_id, timestamp_us, self._memory.now_us))
+            appended = self._place(entry, chunk, read_header(chunk), room=room)
+        entry.promised_us = NO_TIME
+        return appended
+
+    # -- what is there ---------------------------------------------------------------------------------------------
 
     def is_active(self, group_id: int, entry: Entry) -> bool:
         """Whether more segments may come to a group."""
