@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from kera.broker.latency.held_back import HeldBack
 from kera.broker.latency.holding import Hold, Holds
 from kera.broker.log.arena import Arena
 from kera.broker.log.entry import Entry
@@ -142,7 +143,8 @@ class World:
         self.replication, self.streams = self.engine.replication, self.engine.streams
         logs = self.replication.logs
         self.holds = Holds(lambda: logs.now_ms / 1000, lambda: 5)  # chunks are created at 5
-        logs.held.go_by(self.holds)
+        self.held = HeldBack(logs, self.holds, lambda _: None)
+        logs.plug_in(self.held)
         if restart.found.lost_memory:
             self.recover_before_epoch = self.launch
         self.replication.begin(
@@ -225,8 +227,9 @@ class World:
         if level > 1:
             self.waiters.append(Waiter(known))
             batch.waiters.append(self.waiters[-1])
-            self.replication.logs.held.waits(batch, segment, appended.position)
-            assert max(batch.requests.values(), default=0) <= HELD_REQUESTS_MAX or not batch.due_s
+            self.replication.logs.wait(batch, segment, appended.position, 1)
+            note = batch.noted
+            assert note is None or max(note.requests.values(), default=0) <= HELD_REQUESTS_MAX or not note.due_s
         self.wire.pump()
 
     def lose(self, number: int, carried_out: int, *, memory: bool) -> None:
@@ -306,7 +309,7 @@ class World:
     def check(self) -> None:
         """After each thing that happens."""
         self._check_replicas()
-        assert self.replication.logs.held.next_in_s > 0, "something is held beyond its deadline"
+        assert self.held.next_in_s > 0, "something is held beyond its deadline"
         self.chunks = {key: known for key, known in self.chunks.items() if self._alive(key, known)}
         holders: dict[Key, set[int]] = {key: set() for key in self.chunks}
         for backup in self.backups:

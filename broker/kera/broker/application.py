@@ -23,7 +23,6 @@ from kera.broker.engine import LogEngine
 from kera.broker.figures import StreamFigures
 from kera.broker.health import watch_clock, watch_log, watch_registration
 from kera.broker.heartbeat import HeartbeatReport
-from kera.broker.latency.manager import LatencyManager
 from kera.broker.latency.series import HopCollector
 from kera.broker.metrics import BrokerCollector
 from kera.broker.ownership.clock_offset import ClockOffset
@@ -32,6 +31,7 @@ from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.orders import Orders
 from kera.broker.ownership.streams import name_of, not_here
 from kera.broker.ownership.unknown import UnknownReport
+from kera.broker.plugins import Plugins
 from kera.broker.registration import BrokerDirectory, BrokerRegistration
 from kera.broker.serving.push import Push
 from kera.broker.serving.push_server import PushServer
@@ -65,6 +65,7 @@ class Parts(NamedTuple):
     """A broker's service, and what its metrics and its registration have of it."""
 
     service: BrokerService
+    plugins: Plugins
     guard: Door
     leader: CoordinatorEpoch
     counters: Counters
@@ -146,6 +147,14 @@ def build_service(
     guard = stack.enter_context(place.monitor.guarded_by(guard))
     leader = CoordinatorEpoch(wanted=engine.streams.moved_starts.hurry)
     counters = Counters()
+    plugins = Plugins(
+        engine.streams,
+        engine.replication,
+        engine.replicator.pump,
+        guard=guard,
+        clock=runtime.clock,
+        tracing=tracing_of(settings, "kera-broker"),
+    )
     service = BrokerService(
         engine.streams,
         engine.memory,
@@ -157,11 +166,10 @@ def build_service(
         lease=Lease(runtime.clock.boottime_s),
         clock_offset=ClockOffset(lambda: engine.memory.now_us),
         guard=guard,
-        tracing=tracing_of(settings, "kera-broker"),
-        latency=LatencyManager(runtime.clock),
+        hooks=plugins.of_requests,
     )
     stack.push_async_callback(service.close)
-    return Parts(service, guard, leader, counters, PushTotals())
+    return Parts(service, plugins, guard, leader, counters, PushTotals())
 
 
 async def open_interfaces(
@@ -202,8 +210,8 @@ def bind_push(
         engine.memory,
         parts.pushed,
         asyncio.get_running_loop(),
-        holds=parts.service.latency.hand_over,
-        hold_timer=engine.hold_timer,
+        holds=parts.plugins.latency.hand_over,
+        hold_timer=parts.plugins.hold_timer,
     )
     server = PushServer(
         push, engine.arena, connections_max=connections_max, guard=parts.guard, mode=settings.unix_socket_mode
@@ -225,7 +233,7 @@ def watch(monitor: Monitor, engine: LogEngine, parts: Parts) -> None:
         clock_offset=broker.clock_offset,
     )
     monitor.add(collector)
-    monitor.add(HopCollector(broker.latency, partial(name_of, engine.streams)))
+    monitor.add(HopCollector(parts.plugins.latency, partial(name_of, engine.streams)))
     figures = StreamFigures(
         engine.streams,
         lambda: engine.replication.logs.now_ms,
@@ -248,7 +256,7 @@ def build_registration(
         clock=runtime.clock,
         replication=engine.replication,
         unknown=UnknownReport(engine.streams, lambda: leader.value),
-        latency=broker.latency,
+        latency=parts.plugins.latency,
     )
     registration = BrokerRegistration(
         settings.coordinator,

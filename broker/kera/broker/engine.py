@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kera.broker.backup_ways import BackupWays
-from kera.broker.latency.hold_timer import HoldTimer
 from kera.broker.log.arena import Arena
 from kera.broker.log.arena_file import remove_orphans
 from kera.broker.log.entry import Entry
@@ -97,11 +96,7 @@ class LogEngine:
             random=runtime.random,
         )
         self.streams = Streams(memory, restart, self.replication)
-        self.hold_timer = HoldTimer(asyncio.get_running_loop())
-        """For all that waits for others to go with it."""
-        self.replicator = Replicator(
-            self.replication, ways, timeout_ms=settings.backup_timeout_ms, hold_timer=self.hold_timer
-        )
+        self.replicator = Replicator(self.replication, ways, timeout_ms=settings.backup_timeout_ms)
         self.takeovers = Takeovers(
             restart,
             memory,

@@ -393,7 +393,7 @@ class Replicated:
             )
             if number == count - 1:
                 batch.waiters.append(outcome)
-                self.replication.logs.held.waits(batch, appended.segment, appended.position, requests)
+                self.replication.logs.wait(batch, appended.segment, appended.position, requests)
         self.wire.pump()
         return outcome
 

@@ -22,6 +22,7 @@ from kera.broker.log.streamlet import PRODUCER_LIMITS, Appended, ProducerLimits,
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.orders import Orders, StreamletRecovery
 from kera.broker.ownership.streams import Streams
+from kera.broker.plugins import Plugins
 from kera.broker.records import SegmentAddress
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.manager import Replication
@@ -360,6 +361,7 @@ class Broker:
             turns=order_turns,
             retry_interval_s=0.001,
         )
+        self.plugins = Plugins(self.streams, engine.replication, pump, guard=guard)
         self.broker = BrokerService(
             self.streams,
             engine.memory,
@@ -372,6 +374,7 @@ class Broker:
             limits=limits,
             turns=turns,
             guard=guard,
+            hooks=self.plugins.of_requests,
         )
         self.service = self.broker.service()
         self.peer = Peer("unix", "")

@@ -147,7 +147,7 @@ async def test_what_is_reported_of_a_stream_counts_only_from_who_may_use_it(engi
     """Nor is anybody else told that it has a latency constraint."""
     broker = Guarded(engine)
     broker.make_secret()
-    manager = broker.broker.latency
+    manager = broker.plugins.latency
     manager.set_budgets(1, [latency_pb2.StreamBudget(stream_id=each, window_ms=1000) for each in (STREAM_ID, SECRET)])
     samples = [
         latency_pb2.HopSample(

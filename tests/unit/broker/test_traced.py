@@ -34,7 +34,7 @@ def reply(*errors: Exception) -> Reply[broker_pb2.MultiWriteChunksResponse]:
 
 def test_an_append_is_told_in_the_trace_of_the_request() -> None:
     with recorded() as found:
-        TracedWrites(lambda _: reply(), found.tracing, STREAMS).write(call(*PARENT))
+        TracedWrites(found.tracing, STREAMS).around_write(lambda _: reply())(call(*PARENT))
         span = found.named("append orders")
 
     assert (span.parent.span_id, span.context.trace_id) == (PARENT.span_id, PARENT.trace_id)
@@ -46,7 +46,7 @@ def test_an_append_is_told_in_the_trace_of_the_request() -> None:
 async def test_what_waits_for_backups_is_a_span_of_its_own() -> None:
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     with recorded() as found:
-        assert TracedWrites(lambda _: answer, found.tracing, STREAMS).write(call(*PARENT)) is answer
+        assert TracedWrites(found.tracing, STREAMS).around_write(lambda _: answer)(call(*PARENT)) is answer
         assert found.names() == ["append orders"]
         answer.set_result(reply())
         await asyncio.sleep(0)
@@ -61,7 +61,7 @@ async def test_what_is_refused_is_a_span_that_failed(later: bool) -> None:
         answer, made = asyncio.get_running_loop().create_future(), answer
         asyncio.get_running_loop().call_soon(answer.set_result, made)
     with recorded() as found:
-        TracedWrites(lambda _: answer, found.tracing, STREAMS).write(call(*PARENT))
+        TracedWrites(found.tracing, STREAMS).around_write(lambda _: answer)(call(*PARENT))
         while not found.spans() or found.spans()[-1].attributes.get("error.type") is None:
             await asyncio.sleep(0)
         assert found.spans()[-1].attributes["error.type"] == "arena_full"
@@ -73,21 +73,21 @@ def test_a_request_that_makes_no_sense_ends_its_span_and_is_refused_as_ever() ->
 
     with recorded() as found:
         with pytest.raises(InvalidArgument):
-            TracedWrites(write, found.tracing, STREAMS).write(call(*PARENT))
+            TracedWrites(found.tracing, STREAMS).around_write(write)(call(*PARENT))
         assert found.named("append orders").attributes["error.type"] == "invalid_argument"
 
 
 @pytest.mark.parametrize("traceparent", ["", "nonsense", f"00-{'a' * 32}-{'b' * 16}-00", "x" * 100_000])
 def test_of_what_is_not_traced_there_is_nothing(traceparent: str) -> None:
     with recorded() as found:
-        TracedWrites(lambda _: reply(), found.tracing, STREAMS).write(call(traceparent))
+        TracedWrites(found.tracing, STREAMS).around_write(lambda _: reply())(call(traceparent))
         assert found.spans() == []
 
 
 @pytest.mark.parametrize("bulk", [b"", b"x" * 10, b"\0" * 4096])
 def test_chunks_that_are_none_are_the_writers_business(bulk: bytes) -> None:
     with recorded() as found:
-        TracedWrites(lambda _: reply(), found.tracing, STREAMS).write(call(*PARENT, bulk=bulk))
+        TracedWrites(found.tracing, STREAMS).around_write(lambda _: reply())(call(*PARENT, bulk=bulk))
         assert found.names() == ["append"]
 
 

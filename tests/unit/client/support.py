@@ -15,6 +15,7 @@ from kera.broker.log.arena import Arena
 from kera.broker.log.events import Events
 from kera.broker.log.segment import Segment
 from kera.broker.ownership.streams import Streams
+from kera.broker.plugins import Plugins
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.manager import Replication
 from kera.broker.serving.limits import ServingLimits
@@ -283,8 +284,15 @@ class FakeCluster:
         limits = ReplicationLimits(self.arena.slot_bytes)
         replication = Replication(limits, memory.index_writer.note, memory.events)
         self.streams = Streams(memory, Restart(None, index, SegmentStore(root, LocalDisk(root), index)), replication)
+        self.plugins = Plugins(self.streams, replication, lambda: None)
         self.service = BrokerService(
-            self.streams, memory, replication, self.counters, pump=lambda: None, limits=self.limits
+            self.streams,
+            memory,
+            replication,
+            self.counters,
+            pump=lambda: None,
+            limits=self.limits,
+            hooks=self.plugins.of_requests,
         )
         self.service.registered(BROKER_ID, self.infos.values())
         self.open_channel: LoopbackChannel | None = None

@@ -20,18 +20,18 @@ def quick(cluster: FakeCluster) -> FakeCluster:
 
 
 def figures(cluster: FakeCluster) -> dict[Hop, tuple[str, int, int]]:
-    found = cluster.service.latency.figures()
+    found = cluster.plugins.latency.figures()
     return {each.hop: (each.consumer_group, each.chunks, each.mean_us) for each in found if each.hop.of_reader}
 
 
 async def test_a_batch_is_told_as_hand_over_and_work(quick: FakeCluster) -> None:
-    quick.service.latency.set_budgets(1, [BUDGET])
+    quick.plugins.latency.set_budgets(1, [BUDGET])
     reports = BatchReports(quick, "app", now_s=lambda: 1000.0)  # type: ignore[arg-type]
     assert not reports.watches(STREAM_ID)
     await reports.tell(["s"])
     assert reports.watches(STREAM_ID)
 
-    created_us = quick.service.latency.now_us() - 5_000_000
+    created_us = quick.plugins.latency.now_us() - 5_000_000
     await reports.done([TakenEntry("s", EntryId(STREAM_ID, 0, 0), created_us)], 1000.0, 1000.25)
     await reports.tell(["s"])
 
@@ -45,7 +45,7 @@ async def test_without_a_constraint_nothing_is_kept_and_it_is_asked_seldom(clust
     now_s = 0.0
     reports = BatchReports(cluster, "app", now_s=lambda: now_s)  # type: ignore[arg-type]
     await reports.tell(["s"])
-    cluster.service.latency.set_budgets(1, [BUDGET])
+    cluster.plugins.latency.set_budgets(1, [BUDGET])
     now_s = 4.9
     await reports.done([TakenEntry("s", EntryId(STREAM_ID, 0, 0), 1)], 0.0, 1.0)
     await reports.tell(["s"])
@@ -58,7 +58,7 @@ async def test_without_a_constraint_nothing_is_kept_and_it_is_asked_seldom(clust
 
 
 async def test_a_stream_that_was_made_anew_is_not_told_of(quick: FakeCluster) -> None:
-    quick.service.latency.set_budgets(1, [BUDGET])
+    quick.plugins.latency.set_budgets(1, [BUDGET])
     reports = BatchReports(quick, "app")  # type: ignore[arg-type]
     await reports.tell(["s"])
     await reports.done([TakenEntry("s", EntryId(STREAM_ID, 99, 0), 1)], 0.0, 1.0)

@@ -299,12 +299,12 @@ def quick(cluster: FakeCluster) -> FakeCluster:
 
 
 def reader_hops(cluster: FakeCluster) -> set[tuple[Hop, str]]:
-    figures = cluster.service.latency.figures()
+    figures = cluster.plugins.latency.figures()
     return {(each.hop, each.consumer_group) for each in figures if each.hop.of_reader}
 
 
 async def test_a_group_measures_a_stream_with_a_constraint(quick: FakeCluster, make_producer: MakeProducer) -> None:
-    quick.service.latency.set_budgets(1, [BUDGET])
+    quick.plugins.latency.set_budgets(1, [BUDGET])
     producer = make_producer(quick)
     async with Client(quick).consumer("s", consumer_group="app", start="earliest") as consumer:  # type: ignore[arg-type]
         await producer.prepare("s")
@@ -318,7 +318,7 @@ async def test_a_group_measures_a_stream_with_a_constraint(quick: FakeCluster, m
         async with asyncio.timeout(WAIT_S):
             while not await all_measured():
                 pass
-    assert all(figures.mean_us < 60_000_000 for figures in quick.service.latency.figures())
+    assert all(figures.mean_us < 60_000_000 for figures in quick.plugins.latency.figures())
 
 
 async def test_an_application_that_hangs_is_told_of(quick: FakeCluster, make_producer: MakeProducer) -> None:
@@ -329,10 +329,10 @@ async def test_an_application_that_hangs_is_told_of(quick: FakeCluster, make_pro
         await give(producer.send("s", b"x"))
         await give(anext(consumer.records()))
         await give(producer.send("s", b"waits"))
-        quick.service.latency.set_budgets(1, [BUDGET])
+        quick.plugins.latency.set_budgets(1, [BUDGET])
 
         def told_of() -> bool:
-            figures = quick.service.latency.figures()
+            figures = quick.plugins.latency.figures()
             late = {each.hop for each in figures if each.mean_us > 20_000 and each.consumer_group == "app"}
             return late >= {Hop.PREFETCH, Hop.WORK}
 
@@ -378,7 +378,7 @@ async def test_a_reader_that_pulls_puts_requests_off(quick: FakeCluster, make_pr
     """As soon as it has been advised to: a chunk that comes right behind another one waits for that."""
     wait_s = 0.05
     budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=60_000, hand_over_us=round(wait_s * 1e6))
-    quick.service.latency.set_budgets(1, [budget])
+    quick.plugins.latency.set_budgets(1, [budget])
     producer, loop, sent_s = make_producer(quick), asyncio.get_running_loop(), 0.0
     client = Client(quick)  # type: ignore[arg-type]
     async with client.consumer("s", consumer_group="app", shared_memory="never", start="earliest") as consumer:

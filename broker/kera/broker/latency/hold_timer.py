@@ -24,11 +24,6 @@ class HoldTimer:
         """Something is due by then."""
         self._alarm.set(self._loop.time() + max(0.0, seconds))
 
-    def stop(self) -> None:
-        """Call nobody any more."""
-        self._listeners.clear()
-        self._alarm.stop()
-
     def _call(self) -> None:
         for call in self._listeners:
             call()

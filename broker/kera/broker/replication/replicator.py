@@ -11,13 +11,11 @@ aborted, so that nothing of our memory is sent any more, and everything in fligh
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from kera.broker.backup_ways import BackupWays
-from kera.broker.latency.hold_timer import HoldTimer
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.replication.virtual_segment import Free
@@ -46,17 +44,13 @@ class Replicator:
     Belongs to one event loop.
     """
 
-    def __init__(
-        self, replication: Replication, ways: BackupWays, *, timeout_ms: int, hold_timer: HoldTimer | None = None
-    ) -> None:
-        """`timeout_ms`: a backup that does not answer for so long has failed; `hold_timer`: of the event loop."""
+    def __init__(self, replication: Replication, ways: BackupWays, *, timeout_ms: int) -> None:
+        """`timeout_ms`: a backup that does not answer for so long has failed."""
         self._replication = replication
         self._logs = replication.logs
         self.ways = ways
         self._timeout_s = timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
-        self._hold_timer = hold_timer or HoldTimer(self._loop)
-        self._hold_timer.listen(self.pump)
         self._links: dict[int, _Link] = {}
         self._pumping = self._pumping_soon = self._closed = False
         self._broker_id = self._broker_epoch = 0
@@ -108,7 +102,6 @@ class Replicator:
     async def close(self) -> None:
         """Close all connections; what is in flight stays undecided."""
         self._closed = True
-        self._hold_timer.stop()
         links, self._links = list(self._links.values()), {}
         for link in links:
             await link.close()
@@ -145,9 +138,6 @@ class Replicator:
                         self._perform(effect)
                 for backup_id, ids in freed.items():
                     self._free(backup_id, ids)
-            held = self._logs.held
-            if held.active and (due_in_s := held.next_in_s) < math.inf:
-                self._hold_timer.set_in(due_in_s)
         finally:
             self._pumping = False
 

@@ -9,7 +9,7 @@ chunks in segments, gathers them in batches, and gives each batch a place in a v
     virtual segment   0          acknowledged by all R      head          capacity
                       ├── durable ──┼── batches in flight ────┼── free ─────┤
 
-* What a latency constraint leaves time for waits until it is due, or large (``kera.broker.latency.holding``).
+* What is plugged in may put off the last batch, so that more goes with it (``kera.broker.replication.hooks``).
 * Batches complete in the order of the log, whatever the order of the answers. A run that is complete is on all R
   backups, and moves the durable head of its segment if that waits for replicas.
 * A virtual segment lives on R backups that were chosen when it was opened. It closes when it is full, when nobody has
@@ -23,13 +23,12 @@ backups are chosen, is for ``kera.broker.replication.virtual_logs``, sending for
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kera.broker.latency.holding import HELD_BYTES_MAX
 from kera.broker.log.segment import Segment
+from kera.broker.replication.hooks import ReplicationHooks
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.virtual_segment import (
     Batch,
@@ -96,11 +95,8 @@ class VirtualLog:
         """Size of the data that are not complete."""
         self.starved = False
         """There are not enough backups for the next virtual segment."""
-        self.held_until_s = 0.0
-        """The next batch is held back until then; 0: it is not."""
         self._limits = limits
         self._batch_bytes_max = min(limits.request_bytes_max, limits.segment_bytes)
-        self._held_bytes_max = min(HELD_BYTES_MAX, self._batch_bytes_max)
         self._on_closed = on_closed
         self._after = after or []
         self._queue: deque[Batch] = deque()
@@ -164,10 +160,9 @@ class VirtualLog:
 
     # -- what goes out ---------------------------------------------------------------------------------------------
 
-    def plan(self, now_ms: int, open_next: Opener, now_s: float = math.inf) -> list[Effect]:
-        """The requests to send now. `now_s`: on the clock by which batches are held back; infinity: none are."""
+    def plan(self, now_ms: int, open_next: Opener, hooks: ReplicationHooks | None = None) -> list[Effect]:
+        """The requests to send now."""
         effects: list[Effect] = []
-        self.held_until_s = 0.0
         if self._after:
             if any(log.busy for log in self._after):
                 return effects
@@ -176,8 +171,7 @@ class VirtualLog:
             batch = self._queue[0]
             if self._in_flight_bytes and not batch.sent and self._gathers(batch):
                 break
-            if batch.due_s > now_s and self._may_wait(batch):
-                self.held_until_s = batch.due_s
+            if hooks is not None and self._may_wait(batch) and hooks.puts_off(self, batch):
                 break
             place = self.open
             if place is not None and place.head + batch.length > self._limits.segment_bytes:
@@ -200,8 +194,8 @@ class VirtualLog:
         return size < limits.pipelined_bytes_min or self._in_flight_bytes + size > limits.in_flight_bytes_max
 
     def _may_wait(self, batch: Batch) -> bool:
-        """Whether a batch may be held back for a time: more can go with it, and nobody waits for room."""
-        return not batch.sent and len(self._queue) == 1 and batch.length < self._held_bytes_max and not self.lags
+        """Whether a batch may be put off: more can go with it, and nobody waits for room."""
+        return not batch.sent and len(self._queue) == 1 and batch.length < self._batch_bytes_max and not self.lags
 
     def _send(self, batch: Batch, place: VirtualSegment, now_ms: int, effects: list[Effect]) -> None:
         if not batch.sent:

@@ -8,7 +8,6 @@ virtual segments are placed on ``backups``; when they are closed, ``coverage`` h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,12 +15,11 @@ from kera.broker.log.events import Events
 from kera.broker.log.segment import Segment
 from kera.broker.replication.backups import Backups
 from kera.broker.replication.coverage import Coverage
-from kera.broker.replication.held_back import HeldBack
+from kera.broker.replication.hooks import ReplicationHooks
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.virtual_log import Close, Effect, Send, VirtualLog
 from kera.broker.replication.virtual_segment import Batch, Extent, ReplicationTotals, VirtualSegment
 from kera.core.errors import KeraError, NotReplicated
-from kera.core.format.chunk import created_us_at
 
 REPAIR_LOG_ID = (1 << 32) - 1
 """The log of each stream through which data are covered again."""
@@ -114,14 +112,17 @@ class VirtualLogs:
         self._events = events
         self._work: dict[VirtualLog, None] = {}
         """Logs that may have something to send."""
-        self.held = HeldBack()
-        """Logs whose references wait for others."""
+        self._hooks: ReplicationHooks | None = None
         self._active: dict[VirtualLog, None] = {}
         """Logs that are not settled, and some that were not at the last tick: of many streams, most are quiet."""
 
     def begin(self, broker_epoch: int) -> None:
         """A launch begins: ids of its virtual segments are above those of earlier ones."""
         self.last_id = broker_epoch << 32
+
+    def plug_in(self, hooks: ReplicationHooks) -> None:
+        """Call these from now on."""
+        self._hooks = hooks
 
     # -- streams ---------------------------------------------------------------------------------------------------
 
@@ -153,7 +154,8 @@ class VirtualLogs:
             self._effects += log.drop(error)
             self._work.pop(log, None)
             self._active.pop(log, None)
-            self.held.discard(log)
+            if self._hooks is not None:
+                self._hooks.on_dropped(log)
         self.opened = {id_: segment for id_, segment in self.opened.items() if segment.stream_id != stream_id}
 
     def repair_log(self, stream_id: int) -> VirtualLog | None:
@@ -184,28 +186,26 @@ class VirtualLogs:
     def append(self, log: VirtualLog, segment: Segment, start: int, end: int, *, persist: bool = False) -> Batch:
         """Have chunks of a segment that is in memory replicated; returns the batch they go with."""
         batch = log.append(segment, start, end, self.now_ms, persist=persist)
-        if self.held.of:
-            stream = self.streams.get(log.stream_id)
-            if stream is not None and stream.by_replicas and log is not stream.repair:  # others' may be lost yet
-                self.held.came(batch, log.stream_id, created_us_at(segment.slot.view, start), end - start)
-            else:
-                batch.due_s = 0.0
+        if self._hooks is not None:
+            self._hooks.on_appended(log, batch, segment, start, end)
         self._work[log] = self._active[log] = None
         return batch
 
+    def wait(self, batch: Batch, segment: Segment, start: int, requests: int) -> None:
+        """So many requests more wait for a batch; chunks of their producer start there in the segment."""
+        if self._hooks is not None:
+            self._hooks.on_waiting(batch, segment, start, requests)
+
     def pump(self) -> list[Effect]:
         """The requests to send now."""
-        now_s = math.inf
-        if self.held.active:
-            now_s, due = self.held.due()
-            self._work.update((log, None) for log in due)
+        hooks = self._hooks
+        if hooks is not None:
+            self._work.update((log, None) for log in hooks.on_pump())
         work = list(self._work)
         if len(work) > 1:
             work.sort(key=lambda log: priority_of(self.streams, log.stream_id), reverse=True)
         for log in work:
-            self._effects += log.plan(self.now_ms, self._open, now_s)
-            if log.held_until_s:
-                self.held.planned(log, now_s)
+            self._effects += log.plan(self.now_ms, self._open, hooks)
             if not log.starved or not log.busy:
                 del self._work[log]
         effects = list(self._effects)

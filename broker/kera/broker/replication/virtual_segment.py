@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kera.broker.log.segment import Segment
 from kera.broker.records import SegmentAddress
@@ -48,14 +48,13 @@ class Batch:
         "checksum",
         "checksum_after",
         "completed",
-        "due_s",
         "length",
         "missing",
+        "noted",
         "offset",
         "over",
         "persist",
         "place",
-        "requests",
         "runs",
         "sent",
         "waiters",
@@ -67,11 +66,9 @@ class Batch:
         self.persist = False
         """To the disks of the backups."""
         self.waiters: list[Done] = []
-        self.requests: dict[int, int] = {}
-        """How many of each producer wait for it, while it may wait for more."""
         self.born_ms = now_ms
-        self.due_s = 0.0
-        """Until then it may wait for more; 0: it goes at once."""
+        self.noted: Any = None
+        """The note of a plug-in about this batch (``kera.broker.replication.hooks``)."""
         self.sent = False
         """At least once: nothing is added any more."""
         self.place: VirtualSegment | None = None

@@ -139,7 +139,7 @@ class Carrying:
             batch = log.last()
             if batch is not None:
                 if write.wait_for(batch, 0, 1):
-                    self._logs.held.waits(batch, segment, appended.position, 1)
+                    self._logs.wait(batch, segment, appended.position, 1)
                 return
         elif segment is None:
             raise NotReplicated("the chunk is on the broker's disk; whether backups have it is not known any more")
@@ -187,7 +187,7 @@ class Carrying:
         if count and level > _LEADER:
             requests = write.wait_for(batch, answers, count)
             if requests:
-                self._logs.held.waits(batch, segment, start, requests)
+                self._logs.wait(batch, segment, start, requests)
 
 
 def written_last(entry: Entry) -> Appended | None:

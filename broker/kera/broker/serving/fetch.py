@@ -21,6 +21,7 @@ from kera.broker.log.waiting import FORGOTTEN_AT_ONCE, EntriesWaiter
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Key
 from kera.broker.serving.cursors import position_of
+from kera.broker.serving.hooks import ReadCall
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.outgoing import AnswersNotTaken, Outgoing
 from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
@@ -30,7 +31,7 @@ from kera.core.access.rights import Operation
 from kera.core.base.ids import Position
 from kera.core.base.turns import Turns, at_once
 from kera.core.errors import InvalidArgument, KeraError, NotOwner
-from kera.core.rpc import Call, Reply
+from kera.core.rpc import Reply
 from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2
@@ -43,7 +44,6 @@ READ_RANGES_AT_ONCE = 32
 READ_WAIT_MS_MAX = 60_000
 _ENTRIES = "entries"
 
-ReadCall = Call[broker_pb2.MultiReadChunksRequest]
 ReadReply = Reply[broker_pb2.MultiReadChunksResponse]
 
 

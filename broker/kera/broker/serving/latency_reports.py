@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Mapping
 from time import perf_counter
 
 from kera.broker.latency.manager import LatencyManager
+from kera.broker.serving.hooks import ReadCall, RequestHooks, WriteCall
 from kera.broker.serving.pending_write import PendingWrite
 from kera.broker.serving.stream_access import CheckGroup
 from kera.core.access.rights import Operation
@@ -18,7 +19,7 @@ Usable = Callable[[Peer, Operation, int], Container[int]]
 """The streamlets of a stream that are here; raises if a peer must not do that with it, or it is not here."""
 
 
-class LatencyReports:
+class LatencyReports(RequestHooks):
     """Checks the latency reports of requests, hands them to the manager, and returns the advice for the answer."""
 
     def __init__(self, manager: LatencyManager, usable: Usable, may_use_group: CheckGroup) -> None:
@@ -26,19 +27,23 @@ class LatencyReports:
         self._usable = usable
         self._may_use_group = may_use_group
 
-    def check(self, report: latency_pb2.LatencyReport) -> None:
-        """Before anything is done for the request. Raises `InvalidArgument`; what nobody measures may say anything."""
-        check(report, self._measured)
+    def on_write(self, call: WriteCall) -> None:
+        """Check the report; for how long the writer may be held back counts for this request already.
 
-    def check_written(self, report: latency_pb2.LatencyReport, peer: Peer) -> None:
-        """The same for a request to write: for how long its writer may be held back counts for it already."""
-        self.check(report)
+        Raises `InvalidArgument`; what nobody measures may say anything.
+        """
+        if not call.message.HasField("latency"):
+            return
+        report = call.message.latency
+        check(report, self._measured)
         if report.HasField("held_us_max"):
-            for stream_id in self._watched(report, peer, Operation.WRITE):
+            for stream_id in self._watched(report, call.peer, Operation.WRITE):
                 self._manager.replicate.limit(stream_id, report.held_us_max)
 
-    def written(self, write: PendingWrite) -> None:
-        """A request to write that carried a report is about to be answered."""
+    def on_written(self, write: PendingWrite) -> None:
+        """Take the report, and give advice."""
+        if not write.request.HasField("latency"):
+            return
         manager, report, response = self._manager, write.request.latency, write.response
         watched = self._watched(report, write.peer, Operation.WRITE)
         if watched:
@@ -56,8 +61,16 @@ class LatencyReports:
             response.advice.extend(manager.advise_writer(watched))
         response.broker_time_us = manager.now_us()
 
-    def read(self, report: latency_pb2.LatencyReport, peer: Peer, response: broker_pb2.MultiReadChunksResponse) -> None:
-        """A request to read that carried a report is about to be answered."""
+    def on_read(self, call: ReadCall) -> None:
+        """Check the report. Raises as `on_write`."""
+        if call.message.HasField("latency"):
+            check(call.message.latency, self._measured)
+
+    def on_read_answered(self, call: ReadCall, response: broker_pb2.MultiReadChunksResponse) -> None:
+        """Take the report, and give advice."""
+        if not call.message.HasField("latency"):
+            return
+        report, peer = call.message.latency, call.peer
         watched = self._watched(report, peer, Operation.READ)
         if watched:
             groups = self._groups(report, peer)

@@ -32,10 +32,10 @@ from kera.broker.serving.fetch import (
     READ_RANGES_AT_ONCE,
     READ_RANGES_MAX,
     READ_WAIT_MS_MAX,
-    ReadCall,
     ReadReply,
 )
 from kera.broker.serving.following import Follower, Loading, Watches
+from kera.broker.serving.hooks import ReadCall
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.outgoing import AnswersNotTaken, Outgoing
 from kera.broker.serving.stream_access import CheckStream, nothing_is_kept

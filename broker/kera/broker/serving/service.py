@@ -7,12 +7,11 @@ Which part handles which call is here; what each does, in the part: ``write``, `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 from kera.broker.counters import Counters, Latencies
-from kera.broker.latency.manager import LatencyManager
 from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
@@ -22,27 +21,24 @@ from kera.broker.ownership.streams import Streams
 from kera.broker.replication.manager import Replication
 from kera.broker.serving.cursors import CursorChanges
 from kera.broker.serving.descriptions import Descriptions
-from kera.broker.serving.fetch import READ_BYTES_MAX, Fetches, ReadCall, ReadReply
-from kera.broker.serving.latency_reports import LatencyReports
+from kera.broker.serving.fetch import READ_BYTES_MAX, Fetches, ReadReply
+from kera.broker.serving.hooks import ReadCall, RequestHooks, Write
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.lookups import Lookups
 from kera.broker.serving.punctuations import Punctuations
 from kera.broker.serving.read_sessions import ReadSessions
-from kera.broker.serving.stream_access import checking, checking_groups
+from kera.broker.serving.stream_access import checking
 from kera.broker.serving.thesis_api import ThesisApi
-from kera.broker.serving.traced import TracedWrites
 from kera.broker.serving.write import Writer
 from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
-from kera.core.access.rights import Operation
 from kera.core.base.turns import Turns
 from kera.core.errors import Unavailable
 from kera.core.rpc import Call, Reply, Service, api
-from kera.core.rpc.method import Handler, Method, Peer
+from kera.core.rpc.method import Handler, Method
 from kera.core.rpc.taking import Taker
-from kera.core.tracing import OFF, Tracing
 from kera.server.access.guard import Door, Guard
-from kera.v1 import broker_pb2, common_pb2, latency_pb2
+from kera.v1 import broker_pb2, common_pb2
 
 
 class BrokerService:
@@ -64,13 +60,12 @@ class BrokerService:
         lease: Lease | None = None,
         clock_offset: ClockOffset | None = None,
         guard: Door | None = None,
-        tracing: Tracing = OFF,
-        latency: LatencyManager | None = None,
+        hooks: Sequence[RequestHooks] = (),
     ) -> None:
         """`pump`: carries out what replication wants to be done; `check_payloads`: whether they must hold records.
 
         `guard`: in front of them; None: there is none.
-        `latency`: what is measured of streams with a latency constraint, and advised.
+        `hooks`: what is plugged in, the last one outermost.
         `orders`: by default those of any coordinator that is not older than one before it, and nothing is taken over.
         """
         limits = limits or ServingLimits()
@@ -84,16 +79,6 @@ class BrokerService:
         """To be asked for by who reaches the coordinator."""
         self.latencies = Latencies()
         check = checking(guard)
-        self.latency = latency = latency or LatencyManager()
-        streams.dropped.listen(latency.forget)
-        replication.logs.held.go_by(latency.replicate)
-
-        def usable(peer: Peer, operation: Operation, stream_id: int) -> Container[int]:
-            stream = streams.get(stream_id)
-            check(peer, operation, stream_id)
-            return stream.streamlets
-
-        self._reports = LatencyReports(latency, usable, checking_groups(guard))
         self.writer = Writer(
             streams,
             memory,
@@ -105,9 +90,12 @@ class BrokerService:
             check_payloads=check_payloads,
             limits=limits,
             access=WriteAccess(guard, streams, self.producer_owners) if isinstance(guard, Guard) else None,
-            reports=self._reports,
+            hooks=hooks,
         )
-        self._write = TracedWrites(self.writer.write, tracing, streams).write if tracing.is_on else self.writer.write
+        self._hooks = hooks
+        self._write: Write = self.writer.write
+        for each in hooks:
+            self._write = each.around_write(self._write)
         self.turns = turns = turns or Turns()
         self.fetches = Fetches(
             streams, memory, counters, turns, read_bytes_max=read_bytes_max, limits=limits, check=check
@@ -198,24 +186,21 @@ class BrokerService:
     def _read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
         """Read from ranges that the request names, or from those of a session."""
         begun_s = perf_counter()
-        report = call.message.latency if call.message.HasField("latency") else None
-        if report is not None:
-            self._reports.check(report)
+        for hooks in self._hooks:
+            hooks.on_read(call)
         answer = (self.sessions if call.message.session_id else self.fetches).read(call)
         if not isinstance(answer, Reply):
-            return self._read_later(answer, begun_s, report, call.peer)
+            return self._read_later(call, answer, begun_s)
         self.latencies.reads.observe(perf_counter() - begun_s)
-        if report is not None:
-            self._reports.read(report, call.peer, answer.message)
+        for hooks in self._hooks:
+            hooks.on_read_answered(call, answer.message)
         return answer
 
-    async def _read_later(
-        self, answer: Awaitable[ReadReply], begun_s: float, report: latency_pb2.LatencyReport | None, peer: Peer
-    ) -> ReadReply:
+    async def _read_later(self, call: ReadCall, answer: Awaitable[ReadReply], begun_s: float) -> ReadReply:
         reply = await answer
         self.latencies.reads_waited.observe(perf_counter() - begun_s)
-        if report is not None:
-            self._reports.read(report, peer, reply.message)
+        for hooks in self._hooks:
+            hooks.on_read_answered(call, reply.message)
         return reply
 
     # -- from the coordinator ----------------------------------------------------------------------------------

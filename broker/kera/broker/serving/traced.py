@@ -10,47 +10,46 @@ chunk, for the stream's name. The core's way of many requests at once leaves tho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.streams import Streams
+from kera.broker.serving.hooks import RequestHooks, Write, WriteCall
 from kera.broker.serving.pending_write import WriteReply
 from kera.core.errors import KeraError
 from kera.core.format.chunk import HEADER_BYTES, verify_header
-from kera.core.rpc import Call, Reply
+from kera.core.rpc import Reply
 from kera.core.rpc.wire import error_from_message
 from kera.core.tracing import Kind, Span, TraceContext, Tracing
 from kera.core.tracing.conventions import SYSTEM
-from kera.v1 import broker_pb2
-
-WriteCall = Call[broker_pb2.MultiWriteChunksRequest]
-Write = Callable[[WriteCall], "WriteReply | asyncio.Future[WriteReply]"]
 
 
-class TracedWrites:
-    """Handles writes as `write` does, and makes spans of those that are traced."""
+class TracedWrites(RequestHooks):
+    """Makes spans of writes that are traced."""
 
-    def __init__(self, write: Write, tracing: Tracing, streams: Streams) -> None:
-        self._write = write
+    def __init__(self, tracing: Tracing, streams: Streams) -> None:
         self._tracing = tracing
         self._streams = streams
 
-    def write(self, call: WriteCall) -> WriteReply | asyncio.Future[WriteReply]:
-        """See `kera.broker.serving.write.Writer.write`."""
+    def around_write(self, write: Write) -> Write:
+        """Handles writes as `write` does."""
+        return partial(self._traced, write)
+
+    def _traced(self, write: Write, call: WriteCall) -> WriteReply | asyncio.Future[WriteReply]:
         request = call.message
         if not request.traceparent:
-            return self._write(call)
+            return write(call)
         parent = TraceContext.parse(request.traceparent, request.tracestate)
         if parent is None or not parent.sampled:
-            return self._write(call)
+            return write(call)
         stream = self._stream_of(call.bulk)
         name = "" if stream is None else stream.name
         append = self._span("append", Kind.SERVER, name, parent)
         append.set("kera.chunks", request.chunk_count)
         append.set("kera.chunks.bytes", len(call.bulk))
         try:
-            answer = self._write(call)
+            answer = write(call)
         except BaseException as error:
             append.fail(error)
             append.end()

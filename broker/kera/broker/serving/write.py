@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 
@@ -28,7 +28,7 @@ from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.streams import Streams
 from kera.broker.replication.manager import Replication
 from kera.broker.serving.carrying import Carrying, written_last
-from kera.broker.serving.latency_reports import LatencyReports
+from kera.broker.serving.hooks import RequestHooks, WriteCall
 from kera.broker.serving.levels import check_level
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.pending_write import PendingWrite, WriteReply
@@ -48,18 +48,15 @@ from kera.core.errors import (
 from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
 from kera.core.format.payload import check_payload
 from kera.core.native import native
-from kera.core.rpc import Answer, Call, Peer, Reply
+from kera.core.rpc import Answer, Peer, Reply
 from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 from kera.core.rpc.wire import error_to_message
-from kera.v1 import broker_pb2
 
 RUN_BYTES_MAX = 256 << 10
 """Maximum of chunks that follow each other in a segment and go to backups as one: few enough for batches to become
 full."""
 
 _REPLACED = "a newer launch of this broker has taken over; ask the coordinator"
-
-WriteCall = Call[broker_pb2.MultiWriteChunksRequest]
 
 
 def _too_many() -> InvalidArgument:
@@ -84,12 +81,11 @@ class Writer:
         check_payloads: bool = True,
         limits: ServingLimits,
         access: WriteAccess | None = None,
-        reports: LatencyReports | None = None,
+        hooks: Sequence[RequestHooks] = (),
     ) -> None:
         """`pump`: has carried out what replication wants; `check_payloads`: whether payloads must hold records.
 
-        `access`: who may write to which streams; None: everybody to all. `reports`: who takes what writers report of
-        latencies; None: nobody.
+        `access`: who may write to which streams; None: everybody to all. `hooks`: what is plugged in.
         """
         self._streams = streams
         self._memory = memory
@@ -103,7 +99,7 @@ class Writer:
         self._check_payloads = check_payloads
         self._limits = limits
         self._access = access
-        self._reports = reports
+        self._hooks = hooks
         self.native: NativeWrites | None = None
         """Appends usual chunks, and takes usual requests from connections of frames; None: each is appended here."""
         if native is not None:
@@ -138,8 +134,8 @@ class Writer:
         check_level(request.durability)
         if request.chunk_count > REQUEST_CHUNKS_MAX:
             raise _too_many()
-        if self._reports is not None and request.HasField("latency"):
-            self._reports.check_written(request.latency, call.peer)
+        for hooks in self._hooks:
+            hooks.on_write(call)
         write = PendingWrite(request, call.bulk, call.peer, self.go_on)
         if (not self._queue and self._decide(write)) or not self._wait_for_room(write):
             self.go_on(write)
@@ -371,8 +367,8 @@ class Writer:
             write.set_errors(acknowledged, _replaced())
         if not write.refused and len(write.statuses) > 1:
             write.response.all_stored = True
-        if self._reports is not None and write.request.HasField("latency"):
-            self._reports.written(write)
+        for hooks in self._hooks:
+            hooks.on_written(write)
         write.done = True
         future = write.future
         if future is not None and not future.done():

@@ -47,11 +47,11 @@ def read(broker: Broker, report: latency_pb2.LatencyReport, *ranges: Any) -> bro
 
 
 def hops(broker: Broker) -> list[Hop]:
-    return [each.hop for each in broker.broker.latency.figures()]
+    return [each.hop for each in broker.plugins.latency.figures()]
 
 
 async def test_who_does_not_report_is_told_nothing(broker: Broker) -> None:
-    broker.broker.latency.set_budgets(1, [BUDGET])
+    broker.plugins.latency.set_budgets(1, [BUDGET])
     reply: Any = broker.write(chunk(1, 0))
     assert (reply.message.broker_time_us, list(reply.message.advice)) == (0, [])
     assert hops(broker) == []
@@ -65,7 +65,7 @@ async def test_without_a_budget_there_is_the_time_and_no_advice(broker: Broker) 
 
 
 async def test_a_writer_gets_advice_and_its_samples_count(broker: Broker) -> None:
-    broker.broker.latency.set_budgets(1, [BUDGET])
+    broker.plugins.latency.set_budgets(1, [BUDGET])
     answer = write(broker, latency_pb2.LatencyReport(samples=[latency_pb2.HopSample(stream_id=STREAM_ID)]))
     assert [(each.stream_id, each.linger_us) for each in answer.advice] == [(STREAM_ID, 20_000)]
     assert [status.durability for status in answer.statuses] == [1]
@@ -75,7 +75,7 @@ async def test_a_writer_gets_advice_and_its_samples_count(broker: Broker) -> Non
 
 
 async def test_how_long_a_writer_may_be_held_back_counts_for_the_request_that_says_so(broker: Broker) -> None:
-    latency = broker.broker.latency
+    latency = broker.plugins.latency
     budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=10_000, gather_us=20_000, replicate_us=400_000)
     latency.set_budgets(1, [budget])
     held_s = latency.replicate.until_s(STREAM_ID, latency.now_us()) - latency.replicate.now_s()
@@ -89,7 +89,7 @@ async def test_how_long_a_writer_may_be_held_back_counts_for_the_request_that_sa
 
 async def test_a_report_may_come_without_a_chunk(broker: Broker) -> None:
     """It says nothing of replication."""
-    broker.broker.latency.set_budgets(1, [BUDGET])
+    broker.plugins.latency.set_budgets(1, [BUDGET])
     reply: Any = broker.start(
         api.MULTI_WRITE_CHUNKS, broker_pb2.MultiWriteChunksRequest(latency=report_of(Hop.GATHER)), b""
     )
@@ -98,7 +98,7 @@ async def test_a_report_may_come_without_a_chunk(broker: Broker) -> None:
 
 
 async def test_a_reader_gets_advice_and_its_samples_count(broker: Broker) -> None:
-    broker.broker.latency.set_budgets(1, [BUDGET])
+    broker.plugins.latency.set_budgets(1, [BUDGET])
     broker.append(chunk(1, 0))
     answer = read(broker, report_of(Hop.PREFETCH), read_range())
     assert answer.results[0].length_bytes > 0
@@ -111,7 +111,7 @@ async def test_a_reader_is_told_where_its_group_writes_to(broker: Broker) -> Non
     pairs = [("app", 8), ("app", 9), ("other", 10), ("app", 8)]
     following = [latency_pb2.NextStream(consumer_group=group, stream_id=stream_id) for group, stream_id in pairs]
     budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=10_000, next=following)
-    broker.broker.latency.set_budgets(1, [budget])
+    broker.plugins.latency.set_budgets(1, [budget])
     for group, next_ids in (("app", [8, 9]), ("nobody", []), ("", [])):
         report = latency_pb2.LatencyReport(samples=[latency_pb2.HopSample(stream_id=STREAM_ID, consumer_group=group)])
         (advice,) = read(broker, report).advice
@@ -120,13 +120,13 @@ async def test_a_reader_is_told_where_its_group_writes_to(broker: Broker) -> Non
 
 async def test_a_reader_may_only_report(broker: Broker) -> None:
     """Who is pushed to has no other request for it to ride on."""
-    broker.broker.latency.set_budgets(1, [BUDGET])
+    broker.plugins.latency.set_budgets(1, [BUDGET])
     assert len(read(broker, report_of(Hop.WORK)).advice) == 1
     assert hops(broker) == [Hop.WORK]
 
 
 async def test_one_that_waits_gets_it_with_its_answer(broker: Broker) -> None:
-    broker.broker.latency.set_budgets(1, [BUDGET])
+    broker.plugins.latency.set_budgets(1, [BUDGET])
     request = broker_pb2.MultiReadChunksRequest(ranges=[read_range()], wait_ms=20_000, latency=report_of(Hop.PREFETCH))
     waiting = broker.start(api.MULTI_READ_CHUNKS, request)
     broker.append(chunk(1, 0))
@@ -134,7 +134,7 @@ async def test_one_that_waits_gets_it_with_its_answer(broker: Broker) -> None:
 
 
 async def test_writers_do_not_report_for_readers_nor_the_other_way(broker: Broker) -> None:
-    broker.broker.latency.set_budgets(1, [BUDGET])
+    broker.plugins.latency.set_budgets(1, [BUDGET])
     read(broker, report_of(Hop.GATHER))
     assert hops(broker) == []
     write(broker, report_of(Hop.PREFETCH))
@@ -143,7 +143,7 @@ async def test_writers_do_not_report_for_readers_nor_the_other_way(broker: Broke
 
 async def test_of_a_stream_that_is_not_here_nothing_is_said(broker: Broker) -> None:
     other = latency_pb2.StreamBudget(stream_id=STREAM_ID + 1, window_ms=1_000)
-    broker.broker.latency.set_budgets(1, [other])
+    broker.plugins.latency.set_budgets(1, [other])
     assert not write(broker, report_of(Hop.GATHER, stream_id=STREAM_ID + 1)).advice
     assert hops(broker) == []
 
@@ -165,7 +165,7 @@ async def test_the_native_core_leaves_such_requests_to_others(broker: Broker) ->
 
 
 async def test_heartbeats_carry_figures_and_bring_budgets(broker: Broker) -> None:
-    manager = broker.broker.latency
+    manager = broker.plugins.latency
     report = HeartbeatReport(broker.streams, latency=manager, limits=HeartbeatLimits(hops_max=1))
     answer = coordinator_pb2.HeartbeatResponse()
     report.answered(answer)
@@ -186,9 +186,9 @@ async def test_heartbeats_carry_figures_and_bring_budgets(broker: Broker) -> Non
 
 
 async def test_a_stream_that_is_dropped_is_watched_no_more(broker: Broker) -> None:
-    broker.broker.latency.set_budgets(1, [BUDGET])
+    broker.plugins.latency.set_budgets(1, [BUDGET])
     broker.streams.drop(STREAM_ID)
-    assert not broker.broker.latency.watches(STREAM_ID)
+    assert not broker.plugins.latency.watches(STREAM_ID)
 
 
 async def test_of_consumer_groups_only_who_may_use_them_tells_anything() -> None:
@@ -204,7 +204,8 @@ async def test_of_consumer_groups_only_who_may_use_them_tells_anything() -> None
     for name in ("mine", "of-others"):
         add_sample(report, Of(STREAM_ID, 0, Hop.WORK, name), sample)
     response = broker_pb2.MultiReadChunksResponse()
-    reports.read(report, Peer("tcp", "reader"), response)
+    call = Call(broker_pb2.MultiReadChunksRequest(latency=report), memoryview(b""), Peer("tcp", "reader"))
+    reports.on_read_answered(call, response)
     assert [each.consumer_group for each in manager.figures()] == ["mine"]
     assert [each.stream_id for each in response.advice] == [STREAM_ID]
 
@@ -213,7 +214,7 @@ async def test_of_groups_on_no_path_nothing_is_looked_at(broker: Broker) -> None
     """Not even whether it can be right; the stream's advice goes back all the same."""
     budget = latency_pb2.StreamBudget(window_ms=10_000, stream_id=STREAM_ID)
     budget.ends.consumer_groups.append("real")
-    broker.broker.latency.set_budgets(1, [budget])
+    broker.plugins.latency.set_budgets(1, [budget])
     for name, counts in (("made-up", False), ("", False), ("real", True)):
         wrong = latency_pb2.HopSample(stream_id=STREAM_ID, hop=latency_pb2.HOP_WORK, count=1, consumer_group=name)
         report = latency_pb2.LatencyReport(samples=[wrong])
@@ -228,7 +229,7 @@ async def test_of_groups_on_no_path_nothing_is_looked_at(broker: Broker) -> None
 
 
 async def test_what_a_heartbeat_has_no_room_for_comes_with_the_next(broker: Broker) -> None:
-    manager = broker.broker.latency
+    manager = broker.plugins.latency
     manager.set_budgets(1, [BUDGET])
     report = HeartbeatReport(broker.streams, latency=manager, limits=HeartbeatLimits(hops_max=1))
     write(broker, report_of(Hop.GATHER))
@@ -240,7 +241,7 @@ async def test_what_a_heartbeat_has_no_room_for_comes_with_the_next(broker: Brok
 
 
 async def test_streamlets_that_are_not_here_count_for_nothing(broker: Broker) -> None:
-    manager = broker.broker.latency
+    manager = broker.plugins.latency
     manager.set_budgets(1, [BUDGET])
     report, sample = latency_pb2.LatencyReport(), Sample()
     sample.add(1_000_000)

@@ -103,7 +103,7 @@ def requests_of(ways: Ways) -> list[broker_pb2.MultiWriteChunksRequest]:
 
 def constrain(ways: Ways, gather_us: int = LINGER_US) -> None:
     budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=60_000, gather_us=gather_us)
-    ways.cluster.service.latency.set_budgets(1, [budget])
+    ways.cluster.plugins.latency.set_budgets(1, [budget])
 
 
 async def send_for(producer: Producer, seconds: float, *, streamlets: int = 1) -> None:
@@ -191,7 +191,7 @@ def test_a_clock_that_is_set_is_not_seen_in_what_readers_measure(is_batch: bool)
                 delivery: Any = await producer.send_batch("s", rows)
             else:
                 delivery = producer.send("s", b"x")
-            broker_us = ways.cluster.service.latency.now_us()
+            broker_us = ways.cluster.plugins.latency.now_us()
             await delivery
             for write in ways.cluster.loopback.writes[before:]:
                 wrong_us += [abs(chunk.created_us - broker_us) for chunk in write]
@@ -242,7 +242,7 @@ def test_with_one_chunks_fill_and_are_measured() -> None:
         assert sample.count > 5
         assert sample.max_us <= (LINGER_US if hop == Hop.GATHER else 2_000) + 1_100
     assert report.clock_error_us > 0
-    figures = {each.hop: each for each in ways.cluster.service.latency.figures()}
+    figures = {each.hop: each for each in ways.cluster.plugins.latency.figures()}
     assert LINGER_US * 0.8 <= figures[Hop.GATHER].mean_us <= LINGER_US + 1_000
 
 
@@ -250,7 +250,7 @@ def test_when_advice_comes_no_more_it_is_as_before() -> None:
     async def main(ways: Ways, producer: Producer) -> tuple[int, int]:
         constrain(ways)
         await send_for(producer, 3 * INTERVAL_S)
-        ways.cluster.service.latency.set_budgets(2, [])
+        ways.cluster.plugins.latency.set_budgets(2, [])
         await send_for(producer, 6 * INTERVAL_S)
         seen = requests_of(ways)
         await send_for(producer, 2 * INTERVAL_S)
@@ -337,7 +337,7 @@ def test_when_reports_are_not_answered_advice_ends_and_what_waited_goes() -> Non
     async def main(ways: Ways, producer: Producer) -> float:
         constrain(ways, gather_us=3_600_000_000)
         await send_for(producer, 1.5 * INTERVAL_S)
-        ways.cluster.service.latency.set_budgets(2, [])
+        ways.cluster.plugins.latency.set_budgets(2, [])
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         await producer.send("s", b"x", streamlet=0)
