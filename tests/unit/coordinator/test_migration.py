@@ -169,6 +169,65 @@ async def test_a_new_owner_that_gives_no_answer_is_told_until_it_does(two: Clust
     assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")
 
 
+async def test_an_old_owner_that_cannot_be_told_of_a_move_is_told_later(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(_: int, streamlet_id: int) -> common_pb2.StreamletState:
+        two.brokers.failures[1] = Uncertain("no answer")
+        return common_pb2.StreamletState(streamlet_id=streamlet_id, next_group_id=2, next_records=[10])
+
+    monkeypatch.setattr(two.brokers, "end", end)
+    await two.coordinator.migration.move("orders", 0, 2)
+    assert len(await moves(two)) == 1
+
+    two.brokers.failures.clear()
+    await two.settle()
+    assert await moves(two) == []
+    assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")
+
+
+async def test_what_is_being_recovered_does_not_move(cluster: Cluster) -> None:
+    for launch in "abc":
+        await cluster.register(launch)
+    await cluster.register_backup("x")
+    await cluster.create("orders", streamlets=3, replication=1)
+    lost = owner(cluster)
+    cluster.brokers.waits_for = ["a backup"]
+    await cluster.silence(lost)
+    await cluster.register("again", broker_id=lost, lost_memory=True)
+    move = cluster.coordinator.migration.move
+    with pytest.raises(Unavailable, match=f"a takeover of the data of broker {lost} is under way"):
+        await move("orders", 1, lost)
+
+    cluster.brokers.waits_for = []
+    await cluster.settle()
+    await cluster.settle()
+    assert owner(cluster) != lost
+    (other,) = {1, 2, 3} - {lost, owner(cluster)}
+    with pytest.raises(Unavailable, match="streamlet 0 of stream 'orders' is being recovered"):
+        await move("orders", 0, other)
+
+
+async def test_a_new_owner_that_is_lost_before_it_has_opened_a_streamlet_is_recovered(cluster: Cluster) -> None:
+    for launch in "ab":
+        await cluster.register(launch)
+    await cluster.register_backup("x")
+    await cluster.create("orders", replication=1)
+    before = owner(cluster)
+    after = 3 - before
+    cluster.brokers.failures[after] = Unavailable("nobody there")
+    with pytest.raises(Unavailable):
+        await cluster.coordinator.migration.move("orders", 0, after)
+    cluster.brokers.waits_for = ["a backup"]
+    await cluster.silence(after)
+    assert (owner(cluster), len(await moves(cluster))) == (after, 1)
+
+    cluster.brokers.waits_for = []
+    await cluster.settle()
+    await cluster.settle()
+    assert (owner(cluster), await moves(cluster)) == (before, [])
+
+
 async def test_a_move_that_a_coordinator_left_is_finished_or_undone_by_the_next(two: Cluster) -> None:
     two.brokers.failures[1] = Uncertain("no answer")
     with pytest.raises(Uncertain):

@@ -171,6 +171,7 @@ async def test_nothing_is_recovered_moved_or_deleted_meanwhile(gone_back: Restor
         await gone_back.coordinator.streams.delete("orders")
     with pytest.raises(Unavailable, match="older than the cluster"):
         await gone_back.alter("orders", retention_ms=5)
+    gone_back.coordinator.drains.advance()
     gone_back.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1, broker_epoch=0))
     await gone_back.settle()
 

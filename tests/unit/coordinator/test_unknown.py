@@ -6,6 +6,7 @@ import pytest
 
 from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
 from kera.coordinator.cluster.keys import HANDOVERS, MOVES, streamlet_key
+from kera.coordinator.ids import Launch
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
 from kera.server.lineage import comes_from, new_version
 from kera.v1 import common_pb2, coordinator_pb2
@@ -127,9 +128,13 @@ async def test_what_nobody_has_told_of_or_nobody_can_describe_is_not_adopted(two
 
 async def test_what_a_launch_told_that_is_not_current_any_more_is_forgotten(two: Cluster) -> None:
     await tell(two, 1, young())
+    await two.heartbeat(1, held_streams_told=True)
+    launch = Launch(1, two.coordinator.state.brokers.epoch(1))
+    assert two.coordinator.unknown.reports.has_told(launch)
     await two.register("c", broker_id=1)
 
     assert two.coordinator.unknown.describe_all() == []
+    assert not two.coordinator.unknown.reports.has_told(launch)
 
 
 async def moved_since_a_copy(two: Cluster) -> tuple[common_pb2.StreamInfo, common_pb2.StreamInfo]:
