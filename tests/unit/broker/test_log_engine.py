@@ -18,13 +18,14 @@ from kera.broker.log.arena import Arena
 from kera.broker.log.read_plan import plan_read
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.stream_records import stream_record
+from kera.broker.ownership.unknown import UnknownReport
 from kera.broker.settings import BrokerSettings
 from kera.broker.storage.disk import LocalDisk
 from kera.core.base.clock import SystemClock
 from kera.core.base.ids import EARLIEST
 from kera.core.errors import PathNotWritable, SharedMemoryTooSmall, StartError
 from kera.core.format.chunk import verify_header
-from kera.v1 import common_pb2
+from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, STREAM_ID, chunk, headers, stream_info
 
 SEGMENT = 4
@@ -333,6 +334,15 @@ async def test_a_stream_that_the_coordinator_does_not_know_is_kept_until_it_is_o
         assert engine.streams.unknown.keys() == {STREAM_ID}
         assert engine.streams.unknown[STREAM_ID].bytes > 0
         assert STREAM_ID not in engine.streams
+        report = UnknownReport(engine.streams, lambda: 7)
+        named, told = coordinator_pb2.HeartbeatRequest(), coordinator_pb2.HeartbeatRequest()
+        report.fill(named)
+        assert [one.stream_id for one in named.held_streams] == [STREAM_ID, 8]
+        report.answered(coordinator_pb2.HeartbeatResponse(coordinator_epoch=7, unknown_stream_ids=[STREAM_ID]))
+        report.fill(told)
+        report.answered(coordinator_pb2.HeartbeatResponse(coordinator_epoch=7))
+        (one,) = told.unknown_streams
+        assert (one.stream.stream_id, one.bytes) == (STREAM_ID, engine.streams.unknown[STREAM_ID].bytes)
     async with registered(settings, stream_info(8)) as engine:
         engine.streams.open(stream_info(), BROKER_ID)
         assert await read_all(engine) == list(range(5))

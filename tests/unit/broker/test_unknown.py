@@ -5,8 +5,10 @@ from typing import Any, cast
 
 import pytest
 
+from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.ownership.unknown import UnknownReport
 from kera.v1 import coordinator_pb2
+from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, Broker, Engine, chunk, stream_info
 
 
 class Held(dict[int, Any]):
@@ -79,3 +81,25 @@ def test_of_large_streams_one_heartbeat_tells_of_a_few(streams: Held, monkeypatc
         report.answered(coordinator_pb2.HeartbeatResponse(coordinator_epoch=7, unknown_stream_ids=named))
         told.append(len(request.unknown_streams))
     assert told == [0, 0, 0, 2, 2, 1, 0], "all are named first"
+
+
+async def test_a_stream_is_described_as_it_is_written_down_and_again_when_it_changes_meanwhile(engine: Engine) -> None:
+    info = stream_info()
+    broker = Broker(engine, info)
+    broker.append(chunk(1, 0))
+    engine.run()
+    report = HeartbeatReport(engine.streams, list, unknown=UnknownReport(engine.streams, lambda: 7))
+    told: list[coordinator_pb2.UnknownStream] = []
+    for _ in range(4):
+        request = coordinator_pb2.HeartbeatRequest()
+        report.fill(request)
+        if len(request.unknown_streams) == 1 and not told:
+            info.assignments_version += 1
+            engine.streams.open(info, BROKER_ID)
+        told += request.unknown_streams
+        named = [one.stream_id for one in request.held_streams]
+        report.answered(coordinator_pb2.HeartbeatResponse(coordinator_epoch=7, unknown_stream_ids=named))
+        engine.run()
+
+    assert [one.stream.assignments_version for one in told] == [info.assignments_version - 1, info.assignments_version]
+    assert {(one.stream.name, one.records, one.bytes) for one in told} == {(info.name, 1, CHUNK_BYTES)}
