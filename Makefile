@@ -19,10 +19,7 @@ PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 RUN ?=
-ROUNDS ?= 200
-CUTS ?= 8,30,60
 EXAMPLES ?= 2000
-CHAOS_ARGS ?=
 SIM_ARGS ?=
 TIER ?= all
 
@@ -64,9 +61,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
   export KERA_FUZZ_SEED="$$seed" KERA_SLOW_NETWORK=1 KERA_TESTS_FORK=0;
 
 .PHONY: help setup jar demo demo-check test test-all test-again test-bench test-fast coverage check check-all lint types proto proto-check go
-.PHONY: bench bench-smoke chaos-kill chaos-replicas chaos-control
-.PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark chaos-epochs chaos-latency fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-structures fuzz-wire constraints clean
-.PHONY: chaos-restart chaos-hostile
+.PHONY: bench bench-smoke chaos fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-structures fuzz-wire constraints clean
 .PHONY: docs dist test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
@@ -79,7 +74,7 @@ help: ## Show this list.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | \
 	  while IFS='|' read -r name text; do printf '  %-18s %s\n' "$$name" "$$text"; done
 	@echo "Variables: PYTHON=$(PYTHON)  PYTEST_ARGS  PYTEST_WORKERS=$(PYTEST_WORKERS)  DEMO_ARGS  RUN"
-	@echo "           ROUNDS=$(ROUNDS)  CHAOS_ARGS  SEED  EXAMPLES=$(EXAMPLES)  TIER=$(TIER)"
+	@echo "           SEED  EXAMPLES=$(EXAMPLES)  TIER=$(TIER)"
 
 setup: $(STAMP) ## Create .venv with what constraints.txt pins, and install this tree into it, with its native core.
 	@$(PY) $(BUILD_NATIVE) --auto
@@ -214,47 +209,9 @@ fuzz-wire: jar ## Send everything that a peer sends, spoilt, from SEED on (1), f
 	@JAVA_HOME="$$(sh scripts/java.sh --compiler)" && export JAVA_HOME && PATH="$$JAVA_HOME/bin:$$PATH" \
 	  $(PY) -m tests.fuzz --seed "$(or $(SEED),1)" --seconds "$(or $(SECONDS),600)" $(FUZZ_ARGS)
 
-chaos-kill: setup ## Kill a broker under load, ROUNDS times, and check that nothing is lost. CHAOS_ARGS are passed on.
-	@$(PY) -m tests.chaos.kill --rounds $(ROUNDS) $(CHAOS_ARGS)
-
-chaos-replicas: setup ## Kill backups and brokers under load, ROUNDS times, and recover. CHAOS_ARGS are passed on.
-	@$(PY) -m tests.chaos.replicas --rounds $(ROUNDS) $(CHAOS_ARGS)
-
-chaos-control: setup ## Kill and freeze daemons under load and in drains, ROUNDS times. CHAOS_ARGS are passed on.
-	@$(PY) -m tests.chaos.control --rounds $(ROUNDS) $(CHAOS_ARGS)
-
-chaos-network: setup ## Break the network between each two roles, ROUNDS times (root). SEED, CHAOS_ARGS are passed on.
-	@$(PY) -m tests.chaos.partitions --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
-
-chaos-access: setup ## Revoke rights under load while leaders are killed, ROUNDS times. CHAOS_ARGS are passed on.
-	@$(WITH_ZOOKEEPER) $(PY) -m tests.chaos.access --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
-
-chaos-crowd: setup ## Attack a secured cluster as somebody who knows no password, beside a client. CHAOS_ARGS are passed on.
-	@$(PY) -m tests.chaos.crowd $(CHAOS_ARGS)
-
-chaos-silence: setup ## Cut hosts off silently under load, for CUTS seconds each (root). CHAOS_ARGS are passed on.
-	@$(PY) -m tests.chaos.network --cuts $(CUTS) $(CHAOS_ARGS)
-
-chaos-restart: setup ## Restart every daemon under load, one by one, ROUNDS times: no recovery. CHAOS_ARGS are passed on.
-	@$(PY) -m tests.chaos.restart --rounds $(ROUNDS) $(CHAOS_ARGS)
-
-chaos-push: jar ## Kill consumers, Spark's workers and brokers mid-batch, ROUNDS times. CHAOS_ARGS are passed on.
-	@$(WITH_JAVA) $(PY) -m tests.chaos.push --rounds $(ROUNDS) $(CHAOS_ARGS)
-
-chaos-columnar: jar ## Kill, stall and starve those who read with the columnar engine, ROUNDS times. CHAOS_ARGS are passed on.
-	@$(WITH_JAVA) $(PY) -m tests.chaos.columnar --rounds $(ROUNDS) $(CHAOS_ARGS)
-
-chaos-hostile: setup ## Lose and empty brokers whose logs have hostile chunks: the whole matrix. CHAOS_ARGS are passed on.
-	@$(PY) -m tests.chaos.hostile $(CHAOS_ARGS)
-
-chaos-spark: jar ## Kill a job from stream to stream, and its broker, ROUNDS times. CHAOS_ARGS are passed on.
-	@$(WITH_JAVA) $(PY) -m tests.chaos.spark --rounds $(ROUNDS) $(CHAOS_ARGS)
-
-chaos-latency: setup ## Hold a latency constraint while loads change, brokers die and clocks jump: ten minutes. ROUNDS, SEED, CHAOS_ARGS.
-	@$(PY) -m tests.chaos.latency --rounds $(if $(filter command line environment,$(origin ROUNDS)),$(ROUNDS),20) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
-
-chaos-epochs: jar ## Compare micro-batches of epochs live, as a backfill, and with kills, ROUNDS times. CHAOS_ARGS are passed on.
-	@$(WITH_JAVA) $(PY) -m tests.chaos.epochs --rounds $(ROUNDS) $(CHAOS_ARGS)
+chaos: $(if $(filter push columnar spark epochs,$(RUN)),jar,setup) ## List the programs that break things under load, or run one: RUN="kill --rounds 20".
+	@$(if $(filter push columnar spark epochs,$(RUN)),$(WITH_JAVA)) $(if $(filter access --zookeeper,$(RUN)),$(WITH_ZOOKEEPER)) \
+	  $(PY) -m tests.chaos $(RUN)
 
 docs: setup ## Build the documentation as a site, in build/site; a link to nowhere ends it.
 	@$(PY) -m scripts.site

@@ -20,7 +20,7 @@ from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
 NAMESPACES = ("--net", "--uts", "--mount")
-PROGRAMS = ("unshare", "nsenter", "ip", "bridge", "hostname", "mount")
+PROGRAMS = ("unshare", "nsenter", "ip", "hostname", "mount")
 TRIAL = (
     "ip link add name one type veth peer name two && ip link add name three type bridge"
     " && hostname trial && mount --bind /etc/hosts /etc/hosts"
@@ -31,9 +31,6 @@ END_S = 10.0
 """For the processes of a host to end."""
 SWITCH = "switch"
 """The bridge between all hosts. It is in the network of the first one, where the machine's firewall has no say."""
-
-_DROPPING, _FORWARDING = 0, 3
-"""States of a port of the switch, as the kernel counts them."""
 
 
 class Host(NamedTuple):
@@ -51,27 +48,9 @@ class Host(NamedTuple):
         """What a command begins with that is to run there. It has the id of the process that is started so."""
         return ["nsenter", f"--target={self.keeper}", *NAMESPACES, "--"]
 
-    port: str
-    """Of the switch, that leads here."""
-    switch_keeper: int
-    """The keeper of the host that has the switch."""
-
     def run(self, *command: str) -> None:
         """Run a command there, to its end."""
         subprocess.run([*self.enter, *command], check=True, timeout=30)
-
-    def cut_off(self) -> None:
-        """Have the switch drop all that comes from here or goes here; nobody is told, and the link stays up."""
-        self._set_port(state=_DROPPING)
-
-    def reconnect(self) -> None:
-        """End what `cut_off` began."""
-        self._set_port(state=_FORWARDING)
-
-    def _set_port(self, *, state: int) -> None:
-        enter = ["nsenter", f"--target={self.switch_keeper}", "--net", "--"]
-        command = ["bridge", "link", "set", "dev", self.port, "state", str(state)]
-        subprocess.run([*enter, *command], check=True, timeout=30)
 
 
 def why_not() -> str | None:
@@ -96,17 +75,18 @@ def hosts(*names: str) -> Iterator[list[Host]]:
     with ExitStack() as stack, NamedTemporaryFile("w", prefix="kera-hosts-") as table:
         made: list[Host] = []
         for number, name in enumerate(names, start=1):
-            made.append(stack.enter_context(_host(name, number, made[0].keeper if made else None)))
+            made.append(stack.enter_context(host_alone(name, number)))
         table.writelines(f"{host.address} {host.name}\n" for host in made)
         table.write("127.0.0.1 localhost\n")
         table.flush()
         first = made[0]
         first.run("ip", "link", "add", "name", SWITCH, "type", "bridge")
         first.run("ip", "link", "set", SWITCH, "up")
-        for host in made:
+        for number, host in enumerate(made, start=1):
+            port = f"port-{number}"
             peer = ["peer", "name", "eth0", "netns", str(host.keeper)]
-            first.run("ip", "link", "add", "name", host.port, "type", "veth", *peer)
-            first.run("ip", "link", "set", host.port, "master", SWITCH, "up")
+            first.run("ip", "link", "add", "name", port, "type", "veth", *peer)
+            first.run("ip", "link", "set", port, "master", SWITCH, "up")
             host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
             host.run("ip", "link", "set", "eth0", "up")
             host.run("ip", "link", "set", "lo", "up")
@@ -117,12 +97,6 @@ def hosts(*names: str) -> Iterator[list[Host]]:
 @contextmanager
 def host_alone(name: str, number: int) -> Iterator[Host]:
     """A host without a network card; whoever makes one for it gives it its address."""
-    with _host(name, number, None) as host:
-        yield host
-
-
-@contextmanager
-def _host(name: str, number: int, switch_keeper: int | None) -> Iterator[Host]:
     # What keeps the namespaces ends with its standard input, and so with this process.
     keeper = subprocess.Popen(
         ["unshare", *NAMESPACES, "sh", "-c", 'hostname "$0" && echo ready && exec cat', name],
@@ -135,8 +109,8 @@ def _host(name: str, number: int, switch_keeper: int | None) -> Iterator[Host]:
         assert keeper.stdout.readline() == b"ready\n", f"host {name} could not be made"
         link = Path(f"/proc/{keeper.pid}/ns/net")
         with link.open():  # while it is open, no other network is given its identity
-            address, port, network = f"{NETWORK}{number}", f"port-{number}", str(link.readlink())
-            host = Host(name, address, keeper.pid, network, port, switch_keeper or keeper.pid)
+            address, network = f"{NETWORK}{number}", str(link.readlink())
+            host = Host(name, address, keeper.pid, network)
             assert host.network != str(Path("/proc/self/ns/net").readlink())
             try:
                 yield host

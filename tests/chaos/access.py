@@ -1,4 +1,4 @@
-"""Grant and revoke under load, and kill the coordinator that leads in between: ``make chaos-access ROUNDS=200``.
+"""Grant and revoke under load, and kill the coordinator that leads in between.
 
 In each round a user writes to a stream and reads from it, over frames or gRPC, and goes on trying whatever it is told.
 Then it loses what it may do: a right, a role that had it, its token, its password, or itself. In every other round the
@@ -12,27 +12,21 @@ granted again, it goes on.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import random
-import secrets
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from kera.client import Client, ClientSettings
 from kera.client.admin.access import Token
 from kera.client.cluster.cluster import Cluster
 from kera.core.access.credentials import of_daemon
-from kera.core.base.telemetry import configure_logging
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.runtime import MACHINE, secured
 from kera.local.cluster import LocalCluster
+from tests.chaos.running import Program, Run
 from tests.chaos.verdict import Wrong
 from tests.integration.zookeeper import ZooKeeper
 
@@ -106,12 +100,9 @@ class User:
 class Chaos:
     """The rounds with one cluster."""
 
-    def __init__(self, cluster: LocalCluster, chance: random.Random) -> None:
+    def __init__(self, cluster: LocalCluster, run: Run) -> None:
         self._cluster = cluster
-        self._chance = chance
-        self.untold = 0
-        """Daemons that an answer has named."""
-        self.written = self.read = 0
+        self._run = run
 
     @property
     def bootstrap(self) -> str:
@@ -135,8 +126,8 @@ class Chaos:
 
     async def round(self, number: int) -> None:
         """Grant, revoke, look, grant again. Raises `Wrong`."""
-        way, kills = self._chance.choice(WAYS), number % 2 == 0
-        transport = self._chance.choice(("tcp", "grpc"))
+        moments = self._run.moments
+        way, transport, kills = moments.choice(WAYS), moments.choice(("tcp", "grpc")), number % 2 == 0
         name = f"u{number}"
         token = await self._make(name, way)
         known: dict[str, Any] = {"token": token.secret} if token else {"user": name, "password": PASSWORD}
@@ -167,13 +158,12 @@ class Chaos:
             await asyncio.wait(tasks)
         await self._check_log(name, marker)
         await self._goes_on(name, way)
-        self.written += user.written
-        self.read += user.read
-        print(
-            f"round {number}: {way} over {transport}{', ' + killed + ' killed' if killed else ''};"
+        self._run.seen["written"] += user.written
+        self._run.seen["read"] += user.read
+        self._run.tell(
+            f"{way} over {transport}{', ' + killed + ' killed' if killed else ''};"
             f" answered in {answered_s - begun_s:.2f} s; {user.written:,} written, {user.read:,} read;"
-            f" refused {dict(user.refused)}",
-            flush=True,
+            f" refused {dict(user.refused)}"
         )
 
     async def _make(self, name: str, way: str) -> Token | None:
@@ -222,7 +212,7 @@ class Chaos:
                 untold = getattr(answer, "change", answer).untold
                 if not untold:
                     return
-                self.untold += len(untold)
+                self._run.seen["daemons named"] += len(untold)
 
     async def _check_rules(self, name: str, way: str) -> None:
         access = self._client.access
@@ -277,12 +267,12 @@ async def _until(condition: Callable[[], bool], otherwise: str) -> None:
         raise Wrong(otherwise) from error
 
 
-async def run(rounds: int, seed: int, root: Path) -> None:
+async def work(run: Run) -> None:
     """All rounds. Raises `Wrong`."""
-    secret = root / "secret"
+    secret = run.folder / "secret"
     secret.write_text(SECRET)
     settings: dict[str, object] = {"security": True, "cluster_secret_file": secret}
-    with ZooKeeper(root / "zookeeper") as zookeeper:
+    with ZooKeeper(run.folder / "zookeeper") as zookeeper:
         async with LocalCluster(
             coordinators=2,
             zookeeper=f"{zookeeper.address}/chaos",
@@ -295,36 +285,14 @@ async def run(rounds: int, seed: int, root: Path) -> None:
             coordinator_settings={**settings, "zookeeper_session_timeout_ms": 2000},
             broker_settings=settings,
             backup_settings=settings,
-            log_dir=root / "logs",
+            log_dir=run.folder / "logs",
         ) as cluster:
-            chaos = Chaos(cluster, random.Random(seed))
+            chaos = Chaos(cluster, run)
             async with chaos.running():
-                for number in range(1, rounds + 1):
+                for number in range(1, run.arguments.rounds + 1):
                     await chaos.round(number)
-            print(
-                f"{rounds} rounds: {chaos.written:,} records written and {chaos.read:,} read by those who lost what"
-                f" they could do; nothing {REVOKED_S:g} s after the answer; {chaos.untold} times a daemon was named"
-            )
 
 
-def main() -> int:
-    """Run from the command line; 1: something was not as promised."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=None)
-    arguments = parser.parse_args()
-    seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
-    configure_logging("error")
-    print(f"seed {seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="kera-chaos-access-") as root:
-        try:
-            asyncio.run(run(arguments.rounds, seed, Path(root)))
-        except Wrong as error:
-            print(f"WRONG: {error}", flush=True)
-            return 1
-    print("PASSED")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+ACCESS = Program(
+    __doc__ or "", f"nothing was done {REVOKED_S:g} s after it was refused, and rules stayed", work, rounds=200
+)

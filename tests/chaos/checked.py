@@ -61,6 +61,11 @@ class Load:
         return self._check.shared.stream
 
     @property
+    def streamlets(self) -> int:
+        """How many it has."""
+        return self._options.streamlets
+
+    @property
     def acknowledged(self) -> int:
         """Records, so far."""
         return self._check.ledger.acknowledged
@@ -107,9 +112,13 @@ async def under_check(bootstrap: str, options: Options) -> AsyncIterator[Load]:
     """Likewise; raises `Wrong` behind it unless every promise was kept, and every record was acknowledged."""
     async with loaded(bootstrap, options) as load:
         yield load
-    outcome = load.outcome
+    judge(load.stream, load.outcome)
+
+
+def judge(stream: str, outcome: Outcome) -> None:
+    """Raises `Wrong` unless every promise was kept, and every record was acknowledged."""
     if outcome.verdict != "kept":
-        raise Wrong("; ".join([f"{load.stream}: {outcome.verdict}", outcome.impossible or "", *outcome.lines]))
+        raise Wrong("; ".join([f"{stream}: {outcome.verdict}", outcome.impossible or "", *outcome.lines]))
     if outcome.acknowledged != outcome.sent:
         failed = outcome.sent - outcome.acknowledged
-        raise Wrong(f"{load.stream}: {failed:,} of {outcome.sent:,} records failed: {outcome.notes}")
+        raise Wrong(f"{stream}: {failed:,} of {outcome.sent:,} records failed: {outcome.notes}")

@@ -1,4 +1,4 @@
-"""Have whoever reads with the columnar engine die, stall and run out of memory: ``make chaos-columnar ROUNDS=50``.
+"""Have whoever reads with the columnar engine die, stall and run out of memory.
 
 A producer writes all the time. A Spark cluster (a master, and workers with an executor each, all processes) reads in
 the broker's memory, which is so small that it is used again all the time: a query follows what is written, and a batch
@@ -16,24 +16,19 @@ while they read, waits for their results, and ends them:
 
 Promised, and checked: batches give every record once, with all its bytes, and micro-batches too, in order, be they run
 again or not; what the producer sends is acknowledged meanwhile; after each round no slot is leased, and of an executor
-that died no process is left. With the same seed it is done at the same moments, as far as a scheduler lets it.
+that died no process is left.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
 import json
 import random
 import re
-import secrets
-import sys
-import tempfile
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +36,11 @@ import psutil
 
 from kera.client import Client, Producer
 from kera.core.base.settings import KIB, MIB
-from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
-from tests.chaos.push import Process, Slots, mapping
-from tests.chaos.verdict import Wrong, leaves
+from tests.chaos.processes import Process
+from tests.chaos.push import Slots, check_shown, mapping
+from tests.chaos.running import Program, Run
+from tests.chaos.verdict import Wrong
 from tests.integration.support import (
     BROKER,
     NOISE,
@@ -54,7 +50,6 @@ from tests.integration.support import (
     load,
     metric,
     metrics,
-    tell,
     until,
     value_of,
 )
@@ -384,25 +379,9 @@ async def chaos(cluster: RunningCluster, spark: Standalone, folder: Path) -> Asy
             yield Chaos(cluster, spark, driver, flood, writer, log)
 
 
-async def run(
-    cluster: RunningCluster, spark: Standalone, folder: Path, kinds: Sequence[str], moments: random.Random
-) -> Counter[str]:
-    """A round of each of `kinds`, and the end; returns what was seen. Raises `Wrong`."""
-    begun_s = time.monotonic()
-    async with chaos(cluster, spark, folder) as made:
-        print(f"ready: {time.monotonic() - begun_s:.0f} s", flush=True)
-        for number, kind in enumerate(kinds, start=1):
-            await made.round(kind, moments)
-            seen = ", ".join(f"{name} {count:,}" for name, count in sorted(made.seen.items()))
-            print(f"round {number}, {kind}: {time.monotonic() - begun_s:.0f} s; {seen}", flush=True)
-        await made.follow_to_end()
-    if made.seen["pushed bytes"] < made.seen["pulled bytes"]:
-        raise Wrong("more was pulled than pushed: the rounds have shown little")
-    return made.seen
-
-
-def run_all(folder: Path, kinds: Sequence[str], moments: random.Random) -> Counter[str]:
-    """All rounds, with clusters of their own that have their files in `folder`. Raises `Wrong`."""
+async def work(run: Run) -> None:
+    """All rounds, with clusters of their own. Raises `Wrong`."""
+    folder = run.folder
     with (
         keeping_cluster(
             folder / "kera", arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES, reader_grace_ms=READER_GRACE_MS
@@ -411,45 +390,13 @@ def run_all(folder: Path, kinds: Sequence[str], moments: random.Random) -> Count
             folder / "spark", java_of_tests(), [], workers=[Place()] * EXECUTORS, cores=CORES, memory="1g"
         ) as spark,
     ):
-        try:
-            return asyncio.run(run(cluster, spark, folder, kinds, moments))
-        except BaseException:
-            tell(cluster)
-            with contextlib.suppress(FileNotFoundError):
-                lines = (folder / "driver.log").read_text(errors="replace").splitlines()
-                print("\n".join([line for line in lines if not line.startswith("\tat ")][-TOLD_LINES:]))
-            raise
+        async with chaos(cluster, spark, folder) as made:
+            for kind in run.kinds():
+                await made.round(kind, run.moments)
+                run.tell(f"{kind}; {', '.join(f'{name} {count:,}' for name, count in sorted(made.seen.items()))}")
+            await made.follow_to_end()
+    run.seen += made.seen
+    check_shown(made.seen, frozen=0)
 
 
-def main() -> int:
-    """Run, and say how it went."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of kinds and moments; printed")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--keep", type=Path, help="a new folder for logs and data, which stays")
-    arguments = parser.parse_args()
-    configure_logging("error", daemon="chaos")  # that clients try again is what is wanted
-    print(f"{arguments.rounds} rounds, seed {arguments.seed}, {', '.join(arguments.kinds)}", flush=True)
-    failures: list[Exception] = []
-    seen: Counter[str] = Counter()
-    moments = random.Random(arguments.seed)
-    kinds = [arguments.kinds[number % len(arguments.kinds)] for number in range(arguments.rounds)]
-    moments.shuffle(kinds)
-    try:
-        with tempfile.TemporaryDirectory(prefix="kera-chaos-") as temporary:
-            seen = run_all(arguments.keep or Path(temporary), kinds, moments)
-    except* Exception as errors:  # noqa: BLE001 - whatever it is, it is the verdict
-        failures = list(leaves(errors))
-    for failure in failures:
-        print(f"FAILED: {failure!r}")
-    if failures:
-        repeat = f"--seed {arguments.seed} --kinds {' '.join(arguments.kinds)}"
-        print(f"again: make chaos-columnar ROUNDS={arguments.rounds} CHAOS_ARGS='{repeat}'")
-        return 1
-    print(f"PASSED: {', '.join(f'{name} {count:,}' for name, count in sorted(seen.items()))}; all results exact")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNAR = Program(__doc__ or "", "all results are exact, and no slot stays leased", work, 50, KINDS)

@@ -33,9 +33,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kera.core.base.process import die_with_parent
-from kera.spark_connector import configure
-from tests.chaos.push_spark import check
-from tests.spark.support import wait_until, with_kera
+from tests.chaos import spark_session
+from tests.chaos.spark_session import check
+from tests.spark.support import wait_until
 
 SLEEPS_EVERY = 10
 SLEEP_MS = 20
@@ -179,20 +179,13 @@ def committed(output: Path, after: int) -> dict[int, list[str]]:
 
 def session(master: str, executors: int, cores: int) -> SparkSession:
     """One whose executors have little memory, and die when they need more."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    builder = SparkSession.builder.master(master).appName("kera chaos")
-    for name, value in {
+    settings = {
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "1g",
         "spark.executor.cores": str(cores),
         "spark.executor.memory": f"{EXECUTOR_MEMORY_MIB}m",
         "spark.executor.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }.items():
-        builder = builder.config(name, value)
-    made = with_kera(configure(builder).getOrCreate())
+    }
+    made = spark_session.session(master, settings, columnar=True)
     tracker: Any = made.sparkContext._jsc.sc().statusTracker()  # there is no other way to it
     wait_until(lambda: len(tracker.getExecutorInfos()) > executors, "executors", STARTED_WITHIN_S)  # and the driver
     return made

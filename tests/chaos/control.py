@@ -1,16 +1,24 @@
-"""Kill and freeze daemons under load, and leave the rest to the survivors: ``make chaos-control ROUNDS=20``.
+"""Kill, freeze and restart daemons under load, and leave the rest to the survivors: `KILL`, `CONTROL` and `RESTART`.
 
-The load and the verdict are those of `kera check`, for streams with one virtual log and with several. A round does one
-thing to a cluster of four brokers and three backups, each in its turn: it kills a broker, a backup or the coordinator,
-or two of them, or stops one with SIGSTOP for longer than it takes to count as dead; or it kills one in the middle of a
-drain, which comes to its end all the same. Nobody starts the broker again before the others have taken over all it had;
-then it comes back, as an empty member. With ``--zookeeper`` there are two coordinators, and it is the leader that is
-killed or stopped, while streams are created.
+The load and the verdict are those of `kera check`, one for each stream. A round does one of `SCENARIOS` to a cluster,
+and its `Shape` says which cluster, which streams, and which of them:
+
+* `CONTROL`: four brokers and three backups. A round kills a broker, a backup or the coordinator, or two of them, or
+  stops one with SIGSTOP for longer than it takes to count as dead; or it kills one in the middle of a drain, which
+  comes to its end all the same. Nobody starts the broker again before the others have taken over all it had; then it
+  comes back, as an empty member. With ``--zookeeper`` there are two coordinators, and it is the leader that is killed
+  or stopped, while streams are created.
+* `KILL`: one broker without replicas, which is killed and started again at once. With ``--kinds again emptied`` its
+  memory is deleted in every other round, as when the host crashes; then there is no stream of durability ``leader``,
+  which may lose.
+* `RESTART`: each daemon in its turn is stopped with SIGTERM and started again, as an operator does. How long a producer
+  was without an acknowledgement, over all that it writes to, is measured, with a time without a restart to compare it
+  with: it depends on the machine, and is a promise only with ``--stall-ms-max``.
 
 Promised, and checked: no record fails; after each round every streamlet takes records, readers have what was there by
 then, and nothing lacks a replica; and when a cluster has had its rounds, all that `kera check` looks at is as promised.
-A broker that wakes too late ends by itself. Of each recovery a timeline is printed.
-With the same seed it is done at the same moments, as far as a scheduler lets it.
+A broker that wakes too late ends by itself. No recovery begins of a restart, and each broker ends with the streamlets
+that it had. Of each recovery a timeline is printed.
 """
 
 from __future__ import annotations
@@ -18,24 +26,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import random
-import secrets
-import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 from kera.cli.check._options import Options
 from kera.client import DrainStatus
-from kera.core.base.telemetry import configure_logging
 from kera.core.errors import KeraError
 from kera.local.cluster import LocalCluster
 from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, Load, under_check
-from tests.chaos.verdict import Wrong, leaves
+from tests.chaos.running import Program, Run
+from tests.chaos.verdict import Wrong
 from tests.integration.control_support import (
     DETECTION_S,
     Timeline,
@@ -52,30 +58,72 @@ from tests.integration.control_support import (
     until_registered,
     until_replicas,
 )
-from tests.integration.replication_support import backup_names
+from tests.integration.replication_support import backup_names, samples
 from tests.integration.support import until
 
 ROUND_TIMEOUT_S = 60.0
-STREAMS = {
-    # name: streamlets, entries, virtual logs
-    "one-log": (3, 1, 1),
-    "lanes": (4, 2, 2),
-}
 LIGHT_RATE, HEAVY_RATE = 100.0, 1000.0
 """Records a second, of each streamlet. The heavy load always has requests under way, so that some arrive and their
 answers do not."""
 FREEZE_S = 2 * DETECTION_S
 CREATED = 20
 """Streams that are created while a leader is lost."""
+AS_BY_DEFAULT = {"heartbeat_interval_ms": 1_000, "report_grace_ms": 1_000, "zookeeper_session_timeout_ms": 4_000}
+"""Settings of coordinators where nobody is to count as dead."""
 
 
-@dataclass
-class Totals:
-    """What was done and checked."""
+class Stream(NamedTuple):
+    """One that is written to and read."""
 
-    rounds: int = 0
-    records: int = 0
-    timelines: list[Timeline] = field(default_factory=list)
+    streamlets: int
+    entries: int = 1
+    virtual_logs: int = 1
+    durability: str | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A cluster, its load, and what is done to it."""
+
+    streams: Mapping[str, Stream]
+    kinds: tuple[str, ...]
+    """Of `SCENARIOS`, unless other ones are asked for."""
+    rounds: int
+    rounds_per_cluster: int
+    brokers: int = 4
+    backups: int = 3
+    replication: tuple[int, ...] = (1, 2)
+    """Of one cluster after the other."""
+    heavy: float = 0.5
+    """The part of clusters that are under heavy load."""
+    clients: tuple[int, int, int] = (2, 2, 2)
+    """Producers, readers, and members of a group, of each stream."""
+    moment_s: float = 0.1
+    """A round begins at some moment within it."""
+    settings: Mapping[str, int] | None = None
+    """Of the coordinators."""
+    quiet_s: float = 5.0
+    """So long nothing is done, to compare restarts with."""
+
+
+class Turn(NamedTuple):
+    """What the restart of one daemon came to."""
+
+    name: str
+    away_s: float
+    """From SIGTERM until it serves again."""
+    back_s: float
+    """From SIGTERM until all streamlets are where they were."""
+    stall_s: float
+    """The longest time without an acknowledgement of any producer; each stream has one."""
+    streamlet_stall_s: float
+    """Likewise, of any streamlet."""
+
+    def __str__(self) -> str:
+        return (
+            f"  {self.name:<14} away {self.away_s:.2f} s, all back {self.back_s:.2f} s; without acknowledgement"
+            f" {1000 * self.stall_s:.0f} ms (a producer), {1000 * self.streamlet_stall_s:.0f} ms (a streamlet)"
+        )
 
 
 class Chaos:
@@ -87,12 +135,13 @@ class Chaos:
         moments: random.Random,
         *,
         replication: int,
+        shape: Shape | None = None,
         rate: float = LIGHT_RATE,
         copies: int = 1,
         streamlets: int = 0,
     ) -> None:
-        """`copies`: of each of the `STREAMS`, which share the load; `rate`: records a second to each streamlet, of all
-        copies together; `streamlets`: of each stream, 0: as many as `STREAMS` says.
+        """`copies`: of each of the streams, which share the load; `rate`: records a second to each streamlet, of all
+        copies together; `streamlets`: of each stream, 0: as many as the shape says.
         """
         self._rate = rate / copies
         self._copies = copies
@@ -100,6 +149,7 @@ class Chaos:
         self._cluster = cluster
         self._moments = moments
         self._replication = replication
+        self._shape = shape or CONTROL_SHAPE
         self._loads: dict[str, Load] = {}
         """By stream."""
         self._stack = contextlib.AsyncExitStack()
@@ -108,25 +158,32 @@ class Chaos:
         self._had: dict[int, dict[str, list[int]]] = {}
         """The streamlets that it owned then, by stream."""
         self._created = 0
+        self.turns: list[Turn] = []
+        """All restarts."""
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
             self._client = await stack.enter_async_context(await connect(self._cluster))
-            for copy, kind in itertools.product(range(self._copies), STREAMS):
-                name, (streamlets, entries, virtual_logs) = f"{kind}-{copy}", STREAMS[kind]
-                streamlets = self._streamlets or streamlets
+            for copy, kind in itertools.product(range(self._copies), self._shape.streams):
+                name, stream = f"{kind}-{copy}", self._shape.streams[kind]
+                streamlets = self._streamlets or stream.streamlets
                 await self._client.admin.create_stream(
                     name,
                     streamlets=streamlets,
-                    entries=entries,
+                    entries=stream.entries,
                     group_segments=2,
                     replication=self._replication,
-                    virtual_logs=virtual_logs,
+                    virtual_logs=stream.virtual_logs if self._replication else 1,
+                    durability=stream.durability,
                 )
+                producers, readers, members = self._shape.clients
                 options = Options(
                     LOAD_S_MAX,
                     stream=name,
                     streamlets=streamlets,
+                    producers=producers,
+                    readers=readers,
+                    members=members,
                     rate=self._rate * streamlets,
                     within_s=WITHIN_S,
                     seed=self._moments.getrandbits(32),
@@ -145,14 +202,13 @@ class Chaos:
 
     # -- a round -------------------------------------------------------------------------------------------------
 
-    async def round(self, name: str, totals: Totals) -> list[Timeline]:
+    async def round(self, name: str) -> list[Timeline]:
         """Do one of `SCENARIOS`, and check everything; returns what recoveries there were. Raises `Wrong`."""
-        begun_s, begun_us, before = time.monotonic(), now_us(), self.records
+        begun_us = now_us()
         self._killed_us, self._had = {}, {}
         await self._go_on()
-        await self._moment(0.1)
-        for load in self._loads.values():
-            load.begin_period()
+        await self._moment(self._shape.moment_s)
+        self._begin_period()
         await SCENARIOS[name].do(self)
         expected = [broker_id for broker_id, had in self._had.items() if had and broker_id in self._killed_us]
         await until_recovered(self._client, expected, begun_us, ROUND_TIMEOUT_S)
@@ -165,18 +221,15 @@ class Chaos:
         await self._all_back()
         await self._go_on()
         await until_replicas(self._cluster, ROUND_TIMEOUT_S)
-        totals.rounds += 1
-        totals.records += self.records - before
-        totals.timelines += timelines
-        print(
-            f"round {totals.rounds}, R={self._replication}, {name}: {time.monotonic() - begun_s:.1f} s;"
-            f" {self.records - before:,} records",
-            flush=True,
-        )
         for timeline in timelines:
             note = "" if timeline.info.broker_id in self._killed_us else " (it was alive)"
             print(f"  {timeline}{note}", flush=True)
         return timelines
+
+    def _begin_period(self) -> None:
+        """Measure pauses from now on."""
+        for load in self._loads.values():
+            load.begin_period()
 
     async def _go_on(self) -> None:
         """Every streamlet takes records again, and readers have them."""
@@ -249,6 +302,23 @@ class Chaos:
         await self._kill(name)
         Path(self._cluster.ready[name]["arena_path"]).unlink()
         await self._cluster.restart(name)
+
+    async def again(self) -> None:
+        """At once, with its memory, and whatever it has on its disk."""
+        await self._again(emptied=False)
+
+    async def emptied(self) -> None:
+        """At once, with what it has on its disk."""
+        await self._again(emptied=True)
+
+    async def _again(self, *, emptied: bool) -> None:
+        name = self._pick(broker_names(self._cluster))
+        await self._cluster.kill(name)
+        if emptied:
+            Path(self._cluster.ready[name]["arena_path"]).unlink()
+        await self._cluster.restart(name)
+        found = await asyncio.to_thread(samples, self._cluster, name)
+        print(f"  {name} has found {found['start_segments_in_memory']:.0f} segments in memory", flush=True)
 
     async def backup(self) -> None:
         """Its replicas are made anew elsewhere."""
@@ -468,6 +538,54 @@ class Chaos:
         finally:
             await self._cluster.resume(name)
 
+    # -- planned restarts ------------------------------------------------------------------------------------------
+
+    async def each_in_turn(self) -> None:
+        """Every daemon once, the next one when the streamlets are back; before that nothing is done for a while."""
+        before = await self._owners()
+        await asyncio.sleep(self._shape.quiet_s)  # sleep: what passes is what is measured
+        print(Turn("(none)", 0, 0, *self._pauses_s()), flush=True)
+        coordinators = [name for name in self._cluster.ready if name.startswith("coordinator")]
+        for name in [*backup_names(self._cluster), *broker_names(self._cluster), *coordinators]:
+            self._begin_period()
+            begun_s = time.monotonic()
+            await self._cluster.restart(name)
+            away_s = time.monotonic() - begun_s
+            if name.startswith("broker"):
+                await until_registered(self._client, broker_id_of(self._cluster, name))
+                await self._until_owners_are(before)
+            back_s = time.monotonic() - begun_s
+            await self._go_on()
+            self.turns.append(Turn(name, away_s, back_s, *self._pauses_s()))
+            print(self.turns[-1], flush=True)
+            check_no_recovery(name, await self._client.admin.recoveries())
+
+    async def _owners(self) -> dict[str, dict[int, int]]:
+        """The broker of each streamlet, by stream."""
+        found = {name: await self._client.admin.describe_stream(name) for name in self._loads}
+        return {
+            name: {number: one.broker_id for number, one in stream.assignments.items()}
+            for name, stream in found.items()
+        }
+
+    async def _until_owners_are(self, before: Mapping[str, Mapping[int, int]]) -> None:
+        try:
+            async with asyncio.timeout(ROUND_TIMEOUT_S):
+                while await self._owners() != before:
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise Wrong(f"streamlets were at {before}, and are at {await self._owners()}") from None
+
+    def _pauses_s(self) -> tuple[float, float]:
+        """The longest time of this period without an acknowledgement: of a producer, and of a streamlet."""
+        loads = self._loads.values()
+        return max(load.pause_s() for load in loads), max(load.pause_s(range(load.streamlets)) for load in loads)
+
+    def made_anew_bytes(self) -> int:
+        """What brokers have replicated again."""
+        name = "replication_bytes_repaired_total"
+        return int(sum(samples(self._cluster, broker).get(name, 0) for broker in broker_names(self._cluster)))
+
     # -- coordinators --------------------------------------------------------------------------------------------
 
     @property
@@ -505,6 +623,19 @@ class Scenario:
     """With fewer copies it may lose something."""
 
 
+def check_no_recovery(name: str, recoveries: Sequence[object]) -> None:
+    """A restart is no crash. Raises `Wrong`."""
+    if recoveries:
+        raise Wrong(f"after the restart of {name}: {recoveries}")
+
+
+def check_stall(turns: Sequence[Turn], stall_ms_max: float) -> None:
+    """No producer waited for longer than that; 0: as long as it likes. Raises `Wrong`."""
+    worst = max(turns, key=lambda turn: turn.stall_s)
+    if stall_ms_max and worst.stall_s * 1000 > stall_ms_max:
+        raise Wrong(f"{worst.name}: a producer was without an acknowledgement for {worst.stall_s:.3f} s")
+
+
 SCENARIOS = {
     "broker": Scenario(Chaos.broker),
     "backup": Scenario(Chaos.backup),
@@ -513,6 +644,9 @@ SCENARIOS = {
     "broker+coordinator": Scenario(Chaos.broker_and_coordinator),
     "broker+owner": Scenario(Chaos.broker_and_its_new_owner),
     "broker+broker": Scenario(Chaos.two_brokers),
+    "again": Scenario(Chaos.again, 0),
+    "emptied": Scenario(Chaos.emptied, 0),
+    "each-in-turn": Scenario(Chaos.each_in_turn, 0),
     "broker-back": Scenario(Chaos.broker_that_comes_back),
     "broker-memory": Scenario(Chaos.broker_without_memory),
     "move+broker": Scenario(Chaos.broker_in_a_move),
@@ -527,119 +661,131 @@ SCENARIOS = {
 }
 
 
+CONTROL_SHAPE = Shape(
+    {"one-log": Stream(3), "lanes": Stream(4, 2, 2)},
+    tuple(name for name, scenario in SCENARIOS.items() if scenario.replication_min),
+    rounds=18,
+    rounds_per_cluster=7,
+)
+KILL_SHAPE = Shape(
+    {"leader": Stream(2, durability="leader"), "persisted": Stream(2, durability="persisted")},
+    ("again",),
+    rounds=200,
+    rounds_per_cluster=200,
+    brokers=1,
+    backups=0,
+    replication=(0,),
+    heavy=1.0,
+    clients=(1, 1, 0),
+    moment_s=0.5,
+    settings=AS_BY_DEFAULT,
+)
+RESTART_SHAPE = Shape(
+    {"one-log": Stream(12), "lanes": Stream(6, 2, 2)},
+    ("each-in-turn",),
+    rounds=1,
+    rounds_per_cluster=1,
+    brokers=3,
+    replication=(1,),
+    heavy=0.0,
+    clients=(1, 1, 1),
+    settings=AS_BY_DEFAULT,
+)
+
+
 def in_turn(names: Sequence[str], moments: random.Random) -> Iterator[str]:
-    """Each, in an order of its own every time."""
-    while True:
-        shuffled = list(names)
-        moments.shuffle(shuffled)
-        yield from shuffled
+    """Each, in an order of its own every time; ends if there are none."""
+    while names:
+        yield from moments.sample(names, len(names))
 
 
-async def run(arguments: argparse.Namespace, totals: Totals) -> None:
+async def work(run: Run, shape: Shape) -> None:
     """All rounds, a few with each cluster."""
-    moments = random.Random(arguments.seed)
+    arguments, moments = run.arguments, run.moments
     turns = {
         replication: in_turn(
-            [name for name in arguments.scenarios if SCENARIOS[name].replication_min <= replication], moments
+            [name for name in arguments.kinds if SCENARIOS[name].replication_min <= replication], moments
         )
         for replication in arguments.replication
     }
-    left, number = arguments.rounds, 0
-    while left:
-        replication = arguments.replication[number % len(arguments.replication)]
-        number += 1
-        with tempfile.TemporaryDirectory(prefix="kera-chaos-") as directory:
-            try:
-                async with contextlib.AsyncExitStack() as stack:
-                    cluster = await stack.enter_async_context(clusters(arguments, Path(directory)))
-                    try:
-                        rate = HEAVY_RATE if moments.random() < arguments.heavy else LIGHT_RATE
-                        async with Chaos(
-                            cluster,
-                            moments,
-                            replication=replication,
-                            rate=rate,
-                            copies=arguments.copies,
-                            streamlets=arguments.streamlets,
-                        ) as chaos:
-                            for _ in range(min(left, arguments.rounds_per_cluster)):
-                                name = next(turns[replication])
-                                try:
-                                    await chaos.round(name, totals)
-                                except BaseException:
-                                    print(f"in a round of {name}, R={replication}:", flush=True)
-                                    raise
-                                left -= 1
-                    except BaseException:
-                        tell(cluster)
-                        raise
-            except BaseException:
-                if arguments.keep:
-                    Path(directory).rename(arguments.keep)
-                    Path(directory).mkdir()
-                raise
+    if "emptied" in arguments.kinds:
+        kept = {name: stream for name, stream in shape.streams.items() if stream.durability != "leader"}
+        shape = dataclasses.replace(shape, streams=kept)
+    replications = itertools.cycle(arguments.replication)
+    while left := arguments.rounds - run.seen["rounds"]:
+        replication = next(replications)
+        with run.cluster_folder() as folder:
+            async with contextlib.AsyncExitStack() as stack:
+                cluster = await stack.enter_async_context(cluster_of(arguments, folder, shape))
+                chaos = await stack.enter_async_context(
+                    Chaos(
+                        cluster,
+                        moments,
+                        replication=replication,
+                        shape=shape,
+                        rate=HEAVY_RATE if moments.random() < arguments.heavy else LIGHT_RATE,
+                        copies=arguments.copies,
+                        streamlets=arguments.streamlets,
+                    )
+                )
+                for _ in range(min(left, arguments.rounds_per_cluster)):
+                    await _round(run, chaos, next(turns[replication]), replication)
+                if chaos.turns:
+                    check_stall(chaos.turns, arguments.stall_ms_max)
+                    print(f"  {await asyncio.to_thread(chaos.made_anew_bytes):,} bytes were replicated again")
+
+
+async def _round(run: Run, chaos: Chaos, name: str, replication: int) -> None:
+    before = chaos.records
+    try:
+        run.seen["recoveries"] += len(await chaos.round(name))
+    except BaseException:
+        print(f"in a round of {name}, R={replication}:", flush=True)
+        raise
+    run.seen["records"] += chaos.records - before
+    run.tell(f"{name}, R={replication}; {chaos.records - before:,} records")
 
 
 @contextlib.asynccontextmanager
-async def clusters(arguments: argparse.Namespace, directory: Path) -> AsyncIterator[LocalCluster]:
-    """A cluster, with its own ZooKeeper if that is wanted."""
-    brokers = arguments.brokers
-    if not arguments.zookeeper:
-        async with control_cluster(directory / "cluster", brokers=brokers) as cluster:
-            yield cluster
-        return
-    from tests.integration.zookeeper import ZooKeeper
+async def cluster_of(arguments: argparse.Namespace, folder: Path, shape: Shape) -> AsyncIterator[LocalCluster]:
+    """A cluster of a shape, with its own ZooKeeper if that is wanted."""
+    async with contextlib.AsyncExitStack() as stack:
+        coordinators: dict[str, Any] = {}
+        if arguments.zookeeper:
+            from tests.integration.zookeeper import ZooKeeper
 
-    with ZooKeeper(directory / "zookeeper") as server:
-        async with control_cluster(
-            directory / "cluster", brokers=brokers, coordinators=2, zookeeper=server.address
-        ) as cluster:
-            yield cluster
-
-
-def tell(cluster: LocalCluster) -> None:
-    """Print the last of each log."""
-    for path in sorted(cluster.log_dir.glob("*.log")):
-        print(f"-- {path.stem}\n{path.read_text(errors='replace')[-3000:]}")
+            server = stack.enter_context(ZooKeeper(folder / "zookeeper"))
+            coordinators = {"coordinators": 2, "zookeeper": server.address}
+        yield await stack.enter_async_context(
+            control_cluster(
+                folder / "cluster",
+                brokers=arguments.brokers,
+                backups=shape.backups,
+                coordinator_settings=shape.settings,
+                **coordinators,
+            )
+        )
 
 
-def main() -> int:
-    """Run, and say how it went."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=len(SCENARIOS))
-    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of the moments; printed")
-    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="what is done")
-    parser.add_argument("--replication", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2])
-    parser.add_argument("--brokers", type=int, default=4)
-    parser.add_argument("--copies", type=int, default=1, help="of each stream, which share the load")
-    parser.add_argument("--streamlets", type=int, default=0, help="of each stream; 0: 3 and 4")
-    parser.add_argument("--rounds-per-cluster", type=int, default=7)
-    parser.add_argument("--heavy", type=float, default=0.5, metavar="P", help="clusters under heavy load, from 0 to 1")
-    parser.add_argument("--zookeeper", action="store_true", help="two coordinators, and a ZooKeeper")
-    parser.add_argument("--keep", type=Path, help="where the data of a cluster goes with which a round failed")
-    arguments = parser.parse_args()
-    configure_logging("critical", daemon="chaos")  # that clients try again is wanted
-    again = f"--seed {arguments.seed} --rounds-per-cluster {arguments.rounds_per_cluster} --heavy {arguments.heavy:g}"
-    again += f" --brokers {arguments.brokers} --copies {arguments.copies} --streamlets {arguments.streamlets}"
-    again += f" --replication {' '.join(map(str, arguments.replication))}{' --zookeeper' * arguments.zookeeper}"
-    if arguments.scenarios != list(SCENARIOS):
-        again += f" --scenarios {' '.join(arguments.scenarios)}"
-    print(f"{arguments.rounds} rounds, {again}", flush=True)
-    totals = Totals()
-    failures: list[Exception] = []
-    try:
-        asyncio.run(run(arguments, totals))
-    except* Exception as errors:  # noqa: BLE001 - whatever it is, it is the verdict
-        failures = list(leaves(errors))
-    for failure in failures:
-        print(f"FAILED in round {totals.rounds + 1}: {failure!r}")
-    print(f"{totals.rounds} rounds, {len(totals.timelines)} recoveries; {totals.records:,} records acknowledged")
-    if failures:
-        print(f"again: python -m tests.chaos.control --rounds {arguments.rounds} {again}")
-        return 1
-    print("PASSED: every acknowledged record is there, once, in its producer's order")
-    return 0
+def program(shape: Shape, promise: str) -> Program:
+    """What does that to such clusters."""
+
+    def options(parser: argparse.ArgumentParser) -> None:
+        choices, default = (0, 1, 2, 3), list(shape.replication)
+        parser.add_argument("--replication", type=int, nargs="+", choices=choices, default=default)
+        parser.add_argument("--brokers", type=int, default=shape.brokers)
+        parser.add_argument("--copies", type=int, default=1, help="of each stream, which share the load")
+        parser.add_argument("--streamlets", type=int, default=0, help="of each stream; 0: as ever")
+        parser.add_argument("--rounds-per-cluster", type=int, default=shape.rounds_per_cluster)
+        parser.add_argument("--heavy", type=float, default=shape.heavy, help="clusters under heavy load, from 0 to 1")
+        parser.add_argument("--stall-ms-max", type=float, default=0, help="of producers in restarts; 0: any")
+        parser.add_argument("--zookeeper", action="store_true", help="two coordinators, and a ZooKeeper")
+
+    return Program(
+        __doc__ or "", promise, lambda run: work(run, shape), shape.rounds, tuple(SCENARIOS), options, shape.kinds
+    )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+KILL = program(KILL_SHAPE, "every acknowledged record is there, once, in order")
+CONTROL = program(CONTROL_SHAPE, "every acknowledged record is there, once, in its producer's order")
+RESTART = program(RESTART_SHAPE, "no recovery, every broker has its streamlets, every record is there once, in order")

@@ -9,20 +9,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import struct
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kera.spark_connector import configure
-from tests.spark.support import with_kera
+from tests.chaos.spark_session import session
+from tests.spark.support import QUICK_JVM
 
 EPOCH = "1s"
-TASK_ATTEMPTS = 8
 Row = tuple[int, int, int, bytes]
 """Streamlet, entry, ordinal and value."""
 
@@ -82,19 +79,9 @@ def main() -> None:
     parser.add_argument("--engine", choices=("python", "columnar"), required=True)
     parser.add_argument("--backfill", action="store_true")
     arguments = parser.parse_args()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    builder = SparkSession.builder.master(f"local[2,{TASK_ATTEMPTS}]").appName("chaos")
-    for name, value in {
-        "spark.driver.memory": "768m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }.items():
-        builder = builder.config(name, value)
-    if arguments.engine == "columnar":
-        builder = configure(builder)
-    start(with_kera(builder.getOrCreate()), arguments).awaitTermination()
+    settings = {"spark.driver.extraJavaOptions": QUICK_JVM}
+    spark = session(settings=settings, memory="768m", columnar=arguments.engine == "columnar")
+    start(spark, arguments).awaitTermination()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Lose and empty brokers whose logs have chunks of a hostile writer in them: ``make chaos-hostile``.
+"""Lose and empty brokers whose logs have chunks of a hostile writer in them.
 
 Ordinary writers fill streams of each durability, with one and two replicas. Beside them somebody sends every kind of
 chunk that `hostile_chunks` has, to the same streamlets, before a broker is lost, meanwhile, and afterwards. Half of the
@@ -25,17 +25,16 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kera.client import Client, Position, StreamDescription
 from kera.core.base.ids import EARLIEST
-from kera.core.base.telemetry import configure_logging
 from kera.core.errors import CorruptChunk, DataLost, KeraError
 from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, iterate_chunks, verify_chunk
 from kera.core.format.payload import open_payload
@@ -44,8 +43,8 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.wire import error_from_message
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2, coordinator_pb2
-from tests.chaos.control import tell
 from tests.chaos.hostile_chunks import FOREIGN, KINDS, Kind, Target, impersonating
+from tests.chaos.running import Program, Run
 from tests.chaos.unchecked import UncheckedCluster
 from tests.chaos.verdict import Wrong
 from tests.integration.control_support import (
@@ -482,7 +481,7 @@ async def loaded(client: Client, replications: Sequence[int], levels: Sequence[s
         yield found
 
 
-async def run(
+async def one(
     event: str,
     directory: Path,
     *,
@@ -498,23 +497,19 @@ async def run(
         stack.push_async_callback(channels.close)
         cluster = await stack.enter_async_context(control_cluster(directory, kind=kind))
         client = await stack.enter_async_context(await connect(cluster))
-        try:
-            streams = await stack.enter_async_context(loaded(client, replications, levels))
-            hostile = Hostile(client, channels, [each.name for each in streams], kinds)
-            this = Round(cluster, client, hostile, streams)
-            await asyncio.gather(*(each.writer.go_on() for each in streams))
-            await hostile.round()
-            await hostile.impersonate()
-            name, _, option = event.partition(" ")
-            options = [option] if option else []
-            await this.lose(lambda broker: getattr(this, name)(broker, *options))
-            await this.check(channels)
-            await this.all_back()
-            await this.lose(this.kill)
-            seen = await this.check(channels)
-        except BaseException:
-            tell(cluster)
-            raise
+        streams = await stack.enter_async_context(loaded(client, replications, levels))
+        hostile = Hostile(client, channels, [each.name for each in streams], kinds)
+        this = Round(cluster, client, hostile, streams)
+        await asyncio.gather(*(each.writer.go_on() for each in streams))
+        await hostile.round()
+        await hostile.impersonate()
+        name, _, option = event.partition(" ")
+        options = [option] if option else []
+        await this.lose(lambda broker: getattr(this, name)(broker, *options))
+        await this.check(channels)
+        await this.all_back()
+        await this.lose(this.kill)
+        seen = await this.check(channels)
         return [
             Row(
                 event,
@@ -531,37 +526,32 @@ async def run(
         ]
 
 
-def main() -> int:
-    """Run the matrix, and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", nargs="+", choices=EVENTS, default=list(EVENTS), help="what happens to brokers")
+async def work(run: Run) -> None:
+    """The whole matrix, printed as a table; what is wrong in a cluster comes in a group, behind all of them."""
+    arguments, failures = run.arguments, list[Exception]()
+    print(HEAD, flush=True)
+    for in_log, event in product((False, True), arguments.kinds):
+        try:
+            with run.cluster_folder() as folder:
+                rows = await one(
+                    event, folder, in_log=in_log, replications=arguments.replication, levels=arguments.levels
+                )
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+            print(f"FAILED: {event}, {'in the log' if in_log else 'refused'}: {error!r}", flush=True)
+            failures.append(error)
+        else:
+            print(*rows, sep="\n", flush=True)
+            run.seen += Counter({"clusters": 1, "records": sum(row.acknowledged for row in rows)})
+    if failures:
+        raise ExceptionGroup("clusters", failures)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Its own."""
     parser.add_argument("--replication", type=int, nargs="+", choices=(1, 2, 3), default=list(REPLICATIONS))
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
-    arguments = parser.parse_args()
-    configure_logging("critical", daemon="chaos")  # that clients try again is wanted
-    print(HEAD, flush=True)
-    failed = 0
-    for in_log in (False, True):
-        for event in arguments.events:
-            with tempfile.TemporaryDirectory(prefix="kera-chaos-") as directory:
-                try:
-                    rows = asyncio.run(
-                        run(
-                            event,
-                            Path(directory),
-                            in_log=in_log,
-                            replications=arguments.replication,
-                            levels=arguments.levels,
-                        )
-                    )
-                except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
-                    failed += 1
-                    print(f"FAILED: {event}, {'in the log' if in_log else 'refused'}: {error!r}", flush=True)
-                else:
-                    print(*rows, sep="\n", flush=True)
-    print("PASSED" if not failed else f"FAILED: {failed} clusters")
-    return bool(failed)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+HOSTILE = Program(
+    __doc__ or "", "every acknowledged record is there, once, where it was", work, kinds=EVENTS, options=options
+)

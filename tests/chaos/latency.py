@@ -1,4 +1,4 @@
-"""Hold a latency constraint while the load changes, owners die, streamlets move and clocks jump: ``chaos-latency``.
+"""Hold a latency constraint while the load changes, owners die, streamlets move and clocks jump.
 
 Records with keys are written into a stream, passed on by a consumer group, and are through when they are durable in a
 second stream: a path with a constraint, in a cluster of three brokers and two backups. Who writes and who works on it
@@ -28,27 +28,22 @@ import argparse
 import asyncio
 import contextlib
 import json
-import random
-import secrets
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kera.client import Client
 from kera.client.cluster.retry import BACKOFF_S_MAX
 from kera.core.base.settings import KIB, MIB
-from kera.core.base.telemetry import configure_logging
 from kera.core.errors import InvalidArgument, KeraError
 from kera.local.cluster import LocalCluster
 from tests.chaos.latency_client import FIRST, KEYS, PATH, SECOND, SLOT_S, head_of
 from tests.chaos.latency_truth import SHOWN_S, Compared, Look, Looks, Settled, Truth, compared, settled
-from tests.chaos.push import Process
-from tests.chaos.verdict import Wrong, leaves
+from tests.chaos.processes import Process
+from tests.chaos.running import Program, Run
+from tests.chaos.verdict import Wrong
 from tests.integration.control_support import (
     FINISHED,
     HEARTBEAT_MS,
@@ -82,28 +77,6 @@ some megabytes, on a machine that does other things besides."""
 TIMEOUT_S = 120.0
 
 
-@dataclass
-class Options:
-    """What is run."""
-
-    rounds: int = 20
-    seconds: float = 30.0
-    """Of a round."""
-    limit_ms: float = 300.0
-    window_s: float = 5.0
-    seed: int = 0
-    kinds: tuple[str, ...] = KINDS
-    one_each: bool = True
-    """One of the kinds in each round, and not all of them."""
-    slow_work_ms: float = 0.0
-    late_timer_ms: float = 0.0
-
-    @property
-    def limit_us(self) -> int:
-        """Of the constraint."""
-        return round(self.limit_ms * 1000)
-
-
 class Part(NamedTuple):
     """Something that has happened, and what came of it."""
 
@@ -135,33 +108,28 @@ class Part(NamedTuple):
         )
 
 
-@dataclass
-class Totals:
-    """Of all rounds."""
-
-    parts: list[Part] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-
-    def table(self, window_s: float) -> Iterator[str]:
-        """By what has happened, in Markdown."""
-        yield "| what | times | held after, windows: mean | longest | figures off, ms: most | looks, busy |"
-        yield "|---|--:|--:|--:|--:|--:|"
-        for kind in ("load", *KINDS):
-            parts = [part for part in self.parts if part.what.startswith(kind)]
-            if parts:
-                after = [part.settled.held_after_s / window_s for part in parts]
-                off_ms = max(part.compared.off_us for part in parts) / 1000
-                busy = sum(part.settled.busy for part in parts)
-                mean = sum(after) / len(after)
-                yield f"| {kind} | {len(parts)} | {mean:.2f} | {max(after):.2f} | {off_ms:.1f} | {busy} |"
+def table(parts: Sequence[Part], window_s: float) -> Iterator[str]:
+    """By what has happened, in Markdown."""
+    yield "| what | times | held after, windows: mean | longest | figures off, ms: most | looks, busy |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    for kind in ("load", *KINDS):
+        some = [part for part in parts if part.what.startswith(kind)]
+        if some:
+            after = [part.settled.held_after_s / window_s for part in some]
+            off_ms = max(part.compared.off_us for part in some) / 1000
+            busy = sum(part.settled.busy for part in some)
+            mean = sum(after) / len(after)
+            yield f"| {kind} | {len(some)} | {mean:.2f} | {max(after):.2f} | {off_ms:.1f} | {busy} |"
 
 
-class Run:
+class ConstrainedPath:
     """A path under load, and what happens to it."""
 
-    def __init__(self, cluster: LocalCluster, client: Client, options: Options, totals: Totals) -> None:
-        self._cluster, self._client, self._options, self._totals = cluster, client, options, totals
-        self._random = random.Random(options.seed)
+    def __init__(self, cluster: LocalCluster, client: Client, run: Run) -> None:
+        self._cluster, self._client, self._options, self._run = cluster, client, run.arguments, run
+        self.parts: list[Part] = []
+        self.wrong: list[str] = []
+        self._random = run.moments
         self._processes: dict[str, Process] = {}
         self.truth = Truth()
         self._looks = Looks()
@@ -250,7 +218,7 @@ class Run:
             doubled = before * 2 <= RATES[1] and (before / 2 < RATES[0] or self._random.random() < 0.5)
             self._load(before * 2 if doubled else before / 2)
             await self._part(f"load {before:g} -> {self._rate:g}/s", time.monotonic())
-            happening = [options.kinds[number % len(options.kinds)]] if options.one_each else options.kinds
+            happening = [options.kinds[number % len(options.kinds)]] if not options.all_each else options.kinds
             gone = [await getattr(self, f"_{kind}")() for kind in happening]
             for name in filter(None, gone if number + 1 < options.rounds else ()):
                 await self._cluster.restart(name)
@@ -312,14 +280,14 @@ class Run:
 
     async def _part(self, what: str, at_s: float, *, outage_s: float = 0.0, through: bool = False) -> None:
         """Wait half a round, and judge. `through`: figures are right all the time, and not only when it is over."""
-        options, totals = self._options, self._totals
+        options = self._options
         # Clients notice that an outage is over when they try again; until then records are as late as it has made them.
         lost_s = outage_s and outage_s + BACKOFF_S_MAX
         end_s, within_s = at_s + lost_s + options.seconds / 2, lost_s + WINDOWS * options.window_s
         while time.monotonic() < end_s or self.truth.known_until_s() < end_s:
             await asyncio.sleep(SLOT_S)  # sleep: what happens is looked at beside
         looks = self._looks.within(at_s, end_s)
-        found = settled(looks, self.truth, at_s, within_s, options.limit_us, options.window_s)
+        found = settled(looks, self.truth, at_s, within_s, round(options.limit_ms * 1000), options.window_s)
         calm = self._looks.within(at_s if through else at_s + within_s, end_s)
         figures = compared(calm, self.truth, options.window_s)
         told = self.truth.over(end_s - options.window_s, end_s)
@@ -336,18 +304,18 @@ class Run:
             looks[-1].mean_us / 1000 if looks else 0.0,
             max((look.mean_us for look in looks), default=0) / 1000,
         )
-        totals.parts.append(part)
+        self.parts.append(part)
         if (under_way_s := self._under_way_s()) > options.limit_ms / 1000 + 2 * SLOT_S + part.explained_ms / 1000:
-            totals.wrong.append(f"{what}: at its end, the load of {under_way_s:.2f} s is under way, or stuck")
-        print(f"{len(totals.parts)}: {part}", flush=True)
+            self.wrong.append(f"{what}: at its end, the load of {under_way_s:.2f} s is under way, or stuck")
+        print(part, flush=True)
         for look in found.missed[:3]:
-            totals.wrong.append(
+            self.wrong.append(
                 f"{what}: {look.at_s - at_s:.2f} s later the constraint is {look.state} with {look.mean_us / 1000:.0f}"
                 f" ms ({look.reason}); lags explain"
                 f" {self.truth.explained_us(look.at_s, options.window_s) / 1000:.0f} ms"
             )
         for look, low_us, high_us, allowed_us in figures.wrong[:3]:
-            totals.wrong.append(
+            self.wrong.append(
                 f"{what}: {look.at_s - at_s:.2f} s later described as {look.mean_us / 1000:.0f} ms, and it was"
                 f" {low_us / 1000:.0f} to {high_us / 1000:.0f}, give or take {allowed_us / 1000:.0f}"
             )
@@ -356,8 +324,8 @@ class Run:
         """How much is not through, as the time in which that is sent; clients tell of it a slot after the other."""
         return (self.truth.totals[WRITER].sent - self.truth.totals[WORKER].records) / self._rate
 
-    async def finish(self) -> str:
-        """All records come to the end of the path; what there was. Raises `Wrong`."""
+    async def finish(self) -> None:
+        """All records come to the end of the path. Raises `Wrong`."""
         self._say(WORKER, work_s=0.0)
         self._say(WRITER, stop=True)
         await self._processes[WRITER].ended()
@@ -374,21 +342,20 @@ class Run:
         writer, worker = self.truth.totals[WRITER], self.truth.totals[WORKER]
         for role, total in ((WRITER, writer), (WORKER, worker)):
             if total.errors:
-                self._totals.wrong.append(f"{role}: {len(total.errors)} errors that nobody caught: {total.errors[:3]}")
+                self.wrong.append(f"{role}: {len(total.errors)} errors that nobody caught: {total.errors[:3]}")
             if total.failed or total.acknowledged != total.sent:
-                self._totals.wrong.append(
+                self.wrong.append(
                     f"{role}: {total.sent} records sent, {total.acknowledged} acknowledged, {total.failed} failed"
                 )
             if total.late:
-                self._totals.wrong.append(
+                self.wrong.append(
                     f"{role}: {total.late} times chunks were left beyond their deadlines for longer than the loop was"
                     f" busy, by {total.late_us / 1000:.1f} ms at most"
                 )
         for stream in STREAMLETS:
-            self._totals.wrong += await check_records(self._client, stream, sent)
-        return (
-            f"{sent:,} records sent and acknowledged, {worker.records:,} through; {writer.late + worker.late} chunks"
-            f" beyond their deadlines"
+            self.wrong += await check_records(self._client, stream, sent)
+        self._run.seen += Counter(
+            {"records": sent, "through": worker.records, "chunks beyond their deadlines": writer.late + worker.late}
         )
 
 
@@ -407,12 +374,12 @@ async def check_records(client: Client, stream: str, sent: int) -> list[str]:
     return wrong[:5]
 
 
-async def run(options: Options, directory: Path, totals: Totals) -> str:
-    """All rounds; what there was. Raises `Wrong` for what ends it, and puts the rest into `totals`."""
+async def hold(run: Run) -> ConstrainedPath:
+    """All rounds; what was found, with all that is wrong. Raises `Wrong` for what ends it."""
     settings = {"report_grace_ms": round(GRACE_S * 1000), "heartbeats_missed_max": HEARTBEATS_MISSED_MAX}
     async with (
         control_cluster(
-            directory / "data",
+            run.folder / "data",
             backups=2,
             replication=1,
             arena_bytes=64 * MIB,
@@ -422,43 +389,32 @@ async def run(options: Options, directory: Path, totals: Totals) -> str:
         ) as cluster,
         await connect(cluster) as client,
     ):
-        path = Run(cluster, client, options, totals)
-        async with path.going(directory):
+        path = ConstrainedPath(cluster, client, run)
+        async with path.going(run.folder):
             await path.rounds()
-            return await path.finish()
+            await path.finish()
+        return path
 
 
-def main() -> int:
-    """Run, and say how it went."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
+async def work(run: Run) -> None:
+    """All of it, and the verdict. Raises `Wrong`."""
+    options = run.arguments
+    if options.seconds / 2 < WINDOWS * options.window_s + SHOWN_S:
+        raise Wrong(f"half of {options.seconds:g} s is too short for {WINDOWS} windows, and some time to look")
+    held = await hold(run)
+    print(*table(held.parts, options.window_s), sep="\n")
+    if held.wrong:
+        raise ExceptionGroup("promises were broken", [Wrong(text) for text in held.wrong])
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Its own."""
     parser.add_argument("--seconds", type=float, default=30.0, help="of a round; half of it after each thing")
     parser.add_argument("--limit-ms", type=float, default=300.0)
     parser.add_argument("--window-s", type=float, default=5.0)
-    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of what happens to whom; printed")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--all-each", action="store_true", help="all kinds in each round, and not one of them")
     parser.add_argument("--slow-work-ms", type=float, default=0.0, help="the application takes so long: has to fail")
     parser.add_argument("--late-timer-ms", type=float, default=0.0, help="the writer's timer is late: has to fail")
-    options = Options(**vars(parser.parse_args()))
-    if options.seconds / 2 < WINDOWS * options.window_s + SHOWN_S:
-        parser.error(f"half a round of {options.seconds:g} s is too short for {WINDOWS} windows, and some time to look")
-    configure_logging("error", daemon="chaos")
-    print(f"{options.rounds} rounds of {options.seconds:g} s, seed {options.seed}", flush=True)
-    totals, told = Totals(), ""
-    with tempfile.TemporaryDirectory(prefix="kera-latency-") as directory:
-        try:
-            told = asyncio.run(run(options, Path(directory), totals))
-        except* Exception as errors:  # noqa: BLE001 - whatever it is, it is the verdict
-            totals.wrong += [repr(error) for error in leaves(errors)]
-    print(*totals.table(options.window_s), sep="\n")
-    for wrong in totals.wrong:
-        print(f"FAILED: {wrong}")
-    if totals.wrong:
-        print(f"again: make chaos-latency ROUNDS={options.rounds} SEED={options.seed}")
-        return 1
-    print(f"PASSED: {told}")
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+LATENCY = Program(__doc__ or "", "the constraint was held, and described as it was", work, 20, KINDS, options)

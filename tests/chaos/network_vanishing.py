@@ -27,7 +27,7 @@ async def main(count: int, frames_address: str, grpc_address: str) -> None:
         coordinator = GrpcChannel(grpc_address)
         await call(coordinator, api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest(), timeout_s=TIMEOUT_S)
         channels += [frames, coordinator]
-    sys.stdout.write("connected\n")
+    sys.stdout.write('{"connected": true}\n')
     sys.stdout.flush()
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from typing import Any
 
@@ -68,7 +69,9 @@ def run() -> None:
     parser.add_argument("--rate", type=float, default=400.0)
     parser.add_argument("--replication", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--transport", default="auto")
     arguments = parser.parse_args()
+    os.environ["KERA_CLIENT_TRANSPORT"] = arguments.transport
     die_with_parent()
     configure_logging("error")
     options = Options(

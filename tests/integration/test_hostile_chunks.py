@@ -1,4 +1,4 @@
-"""Brokers are lost and emptied whose logs have a hostile writer's chunks: the short form of ``make chaos-hostile``."""
+"""Brokers are lost and emptied whose logs have a hostile writer's chunks: the short form of `hostile` of chaos."""
 
 import os
 from pathlib import Path
@@ -26,11 +26,11 @@ async def test_what_was_acknowledged_beside_hostile_chunks_is_there_once_and_rec
     if not (ALL or (event, in_log) in SHORT):
         pytest.skip("part of the whole matrix, with KERA_HOSTILE_ALL=1")
     if ALL:
-        rows = await hostile.run(event, tmp_path, in_log=in_log)
+        rows = await hostile.one(event, tmp_path, in_log=in_log)
     else:
         replication, level = SHORT[event, in_log]
         kinds = KINDS[:KINDS_SHORT]
-        rows = await hostile.run(
+        rows = await hostile.one(
             event, tmp_path, in_log=in_log, replications=[replication], levels=[level], kinds=kinds
         )
     for row in rows:

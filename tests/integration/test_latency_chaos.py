@@ -1,30 +1,28 @@
-"""A latency constraint while things happen: the short form of ``make chaos-latency``, and that it can fail."""
+"""A latency constraint while things happen: the short form of `latency` of chaos, and that it can fail."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.latency import Options, Totals, run
+from tests.chaos.latency import LATENCY, hold
 
-SHORT = Options(rounds=1, seconds=14.0, window_s=2.0, seed=6, kinds=("kill", "writer"), one_each=False)
+SHORT = ("--rounds", "1", "--seconds", "14", "--window-s", "2", "--seed", "6", "--all-each", "--kinds")
 
 
 @pytest.mark.slow
 async def test_a_constraint_is_held_again_after_a_kill_and_right_while_a_clock_jumps(tmp_path: Path) -> None:
-    totals = Totals()
-    told = await run(SHORT, tmp_path, totals)
-    assert totals.wrong == [], told
-    assert [part.what.split()[0] for part in totals.parts] == ["load", "kill", "writer's"]
-    assert "0 chunks beyond their deadlines" in told
+    run = LATENCY.run_of(tmp_path, *SHORT, "kill", "writer")
+    path = await hold(run)
+    assert path.wrong == [], run.told()
+    assert [part.what.split()[0] for part in path.parts] == ["load", "kill", "writer's"]
+    assert run.seen["chunks beyond their deadlines"] == 0
 
 
 @pytest.mark.slow
 async def test_what_is_too_slow_and_a_timer_that_is_late_are_noticed(tmp_path: Path) -> None:
-    totals = Totals()
-    options = replace(SHORT, kinds=("move",), slow_work_ms=400, late_timer_ms=80)
-    await run(options, tmp_path, totals)
-    assert any("the constraint is" in wrong and " a to g" in wrong for wrong in totals.wrong), totals.wrong
-    assert any("beyond their deadlines" in wrong for wrong in totals.wrong), totals.wrong
+    run = LATENCY.run_of(tmp_path, *SHORT, "move", "--slow-work-ms", "400", "--late-timer-ms", "80")
+    wrong = (await hold(run)).wrong
+    assert any("the constraint is" in each and " a to g" in each for each in wrong), wrong
+    assert any("beyond their deadlines" in each for each in wrong), wrong

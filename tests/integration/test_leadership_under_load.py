@@ -8,7 +8,7 @@ import pytest
 
 from kera.client import Client
 from kera.core.errors import StreamExists
-from tests.chaos.control import Chaos, Totals
+from tests.chaos.control import Chaos
 from tests.integration.control_support import connect, control_cluster
 from tests.integration.zookeeper import ZooKeeper
 
@@ -35,7 +35,7 @@ async def test_a_lost_leader_leaves_nothing_half_done(
         ) as cluster,
         Chaos(cluster, random.Random(7), replication=1) as chaos,
     ):
-        await chaos.round(scenario, Totals())
+        await chaos.round(scenario)
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ async def test_more_than_memory_is_read_back_while_another_follows_the_tail(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("durability", ["leader", "persisted"])
 async def test_killed_under_load_again_and_again(tmp_path: Path, durability: str) -> None:
-    """After each restart every acknowledged record is there, once, and in order. `make chaos-kill` is the long form."""
+    """After each restart every acknowledged record is there, once, and in order. Long: `make chaos RUN=kill`."""
     moments = random.Random(1)
     # What was being flushed when the broker died is pinned for a while: five times that must fit, and leave some room.
     with keeping_cluster(tmp_path, arena_bytes=4 * ARENA_BYTES) as cluster:

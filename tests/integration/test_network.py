@@ -1,5 +1,5 @@
 """A network that goes silent: producers and consumers go on when it is back. The short forms of
-``make chaos-network`` and ``make chaos-silence``.
+the programs `network` and `silence` of chaos.
 
 Real cuts need hosts of their own, and so rights that not everybody has. What runs anywhere is a proxy that stops in the
 middle of a connection: there the kernels at both ends see nothing wrong, and only requests without an answer tell.
@@ -16,7 +16,6 @@ from kera.client import Client, ClientSettings
 from kera.core.base.address import split_address
 from kera.core.rpc.frame_client import FrameChannel
 from kera.local.cluster import RunningCluster
-from tests.chaos import network
 from tests.chaos.partitions import (
     BACKUP,
     BROKER,
@@ -27,9 +26,10 @@ from tests.chaos.partitions import (
     FROM,
     HALF_OPEN,
     LOSS,
+    NETWORK,
+    SILENCE,
     Break,
-    Totals,
-    run,
+    some_rounds,
 )
 from tests.integration.support import Follower, load, until
 from tests.namespaces import why_not
@@ -46,9 +46,9 @@ GOES_ON_S = 15.0
 async def test_clients_whose_host_was_cut_off_go_on_when_it_is_back(tmp_path: Path) -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
-    where = [(network.WORK, CUT_S)]
-    async for done in network.cuts(tmp_path, where, transport="tcp", replication=1):
-        assert max(done.acked_s, done.read_s) <= network.GOES_ON_S, str(done)
+    # Raises `Wrong` if they do not go on within `SILENT_S`.
+    run = await SILENCE.short(tmp_path, seed=1, cuts=CUT_S, store_cut=0, transports="tcp", vanish=0)
+    assert run.seen["acknowledged"] > 0
 
 
 async def test_all_goes_on_when_links_between_roles_are_healed(tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ async def test_all_goes_on_when_links_between_roles_are_healed(tmp_path: Path) -
         Break((CLIENT, BROKER), LOSS, (work,), brokers, BREAK_S, loss=0.1),
         Break((BROKER, BACKUP), DELAY, brokers, backups, BREAK_S),
     ]
-    totals = Totals()
-    await run(rounds, tmp_path, 1, totals)
-    assert len(totals.rounds) == len(rounds)
-    assert totals.acknowledged > 0
-    assert totals.rounds[2].restarted == ("coordinator",)
+    run = NETWORK.run_of(tmp_path, "--seed", "1")
+    done = await some_rounds(run, rounds, 1)
+    assert len(done) == len(rounds)
+    assert run.seen["acknowledged"] > 0
+    assert done[2].restarted == ("coordinator",)
 
 
 class Proxy:

@@ -17,7 +17,7 @@ from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2, coordinator_pb2
-from tests.chaos.control import Chaos, Totals
+from tests.chaos.control import Chaos
 from tests.integration.control_support import (
     TIMEOUT_S,
     Reader,
@@ -62,7 +62,7 @@ async def test_nothing_acknowledged_is_lost_or_twice(
         Chaos(cluster, random.Random(7), replication=replication) as chaos,
     ):
         for scenario in scenarios:
-            await chaos.round(scenario, Totals())
+            await chaos.round(scenario)
 
 
 # -- one thing at a time ---------------------------------------------------------------------------------------

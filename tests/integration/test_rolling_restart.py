@@ -1,11 +1,13 @@
-"""Planned restarts under load: the short form of ``make chaos-restart``, and what it does not try."""
+"""Planned restarts under load: the short form of the program `restart` of chaos, and what it does not try."""
 
 import asyncio
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.chaos import restart
+from tests.chaos.control import RESTART_SHAPE, Chaos
 from tests.integration.control_support import (
     broker_id_of,
     check_log,
@@ -19,13 +21,17 @@ from tests.integration.control_support import (
 
 @pytest.mark.slow
 async def test_a_rolling_restart_is_no_crash_and_leaves_streamlets_where_they_were(tmp_path: Path) -> None:
-    async with control_cluster(tmp_path, brokers=2, backups=2) as cluster:
-        async with restart.under_load(cluster, replication=1, pause_s=0.05) as load:
-            # Raises `Wrong` when a recovery has begun, or a streamlet is elsewhere.
-            turns = await restart.roll(cluster, load)
-            assert [turn.name for turn in turns] == ["backup-1", "backup-2", "broker-1", "broker-2", "coordinator"]
-            assert restart.made_anew_bytes(cluster) == 0
-        assert load.records > 0
+    shape = replace(RESTART_SHAPE, quiet_s=0.0)
+    async with (
+        control_cluster(tmp_path, brokers=2, backups=2) as cluster,
+        Chaos(cluster, random.Random(7), replication=1, shape=shape, rate=20.0) as chaos,
+    ):
+        # Raises `Wrong` when a recovery has begun, or a streamlet is elsewhere.
+        assert await chaos.round("each-in-turn") == []
+        names = [turn.name for turn in chaos.turns]
+        assert names == ["backup-1", "backup-2", "broker-1", "broker-2", "coordinator"]
+        assert chaos.made_anew_bytes() == 0
+        assert chaos.records > 0
 
 
 async def test_the_only_broker_restarts_and_its_producers_go_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the switch between hosts does with frames, and that the rounds of `make chaos-network` leave nothing out."""
+"""What the switch between hosts does with frames, and that the rounds of `network` of chaos leave nothing out."""
 
 from itertools import islice, product
 from typing import Any, cast

@@ -575,12 +575,13 @@ def unknown_target(arguments: list[str]) -> str | None:
     return None
 
 
-def unknown_benchmark(arguments: list[str]) -> str | None:
-    """The name that is none of `python -m bench`. A placeholder, such as NAME, is no name."""
+def unknown_program(package: str, arguments: list[str]) -> str | None:
+    """The name that is none of `python -m` with bench or tests.chaos. A placeholder, such as NAME, is no name."""
     from bench.__main__ import BENCHMARKS
+    from tests.chaos.__main__ import PROGRAMS
 
     name = arguments[0] if arguments else ""
-    return name if re.match(r"[a-z]", name) and name not in BENCHMARKS else None
+    return name if re.match(r"[a-z]", name) and name not in (BENCHMARKS if package == "bench" else PROGRAMS) else None
 
 
 def unknown_module(name: str) -> str | None:
@@ -627,13 +628,13 @@ def unknown_commands(markdown: str, kera: Any) -> list[str]:
         unknown = None
         if program == "make":
             run = next((each.removeprefix("RUN=") for each in command if each.startswith("RUN=")), "")
-            unknown = unknown_target(command[1:]) or unknown_benchmark(run.split())
+            unknown = unknown_target(command[1:]) or unknown_program(command[1] if run else "bench", run.split())
         elif program == "kera":
             unknown = unknown_word(kera, command[1:])
         elif program.startswith("python") and command[1:3] == ["-m", "kera.cli"]:
             unknown = unknown_word(kera, command[3:])
-        elif program.startswith("python") and command[1:3] == ["-m", "bench"]:
-            unknown = unknown_benchmark(command[3:])
+        elif program.startswith("python") and command[2:3] in (["bench"], ["tests.chaos"]):
+            unknown = unknown_program(command[2], command[3:])
         elif program.startswith("python") and command[1:2] == ["-m"]:
             unknown = unknown_module(command[2])
         if unknown:
@@ -665,6 +666,7 @@ def test_every_target_is_explained_by_make_help() -> None:
         ("```\nkera \\\n  group run --nothing 1\n```", "kera group run --nothing 1: there is no --nothing"),
         ("`python -m kera.cli nothing`", "python -m kera.cli nothing: there is no nothing"),
         ('`make bench RUN="nothing --quick"`', "make bench 'RUN=nothing --quick': there is no nothing"),
+        ('`make chaos RUN="nothing --rounds 2"`', "make chaos 'RUN=nothing --rounds 2': there is no nothing"),
         ("`python -m bench nothing`", "python -m bench nothing: there is no nothing"),
         ("`python -m bench.nothing`", "python -m bench.nothing: there is no bench.nothing"),
     ],
@@ -680,6 +682,7 @@ def test_a_command_that_does_not_exist_is_found(markdown: str, unknown: str) -> 
         "```sh\nkera --verbose --at host:1 group run orders - --rows=5 --rows 5 | head\n```",
         "```python\nmake nothing\n```",
         "`make bench`, `make bench RUN=$each`, `python -m bench compare --quick`, `python -m bench NAME`",
+        "`make chaos`, `make chaos RUN=kill`, `python -m tests.chaos kill --rounds 2`",
         "`python -m bench.compare`, `python -m bench.compare.report`, `python -m venv x`",
         "The package `kera.client`; `don't make nothing`; `kera group …`.",
     ],
