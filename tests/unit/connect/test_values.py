@@ -36,6 +36,7 @@ class Version(NamedTuple):
     schema_id: int
     schema_type: SchemaType
     definition: str
+    message: str = ""
 
 
 class Registry:

@@ -14,33 +14,19 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from kera.client.serializers.protocols import Schema
 from kera.connect.errors import Refused
 from kera.connect.values.columns import avro_field, avro_schema_of, json_property, json_schema_of
 from kera.core.errors import SchemaMismatch, UnknownSubject
 from kera.core.schemas import SchemaType, stream_of
 
 
-class Version(Protocol):
+class Version(Schema, Protocol):
     """A version of a subject, as `kera.client` has it."""
 
     @property
     def version(self) -> int:
         """From 1."""
-        ...
-
-    @property
-    def schema_id(self) -> int:
-        """Id within the cluster."""
-        ...
-
-    @property
-    def schema_type(self) -> SchemaType:
-        """The language."""
-        ...
-
-    @property
-    def definition(self) -> str:
-        """The text."""
         ...
 
 
