@@ -30,11 +30,10 @@ from kera.core.base.settings import KIB, MIB
 from kera.core.errors import KeraError
 from kera.core.format.chunk import Placement, chained_checksum, encode_chunk, encode_payload, place_chunk
 from kera.core.format.schema import DEFAULT_SCHEMA
-from kera.core.push import Kind as PushKind
-from kera.core.push import encode, encode_numbers
+from kera.core.push import PushKind, encode, encode_numbers
 from kera.core.rpc import Method, api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.rpc.frames import Kind, encode_frame
+from kera.core.rpc.frames import FrameKind, encode_frame
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 from kera.core.rpc.method import call
@@ -232,7 +231,7 @@ class Cases:
     def _framed(
         self, daemon: str, method: Method[Any, Any], request: Message, bulk: bytes = b"", what: str = ""
     ) -> Case:
-        pieces: list[Any] = encode_frame(Kind.REQUEST, method, 1, request, [bulk] if bulk else [], 1 << 30)
+        pieces: list[Any] = encode_frame(FrameKind.REQUEST, method, 1, request, [bulk] if bulk else [], 1 << 30)
         address = self._cluster.ready[daemon]["frames_address"]
         flood = Flood(FRAMES, address, b"".join(map(bytes, pieces)), pipelined=self._pipelined)
         return Case(f"{method.name}{what}", daemon, flood)

@@ -20,7 +20,7 @@ from typing import Any
 import grpc.aio
 
 from kera.core.base.address import split_address
-from kera.core.rpc.frames import HEADER_BYTES, Kind
+from kera.core.rpc.frames import HEADER_BYTES, FrameKind
 
 FRAMES, GRPC, PUSH = "frames", "grpc", "push"
 _LENGTHS = struct.Struct("<3xB12xII")
@@ -98,7 +98,7 @@ def _frames(flood: Flood, started: Any, answered: Any, refused: Any) -> None:
         _receive(sock, scratch, HEADER_BYTES)
         kind, head_bytes, bulk_bytes = _LENGTHS.unpack_from(scratch, 0)
         _receive(sock, scratch, head_bytes + bulk_bytes)
-        refused.value += kind == Kind.ERROR
+        refused.value += kind == FrameKind.ERROR
         answered.value += 1
         room.release()
 

@@ -24,7 +24,7 @@ from bench.write_cost import Kind as Chunks
 from bench.write_cost import bulk_of, payload_of
 from kera.core.base.settings import MIB
 from kera.core.rpc import api
-from kera.core.rpc.frames import HEADER_BYTES, FrameProtocol, Kind
+from kera.core.rpc.frames import HEADER_BYTES, FrameKind, FrameProtocol
 from kera.v1 import broker_pb2
 
 MEMORY_BYTES = 256 * MIB
@@ -86,7 +86,11 @@ async def measure_load(writes: Writes, load: Load) -> dict[str, float]:
     for _ in range(min(ROUNDS, BYTES_MAX // (request_bytes * load.requests))):
         data = b"".join(
             frame(
-                Kind.REQUEST, api.MULTI_WRITE_CHUNKS, number, message, [bulk_of(chunks, payload, stream_id, sequences)]
+                FrameKind.REQUEST,
+                api.MULTI_WRITE_CHUNKS,
+                number,
+                message,
+                [bulk_of(chunks, payload, stream_id, sequences)],
             )
             for number in range(load.requests)
         )

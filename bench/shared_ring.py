@@ -40,7 +40,7 @@ from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.base.settings import KIB, MIB
 from kera.core.errors import invariant
 from kera.core.format.checksum import crc32c
-from kera.core.rpc.frames import FrameHeader, FrameProtocol, Kind, with_header
+from kera.core.rpc.frames import FrameHeader, FrameKind, FrameProtocol, with_header
 from kera.core.rpc.sockets import CALLER, tune
 
 WAYS = ("socket", "socket, one pass", "ring", "ring, trusted")
@@ -247,7 +247,7 @@ class Sender(asyncio.Protocol):
             if self._through_ring:
                 self._transport.write(_DESCRIPTOR.pack(self._sent, at, self._chunk_bytes, checksum))
             else:
-                head = with_header(_CHECKSUM.pack(checksum), Kind.REQUEST, METHOD, self._sent, self._chunk_bytes)
+                head = with_header(_CHECKSUM.pack(checksum), FrameKind.REQUEST, METHOD, self._sent, self._chunk_bytes)
                 self._transport.writelines([head, place])
             self._sent += 1
 

@@ -52,7 +52,7 @@ from kera.core.errors import UnknownStream
 from kera.core.format.chunk import EncodedChunk
 from kera.core.native import VARIABLE, native
 from kera.core.rpc import api
-from kera.core.rpc.frames import Kind, encode_frame
+from kera.core.rpc.frames import FrameKind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
@@ -123,7 +123,7 @@ def frames_of(chunks: Sequence[EncodedChunk]) -> bytes:
     """A request of each chunk, one after the other."""
     message = broker_pb2.MultiWriteChunksRequest(chunk_count=1)
     requests = (
-        encode_frame(Kind.REQUEST, api.MULTI_WRITE_CHUNKS, 1, message, chunk, BULK_BYTES_MAX) for chunk in chunks
+        encode_frame(FrameKind.REQUEST, api.MULTI_WRITE_CHUNKS, 1, message, chunk, BULK_BYTES_MAX) for chunk in chunks
     )
     return b"".join(bytes(piece) for request in requests for piece in request)
 

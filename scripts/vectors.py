@@ -33,7 +33,7 @@ from kera.core.format.payload import encode_lean
 from kera.core.format.punctuation import encode_punctuation
 from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.rpc import api
-from kera.core.rpc.frames import Kind, encode_frame
+from kera.core.rpc.frames import FrameKind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Method
 from kera.core.rpc.wire import error_to_message
@@ -109,13 +109,13 @@ def vectors() -> dict[str, Any]:
             frame(api.DESCRIBE_STREAM, 1, coordinator_pb2.DescribeStreamRequest(name="clicks")),
             frame(api.MULTI_WRITE_CHUNKS, 2, broker_pb2.MultiWriteChunksRequest(chunk_count=1), chunks[0]["chunk"]),
             frame(api.MULTI_READ_CHUNKS, 1 << 40, read_request()),
-            frame(api.MULTI_WRITE_CHUNKS, 2, write_response(), kind=Kind.REPLY),
+            frame(api.MULTI_WRITE_CHUNKS, 2, write_response(), kind=FrameKind.REPLY),
             frame(
                 api.MULTI_READ_CHUNKS,
                 1 << 40,
                 read_response(len(chunks[0]["placed"]) // 2),
                 chunks[0]["placed"],
-                kind=Kind.REPLY,
+                kind=FrameKind.REPLY,
             ),
             error_frame(api.DESCRIBE_STREAMLETS, 3, UnknownStream("no stream 5 here", stream_id=5)),
         ],
@@ -338,7 +338,7 @@ def key(data: bytes) -> dict[str, Any]:
 
 
 def frame(
-    method: Method[Any, Any], request_id: int, message: Any, bulk: str = "", *, kind: Kind = Kind.REQUEST
+    method: Method[Any, Any], request_id: int, message: Any, bulk: str = "", *, kind: FrameKind = FrameKind.REQUEST
 ) -> dict[str, Any]:
     """A request, or the reply to one, as a frame."""
     pieces = [bytes.fromhex(bulk)] if bulk else []
@@ -356,7 +356,7 @@ def frame(
 
 def error_frame(method: Method[Any, Any], request_id: int, cause: KeraError) -> dict[str, Any]:
     """The answer to a request that has failed as a whole."""
-    return frame(method, request_id, error_to_message(cause), kind=Kind.ERROR)
+    return frame(method, request_id, error_to_message(cause), kind=FrameKind.ERROR)
 
 
 def write_response() -> broker_pb2.MultiWriteChunksResponse:

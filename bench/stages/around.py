@@ -28,7 +28,7 @@ from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.rpc import Service
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer, ServerConnection
-from kera.core.rpc.frames import FrameHeader, Kind, decode_header, encode_frame
+from kera.core.rpc.frames import FrameHeader, FrameKind, decode_header, encode_frame
 from kera.core.rpc.method import Method
 from kera.core.rpc.taking import Taker
 from kera.core.runtime import MACHINE
@@ -130,7 +130,7 @@ def header_of(pieces: Sequence[Any]) -> FrameHeader:
     return decode_header(memoryview(pieces[0]), 0, MESSAGE_BYTES_MAX)
 
 
-def frame(kind: Kind, method: Method[Any, Any], number: int, message: Any, bulk: Sequence[Any] = ()) -> bytes:
+def frame(kind: FrameKind, method: Method[Any, Any], number: int, message: Any, bulk: Sequence[Any] = ()) -> bytes:
     """A frame in one piece."""
     return b"".join(memoryview(piece) for piece in encode_frame(kind, method, number, message, bulk, MESSAGE_BYTES_MAX))
 

@@ -26,7 +26,7 @@ from kera.backup.store import ReplicaStore
 from kera.core.base.settings import MIB
 from kera.core.format.chunk import chained_checksum
 from kera.core.rpc import api
-from kera.core.rpc.frames import Kind
+from kera.core.rpc.frames import FrameKind
 from kera.v1 import backup_pb2
 
 
@@ -68,11 +68,11 @@ class Replicas:
             )
             offset += len(bulk)
             await next_turn()
-            request = frame(Kind.REQUEST, api.REPLICATE, number, message, [bulk])
+            request = frame(FrameKind.REQUEST, api.REPLICATE, number, message, [bulk])
             spent_ns = await deliver(self.connection, self.wire, request)
             (answer,) = self.wire.sent
             self.wire.sent.clear()
-            if header_of(answer).kind != Kind.REPLY:
+            if header_of(answer).kind != FrameKind.REPLY:
                 raise RuntimeError("the backup has refused a request")
             if number and (not opens or 2 * len(bulk) > SEGMENT_BYTES):
                 samples.requests["backup: frame to answer"][load].append(spent_ns)

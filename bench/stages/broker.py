@@ -41,7 +41,7 @@ from kera.core.base.settings import MIB
 from kera.core.format.chunk import verify_header, verify_payload
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.rpc.frames import Kind
+from kera.core.rpc.frames import FrameKind
 from kera.v1 import backup_pb2, broker_pb2, common_pb2
 
 
@@ -119,7 +119,7 @@ class Writes:
                 continue
             message = broker_pb2.MultiWriteChunksRequest(chunk_count=load.chunks)
             await next_turn()
-            request = frame(Kind.REQUEST, api.MULTI_WRITE_CHUNKS, number, message, [bulk])
+            request = frame(FrameKind.REQUEST, api.MULTI_WRITE_CHUNKS, number, message, [bulk])
             spent_ns = await deliver(self.connection, self.wire, request)
             spent_ns += await self._until_answered()
             self.wire.sent.clear()
@@ -165,7 +165,7 @@ class Writes:
             replicate = header.method == api.REPLICATE.number
             answer: Any = backup_pb2.ReplicateResponse() if replicate else backup_pb2.FreeReplicasResponse()
             method: Any = api.REPLICATE if replicate else api.FREE_REPLICAS
-            reply = frame(Kind.REPLY, method, header.request_id, answer)
+            reply = frame(FrameKind.REPLY, method, header.request_id, answer)
             spent_ns += await deliver(self.backup, self.backup_wire, reply)
         return spent_ns
 

@@ -26,7 +26,7 @@ from kera.client.settings import ConsumerSettings
 from kera.core.base.settings import KIB
 from kera.core.push import VERSION, Decoder, Run, encode_runs
 from kera.core.rpc import api
-from kera.core.rpc.frames import Kind
+from kera.core.rpc.frames import FrameKind
 from kera.v1 import broker_pb2, common_pb2, push_pb2
 
 
@@ -52,7 +52,7 @@ class Pulls:
                 result.next.CopyFrom(
                     common_pb2.Cursor(stream_id=STREAM_ID, group_id=1, segment_id=1, position=(number + 1) * len(bulk))
                 )
-                answer = frame(Kind.REPLY, api.MULTI_READ_CHUNKS, header_of(request).request_id, response, [bulk])
+                answer = frame(FrameKind.REPLY, api.MULTI_READ_CHUNKS, header_of(request).request_id, response, [bulk])
                 spent_ns = await deliver(cluster.channel_made, cluster.wire, answer)
                 begun_ns = now_ns()
                 for _ in range(load.chunks):

@@ -12,7 +12,7 @@ from kera.cli.bench._payload import make_value
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.rpc import api
-from kera.core.rpc.frames import Kind
+from kera.core.rpc.frames import FrameKind
 from kera.v1 import broker_pb2
 
 
@@ -32,7 +32,7 @@ def stored(pieces: Sequence[Any], chunks: int) -> bytes:
     response = broker_pb2.MultiWriteChunksResponse(all_stored=chunks > 1)
     for _ in range(chunks):
         response.statuses.add(group_id=1, segment_id=1, position=4096, first_record=1000, durability=1)
-    return frame(Kind.REPLY, api.MULTI_WRITE_CHUNKS, header_of(pieces).request_id, response)
+    return frame(FrameKind.REPLY, api.MULTI_WRITE_CHUNKS, header_of(pieces).request_id, response)
 
 
 class Batches:

@@ -20,7 +20,7 @@ from kera.client.types import StreamDescription
 from kera.core.base.settings import KIB, MIB
 from kera.core.format.chunk import ChunkHeader, verify_chunk
 from kera.core.rpc import api
-from kera.core.rpc.frames import HEADER_BYTES, FrameHeader, Kind, decode_header, encode_error, encode_frame
+from kera.core.rpc.frames import HEADER_BYTES, FrameHeader, FrameKind, decode_header, encode_error, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.v1 import broker_pb2, common_pb2
 from tests.unit.client.support import description
@@ -45,7 +45,7 @@ def stream() -> StreamDescription:
 
 def accepted(request_id: int) -> bytes:
     reply = broker_pb2.MultiWriteChunksResponse(statuses=[broker_pb2.ChunkStatus(entry=0, group_id=1)])
-    return b"".join(encode_frame(Kind.REPLY, api.MULTI_WRITE_CHUNKS, request_id, reply, (), BULK_BYTES_MAX))
+    return b"".join(encode_frame(FrameKind.REPLY, api.MULTI_WRITE_CHUNKS, request_id, reply, (), BULK_BYTES_MAX))
 
 
 class Peer:
@@ -140,7 +140,7 @@ def test_a_refusal_ends_it_with_what_the_broker_says(program: Path, stream: Stre
     def refused_chunk(request_id: int) -> bytes:
         status = broker_pb2.ChunkStatus(error=common_pb2.Error(message="out of sequence"))
         reply = broker_pb2.MultiWriteChunksResponse(statuses=[status])
-        return b"".join(encode_frame(Kind.REPLY, api.MULTI_WRITE_CHUNKS, request_id, reply, (), BULK_BYTES_MAX))
+        return b"".join(encode_frame(FrameKind.REPLY, api.MULTI_WRITE_CHUNKS, request_id, reply, (), BULK_BYTES_MAX))
 
     for answer, words in ((refused, "no such stream"), (refused_chunk, "out of sequence")):
         with serving(tmp_path / "socket", answer):

@@ -21,7 +21,7 @@ from kera.core.access.passwords import Login
 from kera.core.errors import KeraError
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.rpc.frames import Kind, encode_frame
+from kera.core.rpc.frames import FrameKind, encode_frame
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Channel, Introduction, Method, call
@@ -77,7 +77,7 @@ Attack = Callable[[Target], Awaitable[None]]
 
 
 def _frame(method: Method[Any, Any], request_id: int, message: Any) -> bytes:
-    return b"".join(encode_frame(Kind.REQUEST, method, request_id, message, [], BULK_BYTES_MAX))
+    return b"".join(encode_frame(FrameKind.REQUEST, method, request_id, message, [], BULK_BYTES_MAX))
 
 
 async def _for_ever(target: Target, once: Callable[[], Awaitable[object]]) -> None:

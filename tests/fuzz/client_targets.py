@@ -28,7 +28,7 @@ from kera.coordinator.cluster import validation
 from kera.core.base.ids import EntryId, Position
 from kera.core.errors import KeraError, ProtocolError, SchemaMismatch, invariant
 from kera.core.format.schema import schema_to_bytes
-from kera.core.push import RUN, VERSION, Decoder, Kind, Run, encode, encode_numbers, numbers_of, runs_of, taken_of
+from kera.core.push import RUN, VERSION, Decoder, PushKind, Run, encode, encode_numbers, numbers_of, runs_of, taken_of
 from kera.core.rpc.method import Reply
 from kera.core.rpc.wire import parse
 from kera.spark_connector.columns import columns_of
@@ -250,13 +250,13 @@ def _pushed(random_: Random) -> bytes:
                 if end.reason == push_pb2.PushEnd.FAILED:
                     end.error.CopyFrom(common_pb2.Error(code="data_lost", message="gone", attributes={"x": "[1]"}))
                 body = spoilt(end, random_) if random_.random() < 0.6 else end.SerializeToString()
-                messages.append(encode(Kind.END, body))
+                messages.append(encode(PushKind.END, body))
             case 1:
-                kind = random_.choice(list(Kind))
+                kind = random_.choice(list(PushKind))
                 messages.append(encode(kind, random_.choice((b"", random_.randbytes(64), bytes(8)))))
             case _:
                 runs = [some_run(random_) for _ in range(random_.choice((1, 1, 3)))]
-                messages.append(encode(Kind.RUNS, b"".join(RUN.pack(*run) for run in runs)))
+                messages.append(encode(PushKind.RUNS, b"".join(RUN.pack(*run) for run in runs)))
     data = b"".join(messages)
     if random_.random() < 0.3:
         data = mutated(data, random_, messages)
@@ -326,12 +326,12 @@ def _message(random_: Random) -> bytes:
     subscribe = push_pb2.PushSubscribe(consumer_group="some", window_bytes=1 << 20)
     subscribe.lanes.add(lane=1, start=theirs().cursors[0])
     messages = [
-        encode(Kind.SUBSCRIBE, spoilt(subscribe, random_)),
-        encode_numbers(Kind.CANCEL, [1, 2, wild(random_, 32)]),
-        encode_numbers(Kind.RELEASE, [wild(random_, 32)] * random_.choice((1, 100))),
-        encode(Kind.TAKEN, wild(random_).to_bytes(8, "little")),
-        encode(Kind.RUNS, RUN.pack(*some_run(random_))),
-        encode(Kind.HELLO, spoilt(broker_hello(), random_)),
+        encode(PushKind.SUBSCRIBE, spoilt(subscribe, random_)),
+        encode_numbers(PushKind.CANCEL, [1, 2, wild(random_, 32)]),
+        encode_numbers(PushKind.RELEASE, [wild(random_, 32)] * random_.choice((1, 100))),
+        encode(PushKind.TAKEN, wild(random_).to_bytes(8, "little")),
+        encode(PushKind.RUNS, RUN.pack(*some_run(random_))),
+        encode(PushKind.HELLO, spoilt(broker_hello(), random_)),
     ]
     random_.shuffle(messages)
     data = b"".join(messages[: random_.choice((1, 2, 3))])
@@ -340,14 +340,14 @@ def _message(random_: Random) -> bytes:
     return numbered(len(parts[0]) if parts else 0, data)
 
 
-_BODIES: dict[Kind, Callable[[bytes], object]] = {
-    Kind.HELLO: lambda body: parse(push_pb2.PushHello, body),
-    Kind.RUNS: lambda body: list(runs_of(body)),
-    Kind.END: lambda body: parse(push_pb2.PushEnd, body),
-    Kind.SUBSCRIBE: lambda body: parse(push_pb2.PushSubscribe, body),
-    Kind.CANCEL: numbers_of,
-    Kind.RELEASE: numbers_of,
-    Kind.TAKEN: taken_of,
+_BODIES: dict[PushKind, Callable[[bytes], object]] = {
+    PushKind.HELLO: lambda body: parse(push_pb2.PushHello, body),
+    PushKind.RUNS: lambda body: list(runs_of(body)),
+    PushKind.END: lambda body: parse(push_pb2.PushEnd, body),
+    PushKind.SUBSCRIBE: lambda body: parse(push_pb2.PushSubscribe, body),
+    PushKind.CANCEL: numbers_of,
+    PushKind.RELEASE: numbers_of,
+    PushKind.TAKEN: taken_of,
 }
 
 
@@ -362,9 +362,9 @@ def _decode(data: bytes) -> str:
     return "refused" if whole[1] else f"{min(3, len(whole[0]))} messages"
 
 
-def _decoded(parts: list[bytes]) -> tuple[list[tuple[Kind, bytes]], str]:
+def _decoded(parts: list[bytes]) -> tuple[list[tuple[PushKind, bytes]], str]:
     decoder = Decoder()
-    found: list[tuple[Kind, bytes]] = []
+    found: list[tuple[PushKind, bytes]] = []
     try:
         for part in parts:
             found.extend(decoder.feed(part))

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from kera.core.format.chunk import encode_chunk, encode_payload
 from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.rpc import Method, api
-from kera.core.rpc.frames import HEADER_BYTES, Kind, with_header
+from kera.core.rpc.frames import HEADER_BYTES, FrameKind, with_header
 from kera.v1 import common_pb2
 from tests.chaos.chunks import batches
 from tests.fuzz.mutating import mutated, near, wild
@@ -116,7 +116,7 @@ class Frame(NamedTuple):
     @property
     def data(self) -> bytes:
         """As it is sent."""
-        return with_header(self.head, Kind(self.kind), self.method, self.request_id, len(self.bulk)) + self.bulk
+        return with_header(self.head, FrameKind(self.kind), self.method, self.request_id, len(self.bulk)) + self.bulk
 
 
 def checked(header: bytes | bytearray) -> bytes:

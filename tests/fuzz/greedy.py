@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from kera.core.rpc import api
-from kera.core.rpc.frames import HEADER_BYTES, Kind, with_header
+from kera.core.rpc.frames import HEADER_BYTES, FrameKind, with_header
 from kera.core.rpc.grpc_options import AUTHENTICATE_METADATA
 from kera.v1 import access_pb2
 from tests.fuzz.exchanges import Frame, checked
@@ -44,7 +44,7 @@ GRPC_PATHS = (
 
 def _frame(method: int, head_bytes: int, bulk_bytes: int) -> bytes:
     """The header of one that says it is so large."""
-    header = bytearray(with_header(b"", Kind.REQUEST, method, 1, 0)[:HEADER_BYTES])
+    header = bytearray(with_header(b"", FrameKind.REQUEST, method, 1, 0)[:HEADER_BYTES])
     header[16:20], header[20:24] = head_bytes.to_bytes(4, "little"), bulk_bytes.to_bytes(4, "little")
     return checked(header)
 
@@ -52,7 +52,7 @@ def _frame(method: int, head_bytes: int, bulk_bytes: int) -> bytes:
 def _frames() -> Iterator[bytes]:
     """What begins what is sent over connections of frames."""
     login = access_pb2.AuthenticateRequest(token="x" * (60 << 10)).SerializeToString()
-    yield Frame(Kind.REQUEST, api.AUTHENTICATE.number, 1, login).data * 64
+    yield Frame(FrameKind.REQUEST, api.AUTHENTICATE.number, 1, login).data * 64
     for method in (api.AUTHENTICATE, api.MULTI_WRITE_CHUNKS, api.REPLICATE, api.DESCRIBE_DAEMON):
         yield _frame(method.number, 64 << 10, 0)
         yield _frame(method.number, 4 << 20, 0)

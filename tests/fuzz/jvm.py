@@ -20,10 +20,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
-from kera.core.push import RUN, Kind, encode
+from kera.core.push import RUN, PushKind, encode
 from kera.core.rpc import api
-from kera.core.rpc.frames import HEADER_BYTES
-from kera.core.rpc.frames import Kind as FrameKind
+from kera.core.rpc.frames import HEADER_BYTES, FrameKind
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, columns_of
 from kera.v1 import broker_pb2, common_pb2, push_pb2
 from tests.chaos.chunk_uses import spark_has
@@ -112,15 +111,15 @@ def _answers(random_: Random) -> bytes:
 def _pushed(random_: Random) -> bytes:
     """A greeting, and what is pushed behind it."""
     hello = broker_hello(arena_path="arena")
-    messages = [encode(Kind.HELLO, spoilt(hello, random_) if random_.random() < 0.2 else hello.SerializeToString())]
+    messages = [encode(PushKind.HELLO, spoilt(hello, random_) if random_.random() < 0.2 else hello.SerializeToString())]
     for _ in range(random_.randrange(1, 5)):
         if random_.random() < 0.2:
             end = push_pb2.PushEnd(lane=1, reason=random_.randrange(1, 6))  # type: ignore[arg-type]  # a number of it
             end.next.CopyFrom(theirs().cursors[0])
-            messages.append(encode(Kind.END, spoilt(end, random_)))
+            messages.append(encode(PushKind.END, spoilt(end, random_)))
         else:
             runs = [some_run(random_)._replace(lane=1) for _ in range(random_.choice((1, 2)))]
-            messages.append(encode(Kind.RUNS, b"".join(RUN.pack(*run) for run in runs)))
+            messages.append(encode(PushKind.RUNS, b"".join(RUN.pack(*run) for run in runs)))
     data = b"".join(messages)
     return mutated(data, random_, messages) if random_.random() < 0.2 else data
 

@@ -18,11 +18,10 @@ from google.protobuf.message import DecodeError, Message
 
 from kera.core.errors import CorruptChunk, ProtocolError
 from kera.core.format.chunk import MAGIC, verify_run
-from kera.core.push import Kind as PushKind
-from kera.core.push import encode, encode_numbers
+from kera.core.push import PushKind, encode, encode_numbers
 from kera.core.rpc import Method, api
 from kera.core.rpc.frames import HEADER_BYTES as FRAME_BYTES
-from kera.core.rpc.frames import Kind, decode_header
+from kera.core.rpc.frames import FrameKind, decode_header
 from kera.core.rpc.grpc_options import AUTHENTICATE_METADATA, ERROR_METADATA
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.v1 import access_pb2, push_pb2
@@ -265,7 +264,7 @@ def frames(role: str, world: World, random_: Random) -> Sent:
     sent = []
     for number in range(random_.randrange(1, REQUESTS_MAX + 1)):
         method = _method(role, world, random_)
-        sent.append(Frame(Kind.REQUEST, method.number, number + 1, *request(method, world, random_)))
+        sent.append(Frame(FrameKind.REQUEST, method.number, number + 1, *request(method, world, random_)))
     if random_.random() < max(0.7, world.valid):
         return Sent(b"".join(frame.data for frame in sent), len(sent))
     return Sent(_harmless(conversation(sent, random_), sent, world), 0)

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from kera.core.errors import KeraError, ProtocolError, error_from_wire
 from kera.core.rpc import Method, api
-from kera.core.rpc.frames import HEADER_BYTES, Kind, decode_header
+from kera.core.rpc.frames import HEADER_BYTES, FrameKind, decode_header
 from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.v1 import access_pb2, common_pb2
@@ -75,7 +75,7 @@ class Talk:
         """What is said first over a connection of frames."""
         if access.token and port.kind.startswith("frames"):
             shown = access_pb2.AuthenticateRequest(token=access.token).SerializeToString()
-            self._first = Frame(Kind.REQUEST, api.AUTHENTICATE.number, 1 << 32, shown).data
+            self._first = Frame(FrameKind.REQUEST, api.AUTHENTICATE.number, 1 << 32, shown).data
         self._context: ssl.SSLContext | None = None
         if access.ca is not None and port.kind.endswith("_address"):
             self._context = ssl.create_default_context(cafile=access.ca)
@@ -127,7 +127,7 @@ class Talk:
             async with asyncio.timeout(CONNECT_S):
                 header = await reader.readexactly(HEADER_BYTES)
                 await reader.readexactly(int.from_bytes(header[16:20], "little"))
-            if header[3] == Kind.ERROR:
+            if header[3] == FrameKind.ERROR:
                 raise Defect("whom it should know it does not know")
         writer.write(what.data)
         requests = what.requests
@@ -155,7 +155,7 @@ class Talk:
             head = answers[at + HEADER_BYTES : at + HEADER_BYTES + header.head_bytes]
             if len(head) < header.head_bytes:
                 break
-            if header.kind == Kind.ERROR:
+            if header.kind == FrameKind.ERROR:
                 self._look_at_error(common_pb2.Error.FromString(head))
             else:
                 self._look_at_answer(_BY_NUMBER[header.method], head)

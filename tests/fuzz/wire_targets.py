@@ -16,7 +16,7 @@ from kera.core.errors import KeraError, ProtocolError, invariant
 from kera.core.rpc import Method, api, frames
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer, ServerConnection
-from kera.core.rpc.frames import HEADER_BYTES, Kind
+from kera.core.rpc.frames import HEADER_BYTES, FrameKind
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Call, Reply
 from kera.core.rpc.wire import error_from_message, error_to_message, parse, parse_with_bulk
@@ -102,7 +102,7 @@ def some_requests(random_: Random) -> list[Frame]:
         if random_.random() < 0.3:
             head = request_of(method, theirs()).SerializeToString()
         bulk = _chunk() if method is api.MULTI_WRITE_CHUNKS or random_.random() < 0.1 else b""
-        found.append(Frame(Kind.REQUEST, method.number, number + 1, head, bulk))
+        found.append(Frame(FrameKind.REQUEST, method.number, number + 1, head, bulk))
     return found
 
 
@@ -180,8 +180,8 @@ def _serve(data: bytes) -> str:
     at = count = 0
     while at < len(written):
         header = frames.decode_header(memoryview(written), at, BULK_BYTES_MAX)
-        invariant(header.kind != Kind.REQUEST, "a server sends no requests")
-        if header.kind == Kind.ERROR:
+        invariant(header.kind != FrameKind.REQUEST, "a server sends no requests")
+        if header.kind == FrameKind.ERROR:
             at_head = at + HEADER_BYTES
             error = error_from_message(parse(common_pb2.Error, written[at_head : at_head + header.head_bytes]))
             invariant(error.code != "internal", f"answered as a defect: {error.message}")
@@ -216,9 +216,9 @@ def _from_server(random_: Random) -> bytes:
         answer = answer_of(method)
         head = spoilt(answer, random_) if random_.random() < 0.8 else answer.SerializeToString()
         bulk = _chunk() if random_.random() < 0.3 else b""
-        kind = Kind.REPLY
+        kind = FrameKind.REPLY
         if random_.random() < 0.2:
-            kind, head, bulk = Kind.ERROR, spoilt_error(random_), b""
+            kind, head, bulk = FrameKind.ERROR, spoilt_error(random_), b""
             number = random_.choice((number, 0))
         found.append(Frame(kind, method.number, number, head, bulk))
     return conversation(found, random_) if random_.random() < 0.7 else b"".join(frame.data for frame in found)

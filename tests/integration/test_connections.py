@@ -13,7 +13,7 @@ from kera.client import Client
 from kera.core.base.address import split_address
 from kera.core.base.settings import KIB, MIB
 from kera.core.rpc import api
-from kera.core.rpc.frames import Kind, encode_frame
+from kera.core.rpc.frames import FrameKind, encode_frame
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.local.running import run_in_thread
 from kera.v1 import backup_pb2, broker_pb2
@@ -107,7 +107,7 @@ def announcement(daemon: str, bulk_bytes: int) -> bytes:
         if daemon == "broker-1"
         else (api.REPLICATE, backup_pb2.ReplicateRequest())
     )
-    pieces: list[Any] = encode_frame(Kind.REQUEST, method, 1, message, [bytes(bulk_bytes)], bulk_bytes)
+    pieces: list[Any] = encode_frame(FrameKind.REQUEST, method, 1, message, [bytes(bulk_bytes)], bulk_bytes)
     return bytes(pieces[0])[:32] + b"\0"
 
 

@@ -15,10 +15,9 @@ import pytest
 from kera.client import Client
 from kera.core.base.address import split_address
 from kera.core.base.settings import KIB, MIB
-from kera.core.push import Kind as PushKind
-from kera.core.push import encode
+from kera.core.push import PushKind, encode
 from kera.core.rpc import api
-from kera.core.rpc.frames import Kind, encode_frame
+from kera.core.rpc.frames import FrameKind, encode_frame
 from kera.core.rpc.method import Method
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.local.running import run_in_thread
@@ -98,7 +97,7 @@ def read_of_broker(at: common_pb2.Cursor) -> tuple[Method[Any, Any], Any]:
 
 def frame_of(method: Method[Any, Any], message: Any) -> bytes:
     """A request."""
-    return b"".join(bytes(piece) for piece in encode_frame(Kind.REQUEST, method, 1, message, [], 1 << 30))
+    return b"".join(bytes(piece) for piece in encode_frame(FrameKind.REQUEST, method, 1, message, [], 1 << 30))
 
 
 @contextlib.asynccontextmanager

@@ -20,11 +20,10 @@ from crc32c import crc32c
 from kera.client.types import fill_cursor, position_of
 from kera.core.base.ids import EntryId, Position
 from kera.core.format.chunk import ARROW_VERSION, Placement, encode_chunk, place_chunk
-from kera.core.push import VERSION, Decoder, Kind, Run, encode, encode_runs, numbers_of, taken_of
+from kera.core.push import VERSION, Decoder, PushKind, Run, encode, encode_runs, numbers_of, taken_of
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES as FRAME_HEADER_BYTES
-from kera.core.rpc.frames import Kind as FrameKind
-from kera.core.rpc.frames import decode_header, encode_error, encode_frame
+from kera.core.rpc.frames import FrameKind, decode_header, encode_error, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.v1 import broker_pb2, common_pb2, push_pb2
 
@@ -116,7 +115,7 @@ class FakeBroker:
     def greet(self, **hello: Any) -> "Pushing":
         """The next reader, which is told who this is."""
         message = push_pb2.PushHello(**{**self.hello, **hello})
-        return self.greet_with(encode(Kind.HELLO, message.SerializeToString()))
+        return self.greet_with(encode(PushKind.HELLO, message.SerializeToString()))
 
     def greet_with(self, data: bytes) -> "Pushing":
         """The next reader, which gets these bytes first."""
@@ -162,7 +161,7 @@ class Pushing:
         self._connection = connection
         self._messages = self._read()
 
-    def _read(self) -> Iterator[tuple[Kind, bytes]]:
+    def _read(self) -> Iterator[tuple[PushKind, bytes]]:
         decoder = Decoder()
         while data := self._connection.recv(1 << 16):
             yield from decoder.feed(data)
@@ -170,7 +169,7 @@ class Pushing:
     def subscribed(self) -> push_pb2.PushLane:
         """What the reader wants."""
         kind, body = next(self._messages)
-        assert kind is Kind.SUBSCRIBE
+        assert kind is PushKind.SUBSCRIBE
         (lane,) = push_pb2.PushSubscribe.FromString(body).lanes
         return lane
 
@@ -179,10 +178,10 @@ class Pushing:
         slots: list[int] = []
         while taken > 0 or len(slots) < len(released):
             kind, body = next(self._messages)
-            if kind is Kind.TAKEN:
+            if kind is PushKind.TAKEN:
                 taken -= taken_of(body)
             else:
-                assert kind is Kind.RELEASE
+                assert kind is PushKind.RELEASE
                 slots += numbers_of(body)
         assert (taken, slots) == (0, list(released))
 
@@ -209,7 +208,7 @@ class Pushing:
         """End a lane."""
         message = push_pb2.PushEnd(lane=lane, reason=reason, error=error)
         fill_cursor(message.next, ENTRY, following)
-        self.send(encode(Kind.END, message.SerializeToString()))
+        self.send(encode(PushKind.END, message.SerializeToString()))
 
     def hang_up(self) -> None:
         """Be gone."""

@@ -39,7 +39,7 @@ from kera.core.format.chunk import (
 )
 from kera.core.format.payload import encode_lean
 from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
-from kera.core.push import ALIVE, HEAD, VERSION, Kind, encode
+from kera.core.push import ALIVE, HEAD, VERSION, PushKind, encode
 from kera.local.cluster import RunningCluster
 from kera.v1 import common_pb2, push_pb2
 from tests.integration.support import BROKER, keeping_cluster, metric
@@ -709,9 +709,9 @@ def test_a_greeting_that_fits_nothing_is_no_way_to_push(jvm: Jvm, broker: FakeBr
     "data",
     [
         pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", id="no message"),
-        pytest.param(HEAD.pack((1 << 20) + 1, Kind.HELLO), id="too long"),
-        pytest.param(encode(Kind.HELLO, b"\x0a\xff\xff\xff\xff\x0f"), id="cut short"),
-        pytest.param(encode(Kind.RUNS, b""), id="no greeting"),
+        pytest.param(HEAD.pack((1 << 20) + 1, PushKind.HELLO), id="too long"),
+        pytest.param(encode(PushKind.HELLO, b"\x0a\xff\xff\xff\xff\x0f"), id="cut short"),
+        pytest.param(encode(PushKind.RUNS, b""), id="no greeting"),
     ],
 )
 def test_bytes_that_are_no_greeting_are_no_way_to_push(jvm: Jvm, broker: FakeBroker, data: bytes) -> None:

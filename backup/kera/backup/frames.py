@@ -36,7 +36,7 @@ _CRC = struct.Struct("<I")
 invariant(_FRAME.size + _CRC.size <= SECTOR_BYTES, "a sector holds a header")
 
 
-class FrameHeader(NamedTuple):
+class ReplicaHeader(NamedTuple):
     """The header of a replica on the disk."""
 
     sequence: int
@@ -64,19 +64,19 @@ class FrameHeader(NamedTuple):
         return _block(_FRAME.pack(_MAGIC, FORMAT, *numbers, closed, len(name), name))
 
 
-def decode_header(block: memoryview | bytes, where: str) -> FrameHeader | None:
+def decode_header(block: memoryview | bytes, where: str) -> ReplicaHeader | None:
     """The content of a header block; None when neither of its copies is whole.
 
     Raises `StartError` when a newer version has written it; `where` names the place for that.
     """
-    found: FrameHeader | None = None
+    found: ReplicaHeader | None = None
     for fields in _copies(block, _FRAME):
         magic, version, *numbers, closed, name_bytes, name = fields
         if magic != _MAGIC:
             continue
         if version != FORMAT:
             raise StartError(f"{where} has format {version}, this version knows {FORMAT}; use a newer version")
-        header = FrameHeader(*[*numbers, bool(closed), name[:name_bytes].decode()])
+        header = ReplicaHeader(*[*numbers, bool(closed), name[:name_bytes].decode()])
         if found is None or header.sequence > found.sequence:
             found = header
     return found

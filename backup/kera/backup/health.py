@@ -5,13 +5,13 @@ from __future__ import annotations
 from kera.backup.engine import Engine
 from kera.backup.registration import BackupRegistration
 from kera.core.base.clock import Clock
-from kera.core.base.health import Finding, Health, concern, well, wrong
+from kera.core.base.health import Health, Observation, concern, well, wrong
 
 
 def watch_disks(health: Health, engine: Engine) -> None:
     """Watch its disks and its memory, once they are open."""
 
-    def disks() -> Finding:
+    def disks() -> Observation:
         every = engine.store.persistence.disks
         failing = [f"{disk.name}: {disk.error}" for disk in every if disk.error is not None]
         full = [disk.name for disk in every if disk.error is None and disk.room_bytes < disk.layout.frame_bytes]
@@ -22,7 +22,7 @@ def watch_disks(health: Health, engine: Engine) -> None:
             return concern(f"{len(troubles)} of {len(every)} disks take no replicas: {'; '.join(troubles)}")
         return well("all take replicas")
 
-    def memory() -> Finding:
+    def memory() -> Observation:
         slots = engine.store.slots
         return well(f"{slots.free} of {slots.count} replicas' worth is free")
 
@@ -36,7 +36,7 @@ def watch_registration(health: Health, registration: BackupRegistration, clock: 
     Brokers use a backup also while the coordinator is away.
     """
 
-    def coordinator() -> Finding:
+    def coordinator() -> Observation:
         if not registration.backup_epoch:
             return wrong("this backup is not registered yet; is there a coordinator that leads?")
         silent_s = clock.boottime_s() - registration.last_sent_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kera.backup.frames import FrameHeader
+from kera.backup.frames import ReplicaHeader
 from kera.backup.replica import Replica
 from kera.core.base.done import Done
 
@@ -16,7 +16,7 @@ class ReplicaPart:
     replica: Replica
     index: int
     """Index of the frame."""
-    header: FrameHeader
+    header: ReplicaHeader
     offset: int
     """Offset of the data within the replica."""
     data: memoryview

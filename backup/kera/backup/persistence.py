@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from kera.backup.disks import RETRY_MS, DiskState, Waiter, disk_error
-from kera.backup.frames import FrameHeader
+from kera.backup.frames import ReplicaHeader
 from kera.backup.jobs import Freed, Job, PunchJob, ReplicaPart, StoreTotals, WriteReplicasJob
 from kera.backup.replica import Replica
 from kera.core.base.blocks import BLOCK_BYTES, block_ceiling, block_floor
@@ -172,7 +172,7 @@ class Persistence:
     def _part(self, replica: Replica) -> ReplicaPart:
         replica.busy = replica.touched = True
         self._sequence += 1
-        header = FrameHeader(
+        header = ReplicaHeader(
             sequence=self._sequence,
             backup_id=self._backup_id,
             broker_id=replica.broker_id,

@@ -15,7 +15,7 @@ from kera.server import registration
 from kera.v1 import common_pb2, coordinator_pb2
 
 
-class BackupIdentity(data_dir.Identity):
+class BackupIdentity(data_dir.MemberIdentity):
     """Which backup, of which cluster."""
 
     role: ClassVar[str] = "backup"
@@ -24,7 +24,7 @@ class BackupIdentity(data_dir.Identity):
 class BackupDirectory(data_dir.DataDirectory):
     """Owner of the backup's data directory. Whose the replicas are, they say themselves (``kera.backup.restart``)."""
 
-    identity: ClassVar[type[data_dir.Identity]] = BackupIdentity
+    identity: ClassVar[type[data_dir.MemberIdentity]] = BackupIdentity
 
 
 class Free(NamedTuple):

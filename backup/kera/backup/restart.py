@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kera.backup.disks import DiskState
-from kera.backup.frames import FrameHeader, Layout, decode_file_header, decode_header, encode_file_header
+from kera.backup.frames import Layout, ReplicaHeader, decode_file_header, decode_header, encode_file_header
 from kera.backup.log_file import BlockDisk, aligned
 from kera.backup.performer import give_back
 from kera.backup.reading import NONE_OF_THEM, disk_window, memory_window, walk
@@ -48,7 +48,7 @@ class DiskScan:
 
     disk: BlockDisk
     number: int
-    headers: list[tuple[int, FrameHeader]] = field(default_factory=list)
+    headers: list[tuple[int, ReplicaHeader]] = field(default_factory=list)
     damaged: int = 0
 
 
@@ -106,7 +106,7 @@ def _check_file(disk: BlockDisk, layout: Layout) -> None:
         )
 
 
-def _check_identity(disk: BlockDisk, header: FrameHeader, identity: tuple[int, str]) -> None:
+def _check_identity(disk: BlockDisk, header: ReplicaHeader, identity: tuple[int, str]) -> None:
     if (header.backup_id, header.cluster_id) != identity:
         mine = f"of backup {identity[0]} of cluster {identity[1]}" if identity[0] else "of none that has joined"
         raise StartError(
@@ -151,7 +151,7 @@ def rebuild(scans: Sequence[DiskScan], states: Sequence[DiskState], layout: Layo
 
 
 def _replica(
-    scan: DiskScan, index: int, header: FrameHeader, layout: Layout, buffer: memoryview, found: FoundReplicas
+    scan: DiskScan, index: int, header: ReplicaHeader, layout: Layout, buffer: memoryview, found: FoundReplicas
 ) -> Replica | None:
     """The replica in a frame; None when nothing of it was durable."""
     replica = Replica(
@@ -179,7 +179,7 @@ def _replica(
 
 
 def _cut_torn_write(
-    disk: BlockDisk, replica: Replica, header: FrameHeader, layout: Layout, buffer: memoryview, found: FoundReplicas
+    disk: BlockDisk, replica: Replica, header: ReplicaHeader, layout: Layout, buffer: memoryview, found: FoundReplicas
 ) -> None:
     """Read a replica whose last write may never have been finished; cut that off if it was not."""
     window = disk_window(disk, layout, replica.frame.number, header.length, buffer)

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from kera.backup import fences
-from kera.backup.frames import FrameHeader, Layout, decode_file_header, decode_header
+from kera.backup.frames import Layout, ReplicaHeader, decode_file_header, decode_header
 from kera.backup.log_file import NAME, LogFile, aligned
 from kera.backup.reading import disk_window, memory_window, walk
 from kera.backup.registration import BackupIdentity
 from kera.core.base.blocks import BLOCK_BYTES, FILE_CALLS, block_ceiling
 from kera.core.errors import CorruptChunk, StartError
 from kera.core.format.chunk import ALIGNMENT_BYTES, ChunkHeader, chained_checksum, read_header, verify_header
-from kera.server.verifying import Finding, check_identity, unused
+from kera.server.verifying import Defect, check_identity, unused
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class ReplicasChecked:
     """How many there are to look at."""
 
 
-class ChunkPlace(NamedTuple):
+class LogPlace(NamedTuple):
     """Where a broker has put a chunk: in which segment of which entry, and from which record on."""
 
     stream_id: int
@@ -55,9 +55,9 @@ class ChunkPlace(NamedTuple):
     first_record: int
 
 
-def place_of(header: ChunkHeader) -> ChunkPlace:
+def place_of(header: ChunkHeader) -> LogPlace:
     """The place of a chunk, from its header."""
-    return ChunkPlace(
+    return LogPlace(
         header.stream_id, header.streamlet_id, header.entry, header.group_id, header.segment_id, header.first_record
     )
 
@@ -78,7 +78,7 @@ class StoredReplica:
 
     path: Path
     frame: int
-    header: FrameHeader
+    header: ReplicaHeader
     length: int
     checksum: int
     closed: bool
@@ -118,8 +118,8 @@ class BackupFiles:
         self._size = 0
         """Size of the file."""
         self._layout = Layout(0)
-        self._found: list[tuple[int, FrameHeader]] = []
-        self._early: list[Finding] = []
+        self._found: list[tuple[int, ReplicaHeader]] = []
+        self._early: list[Defect] = []
 
     @classmethod
     @contextlib.contextmanager
@@ -160,31 +160,29 @@ class BackupFiles:
     def _open(self) -> None:
         if not self.path.exists():
             text = "has no replicas; name the directories of its --log-dirs as well"
-            self._early.append(Finding("warning", self.directory, None, 0, text))
+            self._early.append(Defect("warning", self.directory, None, 0, text))
             return
         try:
             self._disk = _ReadOnly(self.path)
             self._size = self.path.stat().st_size
             if self._size < BLOCK_BYTES and (self._size or self.backup_ids):  # the header is there before the identity
                 text = f"is cut off: it has {self._size} bytes, and its header alone takes {BLOCK_BYTES}"
-                self._early.append(Finding("damage", self.path, None, 0, text))
+                self._early.append(Defect("damage", self.path, None, 0, text))
             block = aligned(BLOCK_BYTES)
             segment_bytes = decode_file_header(block[: self._disk.read(0, block)], str(self.path))
             if segment_bytes is None:
                 if any(block) or self._disk.next_data(BLOCK_BYTES) is not None:
-                    self._early.append(
-                        Finding("damage", self.path, 0, BLOCK_BYTES, "the header of the file is damaged")
-                    )
+                    self._early.append(Defect("damage", self.path, 0, BLOCK_BYTES, "the header of the file is damaged"))
                 return
             self._layout = Layout(segment_bytes)
             self._read_headers(self._disk)
         except OSError as error:
-            self._early.append(Finding("damage", self.path, None, 0, f"cannot be read: {error.strerror}"))
+            self._early.append(Defect("damage", self.path, None, 0, f"cannot be read: {error.strerror}"))
 
     def _read_headers(self, disk: _ReadOnly) -> None:
         """Keep the headers of what a start would take over."""
         block = aligned(BLOCK_BYTES)
-        latest: dict[tuple[int, int], tuple[int, FrameHeader]] = {}
+        latest: dict[tuple[int, int], tuple[int, ReplicaHeader]] = {}
         at: int | None = BLOCK_BYTES
         while at is not None and (at := disk.next_data(at)) is not None:
             index = self._layout.frame_at(max(at, BLOCK_BYTES))
@@ -197,28 +195,28 @@ class BackupFiles:
                     latest[key] = index, header
             elif any(block[:count]):
                 text = "the header of a replica is damaged; the replica is lost"
-                self._early.append(Finding("damage", self.path, start, BLOCK_BYTES, text))
+                self._early.append(Defect("damage", self.path, start, BLOCK_BYTES, text))
             at = start + self._layout.frame_bytes
         self._found = sorted(latest.values(), key=lambda item: item[0])
 
-    def check(self, totals: ReplicasChecked, progress: Callable[[], None] = lambda: None) -> Iterator[Finding]:
+    def check(self, totals: ReplicasChecked, progress: Callable[[], None] = lambda: None) -> Iterator[Defect]:
         """Look at every replica; `totals` grow as it goes, and `progress` is called after each."""
         yield from self._early
         owners = {(header.backup_id, header.cluster_id) for _, header in self._found}
         if len(owners) > 1:
             text = f"has replicas of {len(owners)} backups: {', '.join(f'{n} of {c}' for n, c in sorted(owners))}"
-            yield Finding("damage", self.path, None, 0, text)
+            yield Defect("damage", self.path, None, 0, text)
         for index, header in self._found:
             yield from self._check(index, header, totals)
             progress()
 
-    def _check(self, index: int, header: FrameHeader, totals: ReplicasChecked) -> Iterator[Finding]:
+    def _check(self, index: int, header: ReplicaHeader, totals: ReplicasChecked) -> Iterator[Defect]:
         at = self._layout.offset(index) + BLOCK_BYTES
         replica = StoredReplica(self.path, index, header, header.length, header.checksum, header.closed)
         try:
             view = self.read(replica)
         except OSError as error:
-            yield Finding("damage", self.path, at, header.length, f"cannot be read: {error.strerror}; it has {replica}")
+            yield Defect("damage", self.path, at, header.length, f"cannot be read: {error.strerror}; it has {replica}")
             return
         ends = _find_holes(view, replica)
         wrong = list(_wrong_checksums(view, ends, replica))
@@ -226,7 +224,7 @@ class BackupFiles:
         if header.vouched_length < header.length and tail_torn:
             torn = header.length - header.vouched_length
             text = f"a write that was not finished, of {replica}; the next start cuts it"
-            yield Finding("warning", self.path, at + header.vouched_length, torn, text)
+            yield Defect("warning", self.path, at + header.vouched_length, torn, text)
             replica.length, replica.checksum, replica.closed = header.vouched_length, header.vouched_checksum, False
             replica.holes = [hole for hole in replica.holes if hole[0] < replica.length]
             ends = ends[: bisect_left(ends, replica.length + 1)]
@@ -235,14 +233,14 @@ class BackupFiles:
             text = f"a chunk of {replica} does not match its checksums"
             if at + end > self._size:
                 text += f": the file is cut off, and ends at {self._size}"
-            yield Finding("damage", self.path, at + start, end - start, text)
+            yield Defect("damage", self.path, at + start, end - start, text)
         if not replica.holes:
             if replica.length in wrong:
                 text = f"{replica} does not match the checksum over its chunks, though each of them is whole"
-                yield Finding("damage", self.path, at, replica.length, text)
+                yield Defect("damage", self.path, at, replica.length, text)
             elif replica.length == header.length and len(ends) != header.chunk_count:
                 text = f"{replica} has {len(ends)} chunks, and its header says {header.chunk_count}"
-                yield Finding("damage", self.path, at, replica.length, text)
+                yield Defect("damage", self.path, at, replica.length, text)
         totals.replicas += 1
         totals.chunks += len(ends)
         totals.bytes += replica.length
@@ -261,7 +259,7 @@ class BackupFiles:
         return self._layout.offset(replica.frame) + BLOCK_BYTES + at
 
 
-def compare(backups: Sequence[BackupFiles]) -> Iterator[Finding]:
+def compare(backups: Sequence[BackupFiles]) -> Iterator[Defect]:
     """Compare the replicas of each virtual segment, when all `backups` were checked."""
     for versions in by_replica(backups).values():
         # What was closed is as long as it was acknowledged; of others, what all have may have been.
@@ -274,7 +272,7 @@ def compare(backups: Sequence[BackupFiles]) -> Iterator[Finding]:
             for other_files, other in versions[1:]:
                 yield from _compare(files, first, view, other_files, other)
         except OSError as error:
-            yield Finding("damage", first.path, None, 0, f"cannot be read: {error.strerror}")
+            yield Defect("damage", first.path, None, 0, f"cannot be read: {error.strerror}")
 
 
 def by_replica(backups: Iterable[BackupFiles]) -> dict[tuple[int, int], list[tuple[BackupFiles, StoredReplica]]]:
@@ -298,7 +296,7 @@ class LogComparison:
         """`backups`: all were checked. Raises ``OSError``."""
         self.streams: set[int] = set()
         """That have replicas."""
-        self._places: dict[ChunkPlace, list[tuple[BackupFiles, StoredReplica, int]]] = {}
+        self._places: dict[LogPlace, list[tuple[BackupFiles, StoredReplica, int]]] = {}
         self._view: tuple[StoredReplica, memoryview] | None = None
         for (owner, _), versions in by_replica(backups).items():
             for files, replica in versions if owner == broker_id else ():
@@ -307,7 +305,7 @@ class LogComparison:
                 for start, header in _chunks(view, replica.chunk_ends):
                     self._places.setdefault(place_of(header), []).append((files, replica, start))
 
-    def check(self, chunk: memoryview, path: Path, at: int) -> tuple[int, list[Finding]]:
+    def check(self, chunk: memoryview, path: Path, at: int) -> tuple[int, list[Defect]]:
         """How many replicas a whole chunk of the log has, and which of them differ. Raises ``OSError``.
 
         `path` and `at`: where the log has it.
@@ -320,7 +318,7 @@ class LogComparison:
             if view[start : start + header.chunk_bytes] != chunk:
                 text = f"a chunk of {replica} differs from the one in the log, {path} at {at}"
                 where = files.offset(replica, start)
-                findings.append(Finding("damage", files.path, where, header.chunk_bytes, text))
+                findings.append(Defect("damage", files.path, where, header.chunk_bytes, text))
         return len(found), findings
 
     def _read(self, files: BackupFiles, replica: StoredReplica) -> memoryview:
@@ -331,10 +329,10 @@ class LogComparison:
 
 def _compare(
     files: BackupFiles, first: StoredReplica, view: memoryview, other_files: BackupFiles, other: StoredReplica
-) -> Iterator[Finding]:
+) -> Iterator[Defect]:
     if first.closed and other.closed and first.length != other.length:
         text = f"{other} was closed at {other.length}, and at {first.length} in {first.path}"
-        yield Finding("damage", other.path, other_files.offset(other), other.length, text)
+        yield Defect("damage", other.path, other_files.offset(other), other.length, text)
     common = min(first.length, other.length)
     other_view = other_files.read(other)
     if view[:common] == other_view[:common]:
@@ -345,7 +343,7 @@ def _compare(
             continue
         where = f"{first.path} at {files.offset(first, start)}"
         text = f"a chunk of {other} differs from the one in {where}"
-        yield Finding("damage", other.path, other_files.offset(other, start), end - start, text)
+        yield Defect("damage", other.path, other_files.offset(other, start), end - start, text)
 
 
 def _find_holes(view: memoryview, replica: StoredReplica) -> list[int]:
@@ -398,7 +396,7 @@ def _wrong_checksums(view: memoryview, ends: Iterable[int], replica: StoredRepli
             yield length  # no chunk ends there
 
 
-def _check_files(directory: Path) -> Iterator[Finding]:
+def _check_files(directory: Path) -> Iterator[Defect]:
     identified = any((directory / name).exists() for name in BackupIdentity.names())
     if not identified and (directory / NAME).exists():
         return  # one of ``--log-dirs``
@@ -408,8 +406,8 @@ def _check_files(directory: Path) -> Iterator[Finding]:
     try:
         damaged, missing = fences.check_fences(directory)
         for path, reason in damaged.items():
-            yield Finding("damage", path, None, 0, reason)
+            yield Defect("damage", path, None, 0, reason)
         if len(missing) == 1:
-            yield Finding("warning", missing[0], None, 0, "is missing; the next start writes it anew")
+            yield Defect("warning", missing[0], None, 0, "is missing; the next start writes it anew")
     except StartError as error:
-        yield Finding("damage", directory / fences.NAME, None, 0, error.message)
+        yield Defect("damage", directory / fences.NAME, None, 0, error.message)

@@ -7,7 +7,7 @@ from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.lease import Lease
 from kera.broker.registration import BrokerRegistration
 from kera.core.base.clock import Clock
-from kera.core.base.health import Finding, Health, concern, well, wrong
+from kera.core.base.health import Health, Observation, concern, well, wrong
 
 SLOW_MS = 500
 """A backup that takes so long to answer is what writers wait for."""
@@ -16,24 +16,24 @@ SLOW_MS = 500
 def watch_log(health: Health, engine: LogEngine) -> None:
     """Watch a log that is open."""
 
-    def disk() -> Finding:
+    def disk() -> Observation:
         error = engine.memory.disk.error
         return well("it takes data") if error is None else wrong(engine.memory.disk.full(error).message)
 
-    def recovery() -> Finding:
+    def recovery() -> Observation:
         to_come = engine.takeovers.totals.segments_to_come
         if to_come:
             return concern(f"{to_come} segments of lost brokers are still on backups only; readers wait for those")
         return concern("recovered data are being replicated") if engine.takeovers.active else well("none is under way")
 
-    def backups() -> Finding:
+    def backups() -> Observation:
         answers = engine.replicator.answer_ms()
         slow = [f"backup {number}, which takes {ms} ms to answer" for number, ms in answers.items() if ms >= SLOW_MS]
         if slow:
             return concern(f"writers wait for {', and '.join(slow)}: look at its disk, host and network")
         return well(f"{len(answers)} can be used, and answer in time" if answers else "none can be used")
 
-    def replication() -> Finding:
+    def replication() -> Observation:
         deficient = len(engine.replication.coverage.deficient)
         backlog = len(engine.replication.backlog.extents)
         if deficient or backlog:
@@ -52,7 +52,7 @@ def watch_log(health: Health, engine: LogEngine) -> None:
 def watch_clock(health: Health, offset: ClockOffset) -> None:
     """Watch the broker's clock, which its promises depend on (docs/epochs.md)."""
 
-    def clock() -> Finding:
+    def clock() -> Observation:
         off_s = offset.least_us / 1e6
         if offset.told_us is None:
             return well(f"within {abs(off_s):.1f} s of the coordinator's, as far as is known")
@@ -68,7 +68,7 @@ def watch_clock(health: Health, offset: ClockOffset) -> None:
 def watch_registration(health: Health, registration: BrokerRegistration, lease: Lease, clock: Clock) -> None:
     """Watch the broker's registration at the coordinator, which comes next."""
 
-    def coordinator() -> Finding:
+    def coordinator() -> Observation:
         if not registration.broker_epoch:
             return wrong("this broker is not registered yet; is there a coordinator that leads?")
         silent_s = clock.boottime_s() - registration.last_sent_s

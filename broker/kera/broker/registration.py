@@ -31,7 +31,7 @@ log = get_logger("kera.registration")
 OnBackups = Callable[[list[common_pb2.BackupInfo]], None]
 
 
-class BrokerIdentity(data_dir.Identity):
+class BrokerIdentity(data_dir.MemberIdentity):
     """Which broker, of which cluster."""
 
     role: ClassVar[str] = "broker"
@@ -41,7 +41,7 @@ class BrokerIdentity(data_dir.Identity):
 class BrokerDirectory(data_dir.DataDirectory):
     """Owner of the broker's data directory."""
 
-    identity: ClassVar[type[data_dir.Identity]] = BrokerIdentity
+    identity: ClassVar[type[data_dir.MemberIdentity]] = BrokerIdentity
     data_pattern: ClassVar[str | None] = "log/segments/*/*"
 
 

@@ -33,7 +33,7 @@ from kera.broker.storage.segment_files import segment_path
 from kera.core.base.ids import EntryId
 from kera.core.errors import StartError
 from kera.core.format.checksum import crc32c
-from kera.server.verifying import Finding, check_identity, unused
+from kera.server.verifying import Defect, check_identity, unused
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class IndexCopy:
         return self.index is not None and not self.damaged and not self.missing
 
 
-def verify(data_dir: Path, totals: SegmentsChecked, progress: Callable[[], None] = lambda: None) -> Iterator[Finding]:
+def verify(data_dir: Path, totals: SegmentsChecked, progress: Callable[[], None] = lambda: None) -> Iterator[Defect]:
     """Check everything in `data_dir`; `totals` grow as it goes, and `progress` is called after each segment.
 
     Raises `StartError` when it is no data directory, when a broker uses it, or when a newer version has written it.
@@ -148,18 +148,18 @@ def _content(path: Path) -> str:
     return "no whole chunk" if address is None else place_of(address)
 
 
-def _check_index(path: Path, copy: IndexCopy) -> Iterator[Finding]:
+def _check_index(path: Path, copy: IndexCopy) -> Iterator[Defect]:
     """`path`: of the index itself."""
     data, checksum = path / "data.mdb", path / "data.crc32"
     anew = "the next start makes it anew from the segment files"
     if copy.error:
-        yield Finding("damage", data, None, 0, f"cannot be read ({copy.error}); {anew}")
+        yield Defect("damage", data, None, 0, f"cannot be read ({copy.error}); {anew}")
     elif copy.index is None:
-        yield Finding("damage", data, None, 0, f"is missing; {anew}")
+        yield Defect("damage", data, None, 0, f"is missing; {anew}")
     elif copy.damaged or copy.missing:
-        yield Finding("damage", data, None, 0, f"{copy.damaged} records are damaged, {copy.missing} missing; {anew}")
+        yield Defect("damage", data, None, 0, f"{copy.damaged} records are damaged, {copy.missing} missing; {anew}")
     elif checksum.exists() and checksum.read_bytes().strip() != file_checksum(data).encode():
-        yield Finding("damage", data, None, 0, f"does not match {checksum.name}; all its records are intact")
+        yield Defect("damage", data, None, 0, f"does not match {checksum.name}; all its records are intact")
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class _Log:
     """Files that the index knows."""
     entries: dict[EntryId, _Seen] = field(default_factory=dict)
 
-    def check(self) -> Iterator[Finding]:
+    def check(self) -> Iterator[Defect]:
         index = self.copy.index
         if index is None:
             self.totals.segments_expected = sum(1 for _ in self._files())
@@ -200,12 +200,12 @@ class _Log:
             if self.copy.whole:
                 yield from self._check_entries(index)
         for path in sorted((self.root / "set-aside").glob("*")):
-            yield Finding("warning", path, None, 0, f"set aside by a broker; it has {_content(path)}")
+            yield Defect("warning", path, None, 0, f"set aside by a broker; it has {_content(path)}")
         for path, physical_id in self._files():
             if physical_id in self.named:
                 continue
             if self.copy.whole:
-                yield Finding("warning", path, None, 0, "no record of the index names it")
+                yield Defect("warning", path, None, 0, "no record of the index names it")
             else:
                 yield from self._check_unknown(path)
                 self.progress()
@@ -222,17 +222,17 @@ class _Log:
                         continue
                 yield path, None
 
-    def _check_segment(self, address: SegmentAddress, record: SegmentRecord) -> Iterator[Finding]:
+    def _check_segment(self, address: SegmentAddress, record: SegmentRecord) -> Iterator[Defect]:
         path, place = segment_path(self.root, record.physical_id), place_of(address)
         if record.to_come:
             path = self.root / "index" / "data.mdb"
         seen = self.entries.setdefault(EntryId(*address[:3]), _Seen(record.first_record))
         if record.first_record > seen.end_record:
             lost = f"records {seen.end_record} to {record.first_record - 1}"
-            yield Finding("damage", path, None, 0, f"{lost} are missing before {place}")
+            yield Defect("damage", path, None, 0, f"{lost} are missing before {place}")
         elif record.first_record < seen.end_record:
             twice = f"records {record.first_record} to {seen.end_record - 1}"
-            yield Finding("damage", path, None, 0, f"{twice} are there twice: in {place}, and before it")
+            yield Defect("damage", path, None, 0, f"{twice} are there twice: in {place}, and before it")
         seen.end_record = record.first_record + (0 if record.open else record.record_count)
         if not record.open:
             seen.stored_segments += 1
@@ -243,10 +243,10 @@ class _Log:
         try:
             view = read_segment(path, None if record.open else record.length)
         except FileNotFoundError:
-            yield Finding("damage", path, None, record.length, f"is missing; it had {place}")
+            yield Defect("damage", path, None, record.length, f"is missing; it had {place}")
             return
         except OSError as error:
-            yield Finding("damage", path, None, record.length, f"cannot be read: {error.strerror}; it has {place}")
+            yield Defect("damage", path, None, record.length, f"cannot be read: {error.strerror}; it has {place}")
             return
         if not record.open and crc32c(view) == record.crc32c:
             self._count(record.chunk_count, record.record_count, record.length)
@@ -263,7 +263,7 @@ class _Log:
     @staticmethod
     def _check_identity(
         path: Path, address: SegmentAddress, record: SegmentRecord, scan: SegmentScan, view: memoryview
-    ) -> Iterator[Finding]:
+    ) -> Iterator[Defect]:
         """Whether the chunks of a file that does not match its checksum are the segment's."""
         place, other = place_of(address), None if scan.headers else scan_all(view).address
         if other is not None:
@@ -271,28 +271,28 @@ class _Log:
                 f"has {place_of(other)} instead of {place}: files were mixed up, perhaps of two brokers. Put each back"
                 " in its place; else the broker sets it aside, and reads the segment from backups if they have it"
             )
-            yield Finding("damage", path, None, record.length, text)
+            yield Defect("damage", path, None, record.length, text)
         elif not record.open and not scan.holes and record.crc32c:  # 0: a start that found it did not know
             text = f"does not match the checksum that the index has of {place}; all its chunks match theirs"
-            yield Finding("warning", path, None, record.length, text)
+            yield Defect("warning", path, None, record.length, text)
 
-    def _check_unknown(self, path: Path) -> Iterator[Finding]:
+    def _check_unknown(self, path: Path) -> Iterator[Defect]:
         """A file whose record was lost, or never was: its chunks say what it holds."""
         try:
             view = read_segment(path)
             yield from self._report(path, view, scan_segment(view))
         except OSError as error:
-            yield Finding("damage", path, None, 0, f"cannot be read: {error.strerror}")
+            yield Defect("damage", path, None, 0, f"cannot be read: {error.strerror}")
 
-    def _report(self, path: Path, view: memoryview, scan: SegmentScan) -> Iterator[Finding]:
+    def _report(self, path: Path, view: memoryview, scan: SegmentScan) -> Iterator[Defect]:
         self._count(len(scan.headers), scan.record_count, scan.end)
         for hole in scan.holes:
-            yield Finding("damage", path, hole.start, hole.end - hole.start, hole.reason)
+            yield Defect("damage", path, hole.start, hole.end - hole.start, hole.reason)
         if scan.torn_bytes:
             behind = len(scan_all(view, address=scan.address).headers) - len(scan.headers)
             text = f", or damage: {behind} whole chunks follow" if behind else ""
             text = f"a write that was not finished{text}; the next start cuts it"
-            yield Finding("damage" if behind else "warning", path, scan.end, scan.torn_bytes, text)
+            yield Defect("damage" if behind else "warning", path, scan.end, scan.torn_bytes, text)
 
     def _count(self, chunks: int, records: int, size: int) -> None:
         self.totals.segments += 1
@@ -300,7 +300,7 @@ class _Log:
         self.totals.records += records
         self.totals.bytes += size
 
-    def _check_entries(self, index: SegmentIndex) -> Iterator[Finding]:
+    def _check_entries(self, index: SegmentIndex) -> Iterator[Defect]:
         """Whether the index has as much of each entry as it says."""
         for entry_id in index.entries():
             record, seen = index.entry(entry_id) or EntryRecord(), self.entries.get(entry_id) or _Seen(0)
@@ -311,4 +311,4 @@ class _Log:
                     f"of {place_of(entry_id)}, {there[0]} segments up to record {there[1]} are left"
                     f" of {wanted[0]} up to record {wanted[1]}"
                 )
-                yield Finding("damage", self.root / "index" / "data.mdb", None, 0, text)
+                yield Defect("damage", self.root / "index" / "data.mdb", None, 0, text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import typer
 
 from kera.cli._client import connected
 from kera.cli._paths import path_of
+from kera.cli._streams import warn
 
 if TYPE_CHECKING:
     from kera.client.admin.access import Access
@@ -41,11 +41,6 @@ async def changing(bootstrap: str, cluster_secret_file: Path | None) -> AsyncIte
         yield client.access
         if not is_on:
             warn("security is off in this cluster: this is kept, and counts once all daemons have security = true")
-
-
-def warn(text: str) -> None:
-    """Somebody should know this, though the command has done what it was asked for."""
-    print(f"kera: warning: {text}", file=sys.stderr)
 
 
 def warn_of_untold(untold: Iterable[str], meaning: str) -> None:

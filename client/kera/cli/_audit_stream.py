@@ -17,7 +17,7 @@ from typing import Self
 
 from kera.client import Client, ClientSettings, ProducerSettings
 from kera.core.access.audit_events import AuditEvent
-from kera.core.base.health import Finding, State
+from kera.core.base.health import Observation, State
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, StreamExists
 from kera.core.runtime import Runtime
@@ -70,14 +70,14 @@ class StreamOfEvents:
         self._waiting.append(json.dumps({"time": time, **self._origin, **fields}).encode())
         self._come.set()
 
-    def look(self) -> Finding:
+    def look(self) -> Observation:
         """See `AuditStream.look`."""
         if self._error:
             text = (
                 f"{len(self._waiting)} events wait for stream {self._stream!r}, {self._lost} had no room: {self._error}"
             )
-            return Finding(State.WARNING, text)
-        return Finding(State.OK, f"stream {self._stream!r} has all but {len(self._waiting)} events")
+            return Observation(State.WARNING, text)
+        return Observation(State.OK, f"stream {self._stream!r} has all but {len(self._waiting)} events")
 
     async def _write(self) -> None:
         await self._come.wait()  # nothing happens before the daemon serves, and knows where coordinators are

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -15,6 +14,7 @@ import typer
 from kera.cli import _contexts
 from kera.cli._contexts import BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE, Context
 from kera.cli._run import UsageError
+from kera.cli._streams import warn
 from kera.core.base.spelling import closest
 from kera.core.errors import InvalidArgument, KeraError, UnknownStream
 
@@ -63,7 +63,7 @@ def _choose(command: typer.Context) -> tuple[str, Context | None]:
         return "", None
     if by_variable and source != _FLAG and value != chosen.bootstrap:
         (variable,) = (each.envvar for each in command.command.params if each.name == "bootstrap")
-        _warn(f"{variable} is set, and counts for more than context {name}, of which nothing is used")
+        warn(f"{variable} is set, and counts for more than context {name}, of which nothing is used")
         return "", None
     command.params["bootstrap"] = value if by_flag else chosen.bootstrap
     return name, chosen
@@ -88,13 +88,9 @@ def in_context(command: typer.Context) -> Iterator[None]:
         winners = [each for each in _contexts.added(chosen, os.environ)[1] if each != BOOTSTRAP_VARIABLE]
         if winners:
             are = "are" if len(winners) > 1 else "is"
-            _warn(f"{', '.join(winners)} {are} set, and counts for more than what context {name} says of it")
+            warn(f"{', '.join(winners)} {are} set, and counts for more than what context {name} says of it")
     with _contexts.applied(chosen):
         yield
-
-
-def _warn(text: str) -> None:
-    print(f"kera: warning: {text}", file=sys.stderr)
 
 
 def _names() -> list[str]:

@@ -28,7 +28,7 @@ from kera.broker.storage.segment_files import segment_path
 from kera.broker.verify import read_segment
 from kera.core.base.ids import EntryId
 from kera.core.base.spelling import plural
-from kera.server.verifying import Finding
+from kera.server.verifying import Defect
 
 
 class LogAndReplicas:
@@ -58,7 +58,7 @@ class LogAndReplicas:
         self._complete = all(self._there.issuperset(each.backups) for each in self._recorded)
         """All backups that the index names are given."""
 
-    def check(self) -> Iterator[Finding]:
+    def check(self) -> Iterator[Defect]:
         """All that is missing or differs."""
         yield from self._check_records()
         yield from self._check_chunks()
@@ -79,7 +79,7 @@ class LogAndReplicas:
 
     # -- what the index says -------------------------------------------------------------------------------------------
 
-    def _check_records(self) -> Iterator[Finding]:
+    def _check_records(self) -> Iterator[Defect]:
         replicas = by_replica(self._files)
         found = {
             each.virtual_segment_id: [
@@ -101,7 +101,7 @@ class LogAndReplicas:
 
     def _check_record(
         self, wanted: VirtualSegment, versions: Sequence[StoredReplica], *, elsewhere: bool
-    ) -> Iterator[Finding]:
+    ) -> Iterator[Defect]:
         """`elsewhere`: whole replicas of others cover all of it, or other brokers have it."""
         good = _good(wanted, versions)
         missing = sorted(set(wanted.backups) & self._there - good)
@@ -118,11 +118,11 @@ class LogAndReplicas:
             lost = False
         elif lost:
             text += "; no backup has it, nor has another broker that is given"
-        yield Finding("damage" if lost else "warning", self._root / "index" / "data.mdb", None, 0, text)
+        yield Defect("damage" if lost else "warning", self._root / "index" / "data.mdb", None, 0, text)
 
     # -- what the log has ----------------------------------------------------------------------------------------------
 
-    def _check_chunks(self) -> Iterator[Finding]:
+    def _check_chunks(self) -> Iterator[Defect]:
         comparison = LogComparison(self._files, self._broker_id)
         streams = comparison.streams | {each.stream_id for each in self._recorded}
         streams |= {stream_id for stream_id in self._index.stream_ids() if self._is_replicated(stream_id)}
@@ -150,7 +150,7 @@ class LogAndReplicas:
                 text = f"{plural(alone, 'chunk')} of {place_of(address)}: no replica found"
                 if not self._recorded:
                     text += "; the index does not say at which backups they were"
-                yield Finding("warning", path, None, 0, text)
+                yield Defect("warning", path, None, 0, text)
 
     def _is_replicated(self, stream_id: int) -> bool:
         info = stream_record(self._index, stream_id)

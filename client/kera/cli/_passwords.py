@@ -12,8 +12,8 @@ from pathlib import Path
 
 import typer
 
-from kera.cli._access import warn
 from kera.cli._run import UsageError, ended_by_signals
+from kera.cli._streams import warn
 
 VARIABLE = "KERA_USER_PASSWORD"
 STANDARD_INPUT = "-"

@@ -68,6 +68,11 @@ def fail(message: str, code: int = EXIT_ERROR) -> int:
     return code
 
 
+def warn(text: str) -> None:
+    """Print what somebody should know, though the command does what it was asked for."""
+    print(f"kera: warning: {text}", file=sys.stderr, flush=True)
+
+
 def silence_stdout() -> None:
     """Nobody reads our output any more: keep the interpreter from complaining when it flushes at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
+from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn_of_untold
 from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
 from kera.cli._output import OUTPUT_OPTION, Output, show_list, show_result
 from kera.cli._run import UsageError, command_line
-from kera.cli._streams import fail
+from kera.cli._streams import fail, warn
 from kera.cli._table import format_time
 from kera.core.errors import KeraError
 

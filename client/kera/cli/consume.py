@@ -18,7 +18,7 @@ import typer
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._durations import parse_duration_ms
 from kera.cli._run import UsageError, run_async
-from kera.cli._streams import silence_stdout
+from kera.cli._streams import silence_stdout, warn
 from kera.cli._times import parse_time_us
 from kera.core.errors import CorruptChunk, DataLost, InvalidArgument
 
@@ -184,17 +184,15 @@ class _Begin(NamedTuple):
         text = f"offset {self.offset} is beyond the end of stream {name!r}: its next record has offset {end}"
         if until_end:
             raise InvalidArgument(text, stream=name, offset=self.offset)
-        print(f"kera: warning: {text}; waiting for offset {self.offset}", file=sys.stderr, flush=True)
+        warn(f"{text}; waiting for offset {self.offset}")
 
     def _warn_of_removed(self, name: str, starts: Sequence[int]) -> None:
         """`starts`: the offset of the oldest record of each entry."""
         removed = sum(self.offset < start for start in starts) if self.offset is not None else 0
         if removed:
-            print(
-                f"kera: warning: stream {name!r} no longer has offset {self.offset} in {removed} of {len(starts)}"
-                " entries, which are read from their oldest record",
-                file=sys.stderr,
-                flush=True,
+            warn(
+                f"stream {name!r} no longer has offset {self.offset} in {removed} of {len(starts)} entries, which are"
+                " read from their oldest record"
             )
 
     def _first(self, entry: EntryBounds) -> int:

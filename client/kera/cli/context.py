@@ -11,12 +11,12 @@ from pathlib import Path
 import typer
 
 from kera.cli import _contexts
-from kera.cli._access import warn
 from kera.cli._commands import Commands
 from kera.cli._contexts import CONTEXT_VARIABLE, Context
 from kera.cli._output import OUTPUT_OPTION, Output, show_list, show_result
 from kera.cli._paths import expanded_path
 from kera.cli._run import UsageError
+from kera.cli._streams import warn
 from kera.cli._table import fields
 from kera.core.errors import InvalidArgument
 

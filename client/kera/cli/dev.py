@@ -16,7 +16,7 @@ from kera.cli._contexts import BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE
 from kera.cli._paths import expanded_path, path_of
 from kera.cli._run import UsageError, check_insecure, extra, run_async
 from kera.cli._sizes import parse_size
-from kera.cli._streams import EXIT_ERROR, fail
+from kera.cli._streams import EXIT_ERROR, fail, warn
 from kera.cli._table import fields
 from kera.core.base.sizes import format_size
 from kera.core.base.spelling import plural
@@ -122,7 +122,7 @@ async def _run(cluster: LocalCluster) -> int:
     finally:
         stopping.cancel()
         for name in await cluster.stop():
-            print(f"kera: warning: {name} did not stop in time and was killed", file=sys.stderr)
+            warn(f"{name} did not stop in time and was killed")
 
 
 async def _watch(cluster: LocalCluster, stopping: asyncio.Future[Any]) -> int:
@@ -137,7 +137,7 @@ async def _watch(cluster: LocalCluster, stopping: asyncio.Future[Any]) -> int:
             return 0
         if not _can_go_on(cluster, death.result()):
             return _report_death(death.result())
-        print(f"kera: warning: {death.result().name} {death.result().what}; the others keep running", file=sys.stderr)
+        warn(f"{death.result().name} {death.result().what}; the others keep running")
 
 
 def _can_go_on(cluster: LocalCluster, death: ChildDeath) -> bool:

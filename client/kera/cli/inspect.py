@@ -12,6 +12,7 @@ import typer
 
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, extra, interruptible
+from kera.cli._streams import warn
 from kera.cli._table import format_time, table
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _of_directory(
             if copy.whole:
                 break
         if not copy.whole:
-            print("kera: warning: the index is damaged or missing; see kera verify", file=sys.stderr)
+            warn("the index is damaged or missing; see kera verify")
         if copy.index is None:
             return
         found = copy.index.all_segments() if stream is None else copy.index.segments_of_stream(stream)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from kera.cli._paths import expanded_path, path_of
-from kera.cli._run import UsageError, extra, run_async
+from kera.cli._run import UsageError, command_line, extra, run_async
+from kera.cli._streams import warn
 from kera.cli._table import table
 from kera.core.base.spelling import plural
-from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from kera.local.node import LocalNode, NodeBroker
@@ -65,7 +64,7 @@ def node(
     if per not in ("core", "numa"):
         raise UsageError(f"--per is core or numa, not {per}")
     directory = expanded_path("--data-dir", data_dir).absolute()
-    try:
+    with command_line():
         chosen = allowed_cpus() if cpus is None else parse_cpus(cpus)
         if not chosen <= allowed_cpus():
             raise UsageError("--cpus has CPUs on which this command may not run, or that there are not")
@@ -76,8 +75,6 @@ def node(
             port=port,
             metrics_port=metrics_port,
         )
-    except InvalidArgument as error:
-        raise UsageError(error.message) from error
     environment = dict(os.environ)
     if coordinator is not None:
         environment["KERA_BROKER_COORDINATOR"] = coordinator
@@ -85,7 +82,7 @@ def node(
         plan,
         directory,
         env=environment,
-        say=lambda text: print(f"kera: warning: {text}", file=sys.stderr, flush=True),
+        say=warn,
         stop_grace_s=BrokerSettings.load().stop_timeout_s + 2.0,
         log_dir=None if log_dir is None else expanded_path("--log-dir", log_dir).absolute(),
     )
@@ -112,7 +109,7 @@ async def _run(running: LocalNode, plan: list[NodeBroker]) -> int:
         starting.cancel()
         await asyncio.wait([starting])
         for name in await running.stop():
-            print(f"kera: warning: {name} did not stop in time and was killed", file=sys.stderr)
+            warn(f"{name} did not stop in time and was killed")
 
 
 def _welcome(running: LocalNode, plan: list[NodeBroker]) -> str:

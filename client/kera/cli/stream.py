@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from kera.cli._output import INTERNAL_OPTION, OUTPUT_OPTION, Output, show_docume
 from kera.cli._run import UsageError, run_async
 from kera.cli._schema_files import arrow_schema_of
 from kera.cli._sizes import parse_size
+from kera.cli._streams import warn
 from kera.cli._table import fields, format_time, table
 from kera.core.base.internal_names import is_internal
 from kera.core.base.sizes import format_size
@@ -528,5 +528,5 @@ async def _copies_into(client: Client, name: str) -> list[str]:
     try:
         return sorted(await journals_of(client, stream.stream_id))
     except KeraError as error:
-        print(f"kera: warning: journals of copies into {name} are kept: {error.message}", file=sys.stderr)
+        warn(f"journals of copies into {name} are kept: {error.message}")
         return []

@@ -11,13 +11,14 @@ from typing import IO, TYPE_CHECKING
 
 import typer
 
-from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
+from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn_of_untold
 from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
 from kera.cli._durations import parse_duration_ms
 from kera.cli._output import OUTPUT_OPTION, Output, show_document, show_list
 from kera.cli._paths import expanded_path, file_to_replace, path_of
-from kera.cli._run import UsageError
+from kera.cli._run import UsageError, command_line
+from kera.cli._streams import warn
 from kera.core.base.spans import format_ms
 
 if TYPE_CHECKING:
@@ -56,17 +57,14 @@ async def issue(
     Programs take it from KERA_CLIENT_TOKEN_FILE. It is printed once, and known to nobody but who has it.
     """
     from kera.core.access.rights import check_resource
-    from kera.core.errors import InvalidArgument
 
     resources = [*(f"stream:{each}" for each in stream), *(f"group:{each}" for each in group), *resource]
     lifetime_ms = 0 if lifetime is None else parse_duration_ms(lifetime, name="--lifetime")
     if lifetime is not None and not lifetime_ms:
         raise UsageError("--lifetime: the time must be above 0")
-    try:
+    with command_line():
         for each in resources:
             check_resource(each)
-    except InvalidArgument as error:
-        raise UsageError(error.message) from error
     file = None if out is None else file_to_replace(expanded_path("--out", out))
     async with changing(bootstrap, None) as access:
         with _file_for(file) as written:  # before there is a token: one that cannot be kept is none

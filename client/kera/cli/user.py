@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
+from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn_of_untold
 from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._output import OUTPUT_OPTION, Output, show_list
 from kera.cli._passwords import NO_PASSWORD_OPTION, PASSWORD_FILE_OPTION, new_password
 from kera.cli._run import UsageError
+from kera.cli._streams import warn
 from kera.cli._table import format_time
 from kera.core.base.spelling import plural
 

@@ -21,7 +21,7 @@ from kera.core.base.spelling import plural
 if TYPE_CHECKING:
     from kera.backup import verify as of_backup
     from kera.broker import verify as of_broker
-    from kera.server.verifying import Finding
+    from kera.server.verifying import Defect
 
 QUIET_S = 1.0
 """A check that is done sooner shows no progress."""
@@ -48,7 +48,7 @@ def verify(
         from kera.backup.verify import is_backup
 
         check = _Check()
-    found: list[Finding] = []
+    found: list[Defect] = []
     backups = [path for path in data_dirs if is_backup(path)]
     brokers = [path for path in data_dirs if path not in backups]
     with interruptible(), _Progress(check) as progress:
@@ -78,7 +78,7 @@ class _Check:
         self.replicas: of_backup.ReplicasChecked | None = None
         """None: no backup was given."""
 
-    def run(self, brokers: Sequence[Path], backups: Sequence[Path], progress: _Progress) -> Iterator[Finding]:
+    def run(self, brokers: Sequence[Path], backups: Sequence[Path], progress: _Progress) -> Iterator[Defect]:
         """All damage and all warnings."""
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(self._backup.BackupFiles.opened(path)) for path in backups]
@@ -98,7 +98,7 @@ class _Check:
         """The segments of all brokers."""
         return self._broker.SegmentsChecked(*map(sum, zip(*map(dataclasses.astuple, self.segments), strict=True)))
 
-    def _compare_logs(self, brokers: Sequence[Path], files: Sequence[of_backup.BackupFiles]) -> Iterator[Finding]:
+    def _compare_logs(self, brokers: Sequence[Path], files: Sequence[of_backup.BackupFiles]) -> Iterator[Defect]:
         """The chunks of brokers' logs, and what their indexes say of them, with their replicas."""
         from kera.broker.registration import BrokerIdentity
         from kera.cli._log_and_replicas import LogAndReplicas
@@ -121,7 +121,7 @@ class _Check:
                     yield from LogAndReplicas(path, index, identity.member_id, files, others).check()
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: Defect) -> str:
     where = str(finding.path)
     if finding.offset is not None:
         where += f" at {finding.offset}, {plural(finding.length_bytes, 'byte')}"
@@ -147,7 +147,7 @@ def _summary(check: _Check, damages: int, warnings: int) -> str:
     return f"{whole}: {plural(damages, 'damaged place')}, {plural(warnings, 'warning')}"
 
 
-def _to_json(check: _Check, found: Iterable[Finding]) -> dict[str, object]:
+def _to_json(check: _Check, found: Iterable[Defect]) -> dict[str, object]:
     document: dict[str, object] = {}
     if check.segments:
         document |= _counts(check.all_segments)

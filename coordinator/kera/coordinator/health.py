@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kera.coordinator.store.leadership import Leadership
 from kera.coordinator.store.lmdb_store import LmdbStore
-from kera.core.base.health import Finding, Health, concern, well, wrong
+from kera.core.base.health import Health, Observation, concern, well, wrong
 
 
 def watch_leadership(health: Health, leadership: Leadership, catching_up: Callable[[], str]) -> None:
@@ -15,7 +15,7 @@ def watch_leadership(health: Health, leadership: Leadership, catching_up: Callab
     One that waits for brokers is ready: they could not get to it otherwise where those who are not ready get no calls.
     """
 
-    def role() -> Finding:
+    def role() -> Observation:
         if leadership.leading:
             waits = catching_up()
             return concern(f"leads, and {waits}") if waits else well("leads")
@@ -31,7 +31,7 @@ def watch_leadership(health: Health, leadership: Leadership, catching_up: Callab
 def watch_records(health: Health, changed_by_others: Callable[[], str]) -> None:
     """The records that coordinators share in ZooKeeper."""
 
-    def as_written() -> Finding:
+    def as_written() -> Observation:
         changed = changed_by_others()
         return concern(changed) if changed else well("are as coordinators wrote them")
 

@@ -30,7 +30,7 @@ FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class MemberIdentity:
     """The identity of a daemon, as stored in one file. Each kind of daemon has a class of its own."""
 
     role: ClassVar[str]
@@ -103,7 +103,7 @@ def checksum_of(content: Mapping[str, Any]) -> str:
 class DataDirectory:
     """Owner of a daemon's data directory; raises `PathNotWritable` or `StartError` when it cannot be that."""
 
-    identity: ClassVar[type[Identity]]
+    identity: ClassVar[type[MemberIdentity]]
     data_pattern: ClassVar[str | None] = None
     """A match of this pattern below the directory is data of a daemon that had an identity; None: the daemon checks
     itself."""
@@ -120,9 +120,9 @@ class DataDirectory:
         self.path = path
         self._calls = calls
         self.directory_id = new_id()
-        """See `Identity.directory_id`; that of the files, once they are read."""
+        """See `MemberIdentity.directory_id`; that of the files, once they are read."""
         self.coordinator_epoch = 0
-        """See `Identity.coordinator_epoch`; likewise."""
+        """See `MemberIdentity.coordinator_epoch`; likewise."""
         self._files = [path / name for name in self.identity.names()]
         self._lock = take(path, self.identity.role, besides=besides)
 
@@ -132,7 +132,7 @@ class DataDirectory:
         One of the two files is enough: the other one is written anew when it is damaged or gone. Raises `StartError`
         when that leaves none, or when a newer version has written one.
         """
-        identities: list[Identity | None] = []
+        identities: list[MemberIdentity | None] = []
         damaged: dict[Path, str] = {}
         for path in self._files:
             try:
@@ -160,7 +160,7 @@ class DataDirectory:
         return found.member_id, found.cluster_id
 
     def load_directory_id(self) -> str:
-        """See `Identity.directory_id`; empty for a daemon that was never registered. Raises as `load`."""
+        """See `MemberIdentity.directory_id`; empty for a daemon that was never registered. Raises as `load`."""
         member_id, _ = self.load()
         return self.directory_id if member_id else ""
 

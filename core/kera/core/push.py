@@ -36,7 +36,7 @@ RUN = struct.Struct("<IIQQIIQI4xQ8x")
 _TAKEN = struct.Struct("<Q")
 
 
-class Kind(enum.IntEnum):
+class PushKind(enum.IntEnum):
     """The kind of a message."""
 
     HELLO = 0
@@ -72,7 +72,7 @@ class Run(NamedTuple):
     """Between the end of the run and the durable head of its entry."""
 
 
-_KINDS = {kind.value: kind for kind in Kind}
+_KINDS = {kind.value: kind for kind in PushKind}
 _as_run: Callable[[Iterable[Any]], Run] = partial(tuple.__new__, Run)
 """Does the same as `Run._make` in half the time; the structure has as many fields as the tuple."""
 
@@ -82,26 +82,26 @@ def window_bytes_max(slots: int, slot_bytes: int) -> int:
     return max(1, min(WINDOW_BYTES_MAX, slots * slot_bytes // WINDOW_SHARE_MAX))
 
 
-def encode(kind: Kind, body: bytes) -> bytes:
+def encode(kind: PushKind, body: bytes) -> bytes:
     """A message."""
     return HEAD.pack(len(body), kind) + body
 
 
-ALIVE = encode(Kind.ALIVE, b"")
+ALIVE = encode(PushKind.ALIVE, b"")
 """The message of this kind."""
 
 
 def encode_runs(runs: Iterable[Run]) -> bytes:
     """A message of kind `RUNS`."""
-    return encode(Kind.RUNS, b"".join([RUN.pack(*run) for run in runs]))
+    return encode(PushKind.RUNS, b"".join([RUN.pack(*run) for run in runs]))
 
 
 def encode_taken(taken_bytes: int) -> bytes:
     """A message of kind `TAKEN`."""
-    return encode(Kind.TAKEN, _TAKEN.pack(taken_bytes))
+    return encode(PushKind.TAKEN, _TAKEN.pack(taken_bytes))
 
 
-def encode_numbers(kind: Kind, numbers: Sequence[int]) -> bytes:
+def encode_numbers(kind: PushKind, numbers: Sequence[int]) -> bytes:
     """A message of kind `CANCEL` or `RELEASE`: subscriptions, or slots."""
     return encode(kind, struct.pack(f"<{len(numbers)}I", *numbers))
 
@@ -139,7 +139,7 @@ class Decoder:
         """Whether a message has begun, and has not come whole."""
         return bool(self._rest)
 
-    def feed(self, piece: bytes) -> Iterator[tuple[Kind, bytes]]:
+    def feed(self, piece: bytes) -> Iterator[tuple[PushKind, bytes]]:
         """The messages that are whole with `piece`. Raises `ProtocolError`."""
         data = self._rest + piece if self._rest else piece
         at = 0

@@ -133,12 +133,12 @@ class Registration:
 
     @property
     def directory_id(self) -> str:
-        """See `kera.core.data_dir.Identity`; once `identify` has read it."""
+        """See `kera.core.data_dir.MemberIdentity`; once `identify` has read it."""
         return self._directory.directory_id
 
     @property
     def known_coordinator_epoch(self) -> int:
-        """See `kera.core.data_dir.Identity.coordinator_epoch`; likewise."""
+        """See `kera.core.data_dir.MemberIdentity.coordinator_epoch`; likewise."""
         return self._directory.coordinator_epoch
 
     def remember(

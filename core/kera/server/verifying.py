@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 from kera.core.base.own_directory import LOCK_NAME
-from kera.core.data_dir import Identity
+from kera.core.data_dir import MemberIdentity
 from kera.core.errors import StartError
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Defect:
     """One thing that is not as it should be."""
 
     severity: Literal["damage", "warning"]
@@ -54,20 +54,20 @@ def unused(data_dir: Path) -> Iterator[bool]:
         os.close(lock)
 
 
-def check_identity(data_dir: Path, kind: type[Identity]) -> Iterator[Finding]:
+def check_identity(data_dir: Path, kind: type[MemberIdentity]) -> Iterator[Defect]:
     """Whether both files say who the daemon is. Raises `StartError` when a newer version has written them."""
-    identities: dict[Path, Identity | None] = {}
+    identities: dict[Path, MemberIdentity | None] = {}
     for name in kind.names():
         path = data_dir / name
         try:
             identities[path] = kind.read(path)
         except (OSError, ValueError) as error:
-            yield Finding("damage", path, None, 0, str(error))
+            yield Defect("damage", path, None, 0, str(error))
     if list(identities.values()) == [None, None]:
         text = f"is missing: a {kind.role} would join as a new one, to which none of this belongs"
-        yield Finding("warning", data_dir / kind.names()[0], None, 0, text)
+        yield Defect("warning", data_dir / kind.names()[0], None, 0, text)
         return
     formats = {identity.format for identity in identities.values() if identity is not None} or kind.formats
     for path, identity in identities.items():
         if identity is None and 1 not in formats:  # the one of format 1 had no copy
-            yield Finding("warning", path, None, 0, "is missing; the next start writes it anew")
+            yield Defect("warning", path, None, 0, "is missing; the next start writes it anew")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kera.core.rpc import api
-from kera.core.rpc.frames import HEADER_BYTES, Kind
+from kera.core.rpc.frames import HEADER_BYTES, FrameKind
 from kera.core.rpc.method import Method
 from tests.simulation.engine.transports import SimulatedTransport
 
@@ -23,16 +23,16 @@ _FRAME = struct.Struct("<2sBBIQII")
 class Moment(NamedTuple):
     """A message that goes from one machine to another."""
 
-    kind: Kind
+    kind: FrameKind
     methods: tuple[int, ...]
 
 
 def _requests(*methods: Method[Any, Any]) -> Moment:
-    return Moment(Kind.REQUEST, tuple(method.number for method in methods))
+    return Moment(FrameKind.REQUEST, tuple(method.number for method in methods))
 
 
 def _replies(*methods: Method[Any, Any]) -> Moment:
-    return Moment(Kind.REPLY, tuple(method.number for method in methods))
+    return Moment(FrameKind.REPLY, tuple(method.number for method in methods))
 
 
 MOMENTS = {

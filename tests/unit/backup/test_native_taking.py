@@ -21,7 +21,7 @@ from kera.backup.service import BackupService
 from kera.core.native import native
 from kera.core.rpc import api
 from kera.core.rpc.frame_server import FrameServer, Timing
-from kera.core.rpc.frames import HEADER_BYTES, Kind, decode_header, encode_frame
+from kera.core.rpc.frames import HEADER_BYTES, FrameKind, decode_header, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.v1 import backup_pb2
 from tests.native_twins import needs_native
@@ -36,7 +36,7 @@ SEGMENTS = (1, 2, 3)
 
 
 def frame(number: int, message: backup_pb2.ReplicateRequest, data: bytes) -> bytes:
-    return b"".join(encode_frame(Kind.REQUEST, api.REPLICATE, number, message, [data], BULK_BYTES_MAX))
+    return b"".join(encode_frame(FrameKind.REQUEST, api.REPLICATE, number, message, [data], BULK_BYTES_MAX))
 
 
 class Engine:

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from kera.backup.frames import FrameHeader, Layout, decode_header, encode_file_header
+from kera.backup.frames import Layout, ReplicaHeader, decode_header, encode_file_header
 from kera.backup.jobs import WriteReplicasJob
 from kera.backup.restart import scan_disk
 from kera.core.base.blocks import BLOCK_BYTES
@@ -197,8 +197,8 @@ def test_frames_that_are_free_are_used_again_lowest_first(backup: FakeBackup) ->
 # --- headers -----------------------------------------------------------------------------------------------
 
 
-def header(sequence: int = 1) -> FrameHeader:
-    return FrameHeader(sequence, 5, BROKER_ID, EPOCH, 7, 2, 1 << 40, 4096, 0xFFFFFFFF, 3, 1024, 9, True, "cluster")
+def header(sequence: int = 1) -> ReplicaHeader:
+    return ReplicaHeader(sequence, 5, BROKER_ID, EPOCH, 7, 2, 1 << 40, 4096, 0xFFFFFFFF, 3, 1024, 9, True, "cluster")
 
 
 def test_a_header_is_read_as_it_was_written() -> None:

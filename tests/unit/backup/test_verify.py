@@ -15,7 +15,7 @@ from kera.backup.registration import BackupDirectory
 from kera.backup.verify import BackupFiles, LogComparison, ReplicasChecked, compare, is_backup
 from kera.core.base.blocks import BLOCK_BYTES
 from kera.core.errors import StartError
-from kera.server.verifying import Finding
+from kera.server.verifying import Defect
 from tests.unit.backup.support import BROKER_ID, FRAME_BYTES, IDENTITY, FakeBackup, Segment, placed, request
 
 CHUNK_BYTES = 1024
@@ -44,10 +44,10 @@ class World:
             backup.append(request(segment.number, checksum=_chain(segment)), *segment.chunks)
         return backup
 
-    def check(self) -> tuple[list[Finding], ReplicasChecked]:
+    def check(self) -> tuple[list[Defect], ReplicasChecked]:
         """What each of them is told of, and then all together."""
         totals = ReplicasChecked()
-        found: list[Finding] = []
+        found: list[Defect] = []
         with ExitStack() as stack:
             files = [stack.enter_context(BackupFiles.opened(directory)) for directory in self.directories]
             for each in files:

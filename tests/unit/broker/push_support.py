@@ -9,7 +9,7 @@ from kera.broker.serving.limits import PushLimits
 from kera.broker.serving.push import Push, PushConnection
 from kera.core.base.ids import EARLIEST, Position
 from kera.core.format.chunk import iterate_chunks, verify_header
-from kera.core.push import Decoder, Kind, Run, encode, encode_numbers, encode_taken, runs_of
+from kera.core.push import Decoder, PushKind, Run, encode, encode_numbers, encode_taken, runs_of
 from kera.v1 import common_pb2, push_pb2
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Engine, chunk, cursor, stream_info
 
@@ -112,7 +112,7 @@ class Reader:
 
     def __init__(self, node: PushNode) -> None:
         self.node = node
-        self.messages: list[tuple[Kind, bytes]] = []
+        self.messages: list[tuple[PushKind, bytes]] = []
         self.runs: list[Run] = []
         self.sequences: dict[int, list[int]] = {}
         """Of the chunks that were pushed, by lane."""
@@ -124,10 +124,10 @@ class Reader:
         for kind, body in self._decoder.feed(data):
             self.messages.append((kind, body))
             match kind:
-                case Kind.RUNS:
+                case PushKind.RUNS:
                     for run in runs_of(body):
                         self._run(run)
-                case Kind.END:
+                case PushKind.END:
                     end = push_pb2.PushEnd.FromString(body)
                     assert end.lane not in self.ends, "a lane ends once"
                     self.ends[end.lane] = end
@@ -146,21 +146,21 @@ class Reader:
         self.sequences.setdefault(run.lane, []).extend(header.sequence for header in chunks)
         self.runs.append(run)
 
-    def say(self, kind: Kind, body: bytes = b"") -> None:
+    def say(self, kind: PushKind, body: bytes = b"") -> None:
         """Send a message, whole."""
         for each in Decoder().feed(encode(kind, body)):
             self.connection.received(*each)
 
     def subscribe(self, *lanes: push_pb2.PushLane, window_bytes: int = 0) -> None:
         message = push_pb2.PushSubscribe(consumer_group="test", window_bytes=window_bytes, lanes=lanes)
-        self.say(Kind.SUBSCRIBE, message.SerializeToString())
+        self.say(PushKind.SUBSCRIBE, message.SerializeToString())
 
     def cancel(self, *lanes: int) -> None:
-        for kind, body in Decoder().feed(encode_numbers(Kind.CANCEL, lanes)):
+        for kind, body in Decoder().feed(encode_numbers(PushKind.CANCEL, lanes)):
             self.connection.received(kind, body)
 
     def release(self, *slots: int) -> None:
-        for kind, body in Decoder().feed(encode_numbers(Kind.RELEASE, slots)):
+        for kind, body in Decoder().feed(encode_numbers(PushKind.RELEASE, slots)):
             self.connection.received(kind, body)
 
     def take(self, taken_bytes: int) -> None:

@@ -28,7 +28,7 @@ from kera.broker.verify import SegmentsChecked, verify
 from kera.core.base.ids import EARLIEST, EntryId
 from kera.core.format.chunk import read_header, verify_chunk
 from kera.core.format.punctuation import NO_TIME
-from kera.server.verifying import Finding
+from kera.server.verifying import Defect
 from tests.examples import first_quick
 from tests.unit.broker.forked_copy import run_forked
 
@@ -125,7 +125,7 @@ PLACES = places()
 WRITTEN: Chunks = {place.key: (FORMAT_2 / place.path).read_bytes()[place.start : place.end] for place in PLACES}
 
 
-def findings_of(data_dir: Path) -> tuple[list[Finding], SegmentsChecked]:
+def findings_of(data_dir: Path) -> tuple[list[Defect], SegmentsChecked]:
     totals = SegmentsChecked()
     return list(verify(data_dir, totals)), totals
 

@@ -21,7 +21,7 @@ from kera.core.base.ids import EARLIEST
 from kera.core.base.process import node_id
 from kera.core.base.settings import KIB
 from kera.core.errors import PathNotWritable, StaleEpoch, StartError
-from kera.core.push import Decoder, Kind
+from kera.core.push import Decoder, PushKind
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
@@ -109,7 +109,7 @@ async def test_who_connects_to_be_pushed_to_is_told_which_broker_that_is(setting
             ((kind, body),) = Decoder().feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 16))
         hello = push_pb2.PushHello.FromString(body)
 
-    assert (kind, hello.broker_id, hello.broker_epoch) == (Kind.HELLO, BROKER_ID, EPOCH)
+    assert (kind, hello.broker_id, hello.broker_epoch) == (PushKind.HELLO, BROKER_ID, EPOCH)
     assert hello.arena_path == ready["arena_path"]
 
 

@@ -24,7 +24,7 @@ from kera.core.errors import NotReplicated
 from kera.core.native import native
 from kera.core.rpc import api
 from kera.core.rpc.frame_server import FrameServer, Timing
-from kera.core.rpc.frames import HEADER_BYTES, Kind, decode_header, encode_frame, with_header
+from kera.core.rpc.frames import HEADER_BYTES, FrameKind, decode_header, encode_frame, with_header
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX
 from kera.v1 import broker_pb2
 from tests.native_twins import needs_native
@@ -51,7 +51,7 @@ def frames_in(data: bytes | bytearray) -> list[tuple[int, int, bytes]]:
 
 def frame(number: int, data: bytes, **fields: Any) -> bytes:
     message = broker_pb2.MultiWriteChunksRequest(**fields)
-    return b"".join(encode_frame(Kind.REQUEST, api.MULTI_WRITE_CHUNKS, number, message, [data], BULK_BYTES_MAX))
+    return b"".join(encode_frame(FrameKind.REQUEST, api.MULTI_WRITE_CHUNKS, number, message, [data], BULK_BYTES_MAX))
 
 
 class Connected(Side):
@@ -277,8 +277,8 @@ async def test_a_message_whose_tag_is_too_long_is_refused_as_by_protobuf(
     side = Connected(make_engine)
     await known(side)
     chunk = good(Random(1), stream_id=9, producer=PRODUCERS[0], sequence=1)
-    side.feed(with_header(message, Kind.REQUEST, api.MULTI_WRITE_CHUNKS.number, 2, len(chunk)) + chunk)
-    assert [(request, kind) for request, kind, _ in await side.answered()] == [(2, Kind.ERROR)]
+    side.feed(with_header(message, FrameKind.REQUEST, api.MULTI_WRITE_CHUNKS.number, 2, len(chunk)) + chunk)
+    assert [(request, kind) for request, kind, _ in await side.answered()] == [(2, FrameKind.ERROR)]
 
 
 @pytest.mark.parametrize("reads", [1, 3])
@@ -321,7 +321,7 @@ def test_all_chunks_of_answers_that_were_held_are_refused() -> None:
     found = frames_in(refused_answers(held, NotReplicated("so it is")))
     assert [request for request, _, _ in found] == [5, 6]
     for _, kind, head in found:
-        assert kind == Kind.REPLY
+        assert kind == FrameKind.REPLY
         response = broker_pb2.MultiWriteChunksResponse.FromString(head)
         assert [status.error.message for status in response.statuses] == ["so it is"] * 2
         assert [status.group_id for status in response.statuses] == [0, 0]
@@ -405,7 +405,7 @@ def test_answers_are_what_the_messages_would_be(backup_ids: list[int], virtual_s
         status.virtual_segment_id = virtual_segment_id
     response.virtual_segments.add(virtual_segment_id=virtual_segment_id, backup_ids=backup_ids)
     response.all_stored = len(response.statuses) > 1
-    expected = b"".join(encode_frame(Kind.REPLY, api.MULTI_WRITE_CHUNKS, 7, response, (), BULK_BYTES_MAX))
+    expected = b"".join(encode_frame(FrameKind.REPLY, api.MULTI_WRITE_CHUNKS, 7, response, (), BULK_BYTES_MAX))
     assert native.held_answers(held, virtual_segment_id, backup_ids) == expected
 
 

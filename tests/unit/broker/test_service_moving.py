@@ -10,7 +10,7 @@ from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.storage.index_format import put_entry, put_producer, put_segment
 from kera.core.base.ids import EARLIEST, EntryId, Position
-from kera.core.base.turns import Pace
+from kera.core.base.turns import TimeSlices
 from kera.core.errors import InvalidArgument, InvalidCursor, NotOwner, StaleEpoch, Unavailable, UnknownStream
 from kera.core.format.chunk import iterate_chunks
 from kera.core.rpc import Reply, api
@@ -135,11 +135,11 @@ async def test_a_seal_that_is_overtaken_by_an_opening_fails(
 ) -> None:
     """Also before it waits for anything: it takes turns with others, where there are any."""
 
-    async def step(_: Pace) -> None:
+    async def step(_: TimeSlices) -> None:
         for _turn in range(turns):
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(Pace, "step", step)
+    monkeypatch.setattr(TimeSlices, "step", step)
     cluster = Cluster(make_engine(16), durability=PERSISTED)
     cluster.owner.paused = True
     write = asyncio.ensure_future(cluster.owner.write(chunk(1, 0)))  # type: ignore[arg-type]

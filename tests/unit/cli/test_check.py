@@ -23,7 +23,7 @@ from kera.cli.check._report import EXIT_CODES, to_json, to_text
 from kera.cli.check._run import SLICE_S, Outcome, while_running
 from kera.cli.check._workload import Acknowledgements, Shared
 from kera.client import StreamConfig, StreamDescription
-from kera.client.checking.findings import Finding
+from kera.client.checking.findings import Violation
 from kera.core.errors import Unavailable
 from tests.unit.cli.fake_client import FakeClient
 
@@ -309,7 +309,7 @@ def test_what_could_not_be_checked_says_why() -> None:
 
 
 def test_all_of_it_is_there_for_programs() -> None:
-    finding = Finding("lost", "text", 0, 3, 1, 0, 17, 2.5)
+    finding = Violation("lost", "text", 0, 3, 1, 0, 17, 2.5)
     shown = json.loads(json.dumps(to_json(outcome(findings=[finding], counts={"lost": 1}))))
     assert shown["verdict"] == "violated"
     assert shown["findings"] == [finding._asdict()]

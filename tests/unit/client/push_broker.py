@@ -20,7 +20,7 @@ from kera.client.testing import FakeStream, StoredChunk
 from kera.core.base.ids import Position
 from kera.core.base.process import node_id
 from kera.core.errors import KeraError
-from kera.core.push import ALIVE, VERSION, Decoder, Kind, Run, encode, encode_runs, numbers_of, taken_of
+from kera.core.push import ALIVE, VERSION, Decoder, PushKind, Run, encode, encode_runs, numbers_of, taken_of
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import common_pb2, push_pb2
 from tests.unit.client.fake_support import Fleet
@@ -147,7 +147,7 @@ class _Reader(asyncio.Protocol):
             contextlib.suppress(BrokenPipeError),  # it is gone already
             socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock,
         ):
-            socket.send_fds(sock, [encode(Kind.HELLO, self.broker.hello.SerializeToString())], fds)
+            socket.send_fds(sock, [encode(PushKind.HELLO, self.broker.hello.SerializeToString())], fds)
 
     def connection_lost(self, _: object) -> None:
         self.closed = True
@@ -163,7 +163,7 @@ class _Reader(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for kind, body in self._decoder.feed(data):
-            if kind is Kind.SUBSCRIBE:
+            if kind is PushKind.SUBSCRIBE:
                 message = push_pb2.PushSubscribe.FromString(body)
                 self.window_bytes = message.window_bytes
                 self.consumer_groups.append(message.consumer_group)
@@ -171,17 +171,17 @@ class _Reader(asyncio.Protocol):
                 for lane in message.lanes:
                     assert lane.lane not in self.lanes
                     self.lanes[lane.lane] = lane
-            elif kind is Kind.CANCEL:
+            elif kind is PushKind.CANCEL:
                 for number in numbers_of(body):
                     self.cancelled.append(number)
                     if number in self.lanes:
                         self.end(number, Reason.CANCELLED)
-            elif kind is Kind.TAKEN:
+            elif kind is PushKind.TAKEN:
                 self.taken_bytes += taken_of(body)
                 self.outstanding_bytes -= taken_of(body)
                 assert self.outstanding_bytes >= 0, "no more was taken than was pushed"
             else:
-                assert kind is Kind.RELEASE
+                assert kind is PushKind.RELEASE
                 self.leases.subtract(numbers_of(body))
                 assert min(self.leases.values()) >= 0, "no more was given back than was leased"
         if self.broker.serving:
@@ -218,7 +218,7 @@ class _Reader(asyncio.Protocol):
             message.next.group_id, message.next.segment_id, message.next.position = at
         if error is not None:
             message.error.CopyFrom(error_to_message(error))
-        self.transport.write(encode(Kind.END, message.SerializeToString()))
+        self.transport.write(encode(PushKind.END, message.SerializeToString()))
 
     def serve(self) -> None:
         """Push what there is, the lanes in turn. Each chunk has a slot as if it was a segment of its own."""

@@ -213,9 +213,9 @@ OWN[3] = array("q", [1, 2, 2**63 - 1])
 COMMON = (2, 3, 1 << 60, 4, 1 << 40, 0, 1 << 50)
 """Of chunks, as `seal_chunks` takes what is their own, and what all of them have."""
 
-FRAME = with_header(b"head", frames.Kind.REQUEST, 1, 2, 9) + bytes(9)
+FRAME = with_header(b"head", frames.FrameKind.REQUEST, 1, 2, 9) + bytes(9)
 SPOILT_FRAMES = [FRAME[:at] + bytes([FRAME[at] ^ 1]) + FRAME[at + 1 :] for at in range(32)]
-SPOILT_FRAMES.append(with_header(bytes((4 << 20) + 1), frames.Kind.REQUEST, 1, 2, 9))
+SPOILT_FRAMES.append(with_header(bytes((4 << 20) + 1), frames.FrameKind.REQUEST, 1, 2, 9))
 
 GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("crc32c", (SMALL,), {}),
@@ -249,7 +249,7 @@ GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("encode_header", (PAYLOAD, *FIELDS), {}),
     ("encode_header", (pa.py_buffer(LARGE), 255, 255, 1, 2**64 - 1, 2**32 - 1, 0, 2**63, 0, True, 5, -1, -2, -3), {}),
     ("encode_header", (b"", *[0] * 13), {}),
-    ("with_header", (b"head", frames.Kind.REPLY, 1, 1 << 63, 7), {}),
+    ("with_header", (b"head", frames.FrameKind.REPLY, 1, 1 << 63, 7), {}),
     ("with_header", (b"", 255, (1 << 32) - 1, (1 << 64) - 1, (1 << 32) - 1), {}),
     ("decode_header", (memoryview(FRAME), 0, 9), {}),
     ("decode_header", (memoryview(b"x" + FRAME), 1, 1 << 40), {}),

@@ -29,7 +29,7 @@ from kera.core.format.punctuation import encode_punctuation, is_punctuation
 from kera.core.format.schema import DEFAULT_SCHEMA, schema_from_bytes
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES as FRAME_HEADER_BYTES
-from kera.core.rpc.frames import Kind, decode_header
+from kera.core.rpc.frames import FrameKind, decode_header
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2
@@ -155,7 +155,7 @@ def test_a_frame_is_what_is_told_of_it(vector: dict[str, Any]) -> None:
     assert (header.head_bytes, header.bulk_bytes) == (len(message), len(bulk))
     assert frame[FRAME_HEADER_BYTES:] == message + bulk
     assert METHODS[vector["method"].removeprefix("kera.v1.").replace("/", ".")] == vector["number"]
-    assert Kind(header.kind).name.lower() == vector["kind"]
+    assert FrameKind(header.kind).name.lower() == vector["kind"]
 
 
 def test_there_is_a_frame_of_each_kind_and_a_decoder_gets_its_message_out_of_it() -> None:

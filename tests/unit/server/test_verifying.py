@@ -10,7 +10,7 @@ from kera.core.errors import StartError
 from kera.server.verifying import check_identity, unused
 
 
-class Identity(data_dir.Identity):
+class Identity(data_dir.MemberIdentity):
     """Of some daemon."""
 
     role: ClassVar[str] = "daemon"
@@ -19,7 +19,7 @@ class Identity(data_dir.Identity):
 class Directory(data_dir.DataDirectory):
     """Of some daemon."""
 
-    identity: ClassVar[type[data_dir.Identity]] = Identity
+    identity: ClassVar[type[data_dir.MemberIdentity]] = Identity
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from kera.broker.records import DIGEST_BYTES, Digests
 from kera.broker.slices import Slices
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.base.done import nothing
-from kera.core.base.turns import Pace, Turns
+from kera.core.base.turns import TimeSlices, Turns
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.format.punctuation import NO_TIME
 from kera.v1 import broker_pb2, common_pb2
@@ -114,7 +114,9 @@ class Sealing:
                 if streamlet.owned:
                     streamlet.seal()
 
-    async def _wait_until_durable(self, stream: Stream, streamlets: list[Streamlet], wait_ms: int, pace: Pace) -> None:
+    async def _wait_until_durable(
+        self, stream: Stream, streamlets: list[Streamlet], wait_ms: int, pace: TimeSlices
+    ) -> None:
         until = asyncio.get_running_loop().time() + wait_ms / 1000
         to_disk = stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER
         lacking: list[Entry] = []
@@ -138,7 +140,7 @@ class Sealing:
             waiter.close()
 
     @staticmethod
-    async def _check_sealed(stream: Stream, streamlets: list[Streamlet], pace: Pace) -> None:
+    async def _check_sealed(stream: Stream, streamlets: list[Streamlet], pace: TimeSlices) -> None:
         for streamlet in streamlets:
             await pace.step()
             if stream.streamlets.get(streamlet.streamlet_id) is not streamlet or not streamlet.sealed:
@@ -171,7 +173,7 @@ def _lacks(entry: Entry) -> int:
     return unsure + sum(segment.head - segment.durable_head for segment in entry.tail)
 
 
-async def _state_of(streamlet: Streamlet, pace: Pace) -> common_pb2.StreamletState:
+async def _state_of(streamlet: Streamlet, pace: TimeSlices) -> common_pb2.StreamletState:
     """Where a streamlet ends: all that another broker needs to go on."""
     state = common_pb2.StreamletState(
         streamlet_id=streamlet.streamlet_id,

@@ -22,7 +22,7 @@ from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.access.rights import Operation
-from kera.core.base.turns import Pace, Turns
+from kera.core.base.turns import TimeSlices, Turns
 from kera.core.errors import InvalidArgument, KeraError, Unavailable
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.wire import error_to_message
@@ -48,7 +48,7 @@ class _Waiting(NamedTuple):
 class _Turn:
     """Lets other requests be handled whenever this one has walked through so many segments."""
 
-    def __init__(self, pace: Pace, segments: int) -> None:
+    def __init__(self, pace: TimeSlices, segments: int) -> None:
         self._pace = pace
         self._segments = self.left = segments
 

@@ -46,7 +46,7 @@ from kera.core.base.ids import Position
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidCursor, KeraError, ProtocolError
 from kera.core.format.chunk import created_us_at
-from kera.core.push import RUN, Kind, encode, numbers_of, taken_of, window_bytes_max
+from kera.core.push import RUN, PushKind, encode, numbers_of, taken_of, window_bytes_max
 from kera.core.rpc.wire import error_to_message, parse
 from kera.v1 import push_pb2
 
@@ -235,9 +235,9 @@ class PushConnection:
 
     # -- from the reader -----------------------------------------------------------------------------------------
 
-    def received(self, kind: Kind, body: bytes) -> None:
+    def received(self, kind: PushKind, body: bytes) -> None:
         """A message has arrived. Raises `ProtocolError`."""
-        if kind == Kind.TAKEN and not self.busy:
+        if kind == PushKind.TAKEN and not self.busy:
             self._taken(taken_of(body))
         else:
             self._inbox.add(self._handled(kind, body))
@@ -247,16 +247,16 @@ class PushConnection:
         """Whether it has yet to do what has arrived: read no more from the peer for now."""
         return self._inbox.busy
 
-    def _handled(self, kind: Kind, body: bytes) -> Iterator[None]:
+    def _handled(self, kind: PushKind, body: bytes) -> Iterator[None]:
         """Do what a message asks for; yields after each part."""
         match kind:
-            case Kind.RELEASE:
+            case PushKind.RELEASE:
                 yield from self._release(numbers_of(body))
-            case Kind.TAKEN:
+            case PushKind.TAKEN:
                 self._taken(taken_of(body))
-            case Kind.SUBSCRIBE:
+            case PushKind.SUBSCRIBE:
                 yield from self._subscribe(parse(push_pb2.PushSubscribe, body))
-            case Kind.CANCEL:
+            case PushKind.CANCEL:
                 yield from self._cancel(numbers_of(body))
             case _:
                 raise ProtocolError(f"a reader does not send {kind.name}")
@@ -394,7 +394,7 @@ class PushConnection:
         self._loading.next()
         self._scheduled = False  # from here on: what was marked meanwhile was seen
         if runs:
-            self._send(encode(Kind.RUNS, b"".join(runs)))
+            self._send(encode(PushKind.RUNS, b"".join(runs)))
         if ends:  # behind the runs of the same subscriptions
             self._send(b"".join(ends))
         self._schedule()
@@ -498,7 +498,7 @@ class PushConnection:
         )
         if error is not None:
             message.error.CopyFrom(error_to_message(error))
-        return encode(Kind.END, message.SerializeToString())
+        return encode(PushKind.END, message.SerializeToString())
 
     def _forget(self, subscription: Subscription) -> None:
         self._subscriptions.pop(subscription.number, None)

@@ -41,7 +41,7 @@ from kera.core.push import (
     STRANGER_BYTES_MAX,
     VERSION,
     Decoder,
-    Kind,
+    PushKind,
     encode,
 )
 from kera.core.rpc import api
@@ -138,7 +138,7 @@ class PushServer:
             hello.arena_bytes = file.geometry.file_bytes
             hello.slots, hello.slot_bytes = file.geometry.slots, file.geometry.slot_bytes
             hello.slots_at, hello.rows_at, hello.row_bytes = file.geometry.slots_at, HEAD_BYTES, ROW_BYTES
-        return encode(Kind.HELLO, hello.SerializeToString())
+        return encode(PushKind.HELLO, hello.SerializeToString())
 
     def _renew(self) -> None:
         """End those who read what is not in use any more: they come back for what is."""
@@ -338,10 +338,10 @@ class _Connection(asyncio.Protocol):
         if self._state is not None and self._state.busy and not self._transport.is_closing():
             self._transport.pause_reading()
 
-    def _received(self, kind: Kind, body: bytes) -> None:
-        if kind is Kind.OPEN:
+    def _received(self, kind: PushKind, body: bytes) -> None:
+        if kind is PushKind.OPEN:
             self._open(parse(push_pb2.PushOpen, body).memory_domain or DEFAULT_DOMAIN)
-        elif kind is Kind.AUTHENTICATE:
+        elif kind is PushKind.AUTHENTICATE:
             self._authenticate(body)
         elif self._state is None:
             raise ProtocolError(f"a reader that has no memory yet does not send {kind.name}")
@@ -383,13 +383,13 @@ class _Connection(asyncio.Protocol):
         except KeraError as error:
             self._refuse(error)
         else:
-            self._write(encode(Kind.AUTHENTICATED, answer.SerializeToString()))
+            self._write(encode(PushKind.AUTHENTICATED, answer.SerializeToString()))
         finally:
             self._authenticating = None
             self._read_on()
 
     def _refuse(self, error: KeraError) -> None:
-        self._write(encode(Kind.REFUSED, error_to_message(error).SerializeToString()))
+        self._write(encode(PushKind.REFUSED, error_to_message(error).SerializeToString()))
 
     def _write(self, message: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -28,7 +28,7 @@ from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, NotReplicated
 from kera.core.native import native
 from kera.core.rpc import api
-from kera.core.rpc.frames import Kind, encode_error, encode_frame
+from kera.core.rpc.frames import FrameKind, encode_error, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUEST_CHUNKS_MAX
 from kera.core.rpc.taking import NOTHING, Asker, Taken
 from kera.core.rpc.wire import error_to_message
@@ -163,7 +163,7 @@ def refused_answers(held: bytes, error: KeraError) -> bytes:
         for status in response.statuses:
             status.Clear()
             status.error.CopyFrom(message)
-        frames += encode_frame(Kind.REPLY, api.MULTI_WRITE_CHUNKS, request_id, response, (), BULK_BYTES_MAX)
+        frames += encode_frame(FrameKind.REPLY, api.MULTI_WRITE_CHUNKS, request_id, response, (), BULK_BYTES_MAX)
     return b"".join(frames)
 
 

@@ -21,7 +21,7 @@ from kera.core.errors import KeraError
 from kera.core.format.chunk import HEADER_BYTES, verify_header
 from kera.core.rpc import Reply
 from kera.core.rpc.wire import error_from_message
-from kera.core.tracing import Kind, Span, TraceContext, Tracing
+from kera.core.tracing import Span, SpanKind, TraceContext, Tracing
 from kera.core.tracing.conventions import SYSTEM
 
 
@@ -45,7 +45,7 @@ class TracedWrites(RequestHooks):
             return write(call)
         stream = self._stream_of(call.bulk)
         name = "" if stream is None else stream.name
-        append = self._span("append", Kind.SERVER, name, parent)
+        append = self._span("append", SpanKind.SERVER, name, parent)
         append.set("kera.chunks", request.chunk_count)
         append.set("kera.chunks.bytes", len(call.bulk))
         try:
@@ -59,11 +59,11 @@ class TracedWrites(RequestHooks):
             return answer
         append.end()
         waits = "replicate" if stream is not None and stream.replication else "persist"
-        span = self._span(waits, Kind.INTERNAL, name, append.context or parent)
+        span = self._span(waits, SpanKind.INTERNAL, name, append.context or parent)
         answer.add_done_callback(lambda done: _done(span, done))
         return answer
 
-    def _span(self, operation: str, kind: Kind, stream: str, parent: TraceContext) -> Span:
+    def _span(self, operation: str, kind: SpanKind, stream: str, parent: TraceContext) -> Span:
         attributes: dict[str, Any] = {"messaging.system": SYSTEM, "messaging.operation.name": operation}
         if stream:
             attributes["messaging.destination.name"] = stream

@@ -25,7 +25,7 @@ from kera.cli.check._workload import (
     pass_unreadable,
     strange,
 )
-from kera.client.checking.findings import Finding
+from kera.client.checking.findings import Violation
 from kera.client.checking.ledger import LAST_READER, Ledger
 from kera.client.checking.numbers import TOKEN_BYTES, Values
 from kera.core.base.telemetry import get_logger
@@ -71,7 +71,7 @@ class Outcome:
     """Readers that have pulled everything; the others were pushed to."""
     kills: list[Kill] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Violation] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     """The findings for people."""

@@ -13,7 +13,7 @@ EVIDENCE_MAX = 5
 """Cases of each kind that are kept in full; the others are counted."""
 
 
-class Finding(NamedTuple):
+class Violation(NamedTuple):
     """Something that is wrong."""
 
     kind: str
@@ -28,11 +28,11 @@ class Finding(NamedTuple):
     """When it was acknowledged or seen, counted from the beginning."""
 
 
-class Findings:
+class Violations:
     """The findings about one history, in the order in which their kinds came."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[Finding]] = {}
+        self._kept: dict[str, list[Violation]] = {}
         self.counts: Counter[str] = Counter()
         """By kind."""
 
@@ -43,10 +43,10 @@ class Findings:
         if len(kept) < EVIDENCE_MAX:
             producer, number = (None, None) if value is None or value < 0 else unpacked(value)
             streamlet, entry, record = place or (None, None, None)
-            kept.append(Finding(kind, text, producer, number, streamlet, entry, record, seconds))
+            kept.append(Violation(kind, text, producer, number, streamlet, entry, record, seconds))
 
     @property
-    def kept(self) -> list[Finding]:
+    def kept(self) -> list[Violation]:
         """Those that are told in full."""
         return [each for found in self._kept.values() for each in found]
 
@@ -58,5 +58,5 @@ class Findings:
                 yield f"{kind}: and {self.counts[kind] - len(found):,} more"
 
 
-def _when(finding: Finding) -> str:
+def _when(finding: Violation) -> str:
     return "" if finding.seconds is None else f" ({finding.seconds:.3f} s)"

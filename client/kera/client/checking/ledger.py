@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from kera.client.checking.findings import Findings
+from kera.client.checking.findings import Violations
 from kera.client.checking.history import Place
 from kera.client.checking.numbers import (
     PRODUCERS_MAX,
@@ -146,7 +146,7 @@ class Ledger:
         self._unreadable: set[Place] = set()
         """Where chunks begin that cannot be read."""
         self._last_stored: dict[tuple[int, int, int], int] = {}
-        self.findings = Findings()
+        self.findings = Violations()
         self._note = self.findings.add
         self.sent = self.acknowledged = self.refused = self.uncertain = self.processed_again = 0
         self.uncertain_stored = self.lost_as_told = 0

@@ -43,7 +43,7 @@ from kera.core.errors import KeraError, ProtocolError, Unavailable
 from kera.core.push import (
     SILENT_INTERVALS_MAX,
     Decoder,
-    Kind,
+    PushKind,
     Run,
     encode,
     encode_numbers,
@@ -327,7 +327,7 @@ class PushChannel(asyncio.Protocol):
         numbers = [each.number for each in subscriptions if each.number is not None]
         if numbers:
             self._subscribe()  # it has to have heard of them
-            self._send(encode_numbers(Kind.CANCEL, numbers))
+            self._send(encode_numbers(PushKind.CANCEL, numbers))
 
     def taken(self, taken_bytes: int) -> None:
         """So much of the window is free again."""
@@ -352,7 +352,7 @@ class PushChannel(asyncio.Protocol):
                     fill_cursor(row.start, each.wanted.entry, each.next)
                     if each.wanted.end is not None:
                         fill_cursor(row.end, each.wanted.entry, each.wanted.end)
-                self._send(encode(Kind.SUBSCRIBE, message.SerializeToString()))
+                self._send(encode(PushKind.SUBSCRIBE, message.SerializeToString()))
 
     # -- from the broker ---------------------------------------------------------------------------------------
 
@@ -390,12 +390,12 @@ class PushChannel(asyncio.Protocol):
         self._heard = True
         try:
             for kind, body in self._decoder.feed(data):
-                if kind is Kind.RUNS:
+                if kind is PushKind.RUNS:
                     for run in runs_of(body):
                         self._run(run)
-                elif kind is Kind.END:
+                elif kind is PushKind.END:
                     self._end(parse(push_pb2.PushEnd, body))
-                elif kind is not Kind.ALIVE:
+                elif kind is not PushKind.ALIVE:
                     raise ProtocolError(f"a broker pushed a message of kind {kind.name}")
         except ProtocolError as error:
             # Without its trace, which would hold this: a run that nobody has taken yet holds it, too, out of the sight

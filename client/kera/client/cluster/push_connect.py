@@ -13,7 +13,7 @@ from kera.client.cluster.push_returns import RETURN_DELAY_S
 from kera.core.base.address import reason_of
 from kera.core.base.own_file import open_own
 from kera.core.errors import InvalidArgument, ProtocolError, Unavailable
-from kera.core.push import DEFAULT_DOMAIN, VERSION, Decoder, Kind, encode
+from kera.core.push import DEFAULT_DOMAIN, VERSION, Decoder, PushKind, encode
 from kera.core.rpc.method import Introduction, introduce
 from kera.core.rpc.unix_socket import peer_user
 from kera.core.rpc.wire import error_from_message, parse
@@ -70,7 +70,7 @@ async def _greeting(
             await introduce(introduction, talk.authenticate, each_call=False)
         if hello.arena_bytes == 0 or domain != (hello.memory_domain or DEFAULT_DOMAIN):
             talk.close_fd()
-            await talk.ask(Kind.OPEN, push_pb2.PushOpen(memory_domain=domain).SerializeToString())
+            await talk.ask(PushKind.OPEN, push_pb2.PushOpen(memory_domain=domain).SerializeToString())
             hello = await talk.hello()
             if hello.memory_domain != domain:
                 raise ProtocolError(f"{path} gives memory of domain {hello.memory_domain!r}, not {domain!r}")
@@ -101,23 +101,23 @@ class _Talk:
         """The next message, which is a greeting. Raises what the broker refuses it with."""
         kind, body = await self._next()
         hello = parse(push_pb2.PushHello, body)
-        if kind is not Kind.HELLO or hello.version != VERSION:
+        if kind is not PushKind.HELLO or hello.version != VERSION:
             raise ProtocolError(f"{self._path} is no push channel of version {VERSION}", version=hello.version)
         return hello
 
     async def authenticate(self, request: access_pb2.AuthenticateRequest) -> access_pb2.AuthenticateResponse:
         """One step. Raises `AuthenticationFailed`."""
-        await self.ask(Kind.AUTHENTICATE, request.SerializeToString())
+        await self.ask(PushKind.AUTHENTICATE, request.SerializeToString())
         kind, body = await self._next()
-        if kind is not Kind.AUTHENTICATED:
+        if kind is not PushKind.AUTHENTICATED:
             raise ProtocolError(f"{self._path} answers a step of authenticating with {kind.name}")
         return parse(access_pb2.AuthenticateResponse, body)
 
-    async def ask(self, kind: Kind, body: bytes) -> None:
+    async def ask(self, kind: PushKind, body: bytes) -> None:
         """Send a message."""
         await asyncio.get_running_loop().sock_sendall(self.sock, encode(kind, body))
 
-    async def _next(self) -> tuple[Kind, bytes]:
+    async def _next(self) -> tuple[PushKind, bytes]:
         """Raises what the broker refuses something with, and `Unavailable` if it closes the connection."""
         while True:
             await _readable(self.sock)
@@ -131,9 +131,9 @@ class _Talk:
             if not data:
                 raise Unavailable(f"the broker closes {self._path} at once; {_WAY_OUT}", address=self._path)
             for kind, body in self.decoder.feed(data):
-                if kind is Kind.ALIVE:
+                if kind is PushKind.ALIVE:
                     continue
-                if kind is Kind.REFUSED:
+                if kind is PushKind.REFUSED:
                     raise error_from_message(parse(common_pb2.Error, body))
                 return kind, body
 

@@ -10,7 +10,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
-from kera.core.push import BODY_BYTES_MAX, Kind, encode_numbers, encode_taken
+from kera.core.push import BODY_BYTES_MAX, PushKind, encode_numbers, encode_taken
 
 RETURN_DELAY_S = 0.05
 """How long what was taken or let go of waits for more before the broker is told."""
@@ -57,6 +57,6 @@ class Returns:
             message, self._taken_bytes = encode_taken(self._taken_bytes), 0
         while self._released:
             count = min(len(self._released), BODY_BYTES_MAX // 4)
-            message += encode_numbers(Kind.RELEASE, [self._released.popleft() for _ in range(count)])
+            message += encode_numbers(PushKind.RELEASE, [self._released.popleft() for _ in range(count)])
         if message:
             self._send(message)

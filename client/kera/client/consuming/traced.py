@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.plugins import DeliveryHooks
 from kera.client.types import Record, StreamDescription
-from kera.core.tracing import LINKS_MAX, TRACEPARENT, TRACESTATE, Kind, Span, TraceContext, Tracing
+from kera.core.tracing import LINKS_MAX, TRACEPARENT, TRACESTATE, Span, SpanKind, TraceContext, Tracing
 from kera.core.tracing.conventions import messaging
 
 T = TypeVar("T")
@@ -117,15 +117,17 @@ class ConsumerTraces(DeliveryHooks):
 
     def receive(self, seen: _Seen, begun_ns: int) -> Span:
         """It was given out now, to whoever asked for it at `begun_ns`."""
-        span = self._span("receive", Kind.CLIENT, seen, None, begun_ns)
+        span = self._span("receive", SpanKind.CLIENT, seen, None, begun_ns)
         span.end()
         return span
 
     def process(self, seen: _Seen, received: Span) -> Span:
         """The application begins to process what it has received."""
-        return self._span("process", Kind.CONSUMER, seen, received.context, None)
+        return self._span("process", SpanKind.CONSUMER, seen, received.context, None)
 
-    def _span(self, operation: str, kind: Kind, seen: _Seen, parent: TraceContext | None, begun_ns: int | None) -> Span:
+    def _span(
+        self, operation: str, kind: SpanKind, seen: _Seen, parent: TraceContext | None, begun_ns: int | None
+    ) -> Span:
         attributes = messaging(operation, seen.stream, messages=seen.messages, group=self._group)
         if seen.streamlet is not None:
             attributes["messaging.destination.partition.id"] = str(seen.streamlet)

@@ -31,7 +31,7 @@ from kera.client.types import StreamDescription
 from kera.core.errors import KeraError
 from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.rpc.wire import error_from_message
-from kera.core.tracing import LINKS_MAX, TRACEPARENT, TRACESTATE, Kind, Span, TraceContext, Tracing
+from kera.core.tracing import LINKS_MAX, TRACEPARENT, TRACESTATE, Span, SpanKind, TraceContext, Tracing
 from kera.core.tracing.conventions import messaging
 from kera.v1 import broker_pb2
 
@@ -59,7 +59,7 @@ class ProducerTraces:
                 return pending
             if not tracing.starts():
                 return send(stream, value, headers=own, **others)
-            span = tracing.span(f"create {stream}", Kind.PRODUCER, attributes=messaging("create", stream))
+            span = tracing.span(f"create {stream}", SpanKind.PRODUCER, attributes=messaging("create", stream))
             try:
                 context = span.context
                 more = own if context is None else Headers([*(own or NO_HEADERS).pairs, *context.headers.items()])
@@ -86,7 +86,7 @@ class ProducerTraces:
             typed = (await described(stream)).typed
             rows = batch.num_rows if isinstance(batch, pa.RecordBatch | pa.Table) else None
             attributes = messaging("send_batch", stream, messages=rows, kind="send")
-            span = tracing.span(f"send_batch {stream}", Kind.PRODUCER, attributes=attributes)
+            span = tracing.span(f"send_batch {stream}", SpanKind.PRODUCER, attributes=attributes)
             context = span.context
             try:
                 given = batch if typed or context is None else with_context(batch, context)
@@ -125,7 +125,7 @@ class ProducerTraces:
         records = sum(chunk.payload.record_count for chunk, _ in traced)
         span = self._tracing.span(
             f"send {stream}",
-            Kind.CLIENT,
+            SpanKind.CLIENT,
             parent=contexts[0],
             links=contexts,
             attributes={

@@ -28,7 +28,7 @@ from kera.coordinator.store.metadata_copy import CLUSTER_ID
 from kera.coordinator.store.numbers import instances_by, next_epoch, next_id
 from kera.core.base.clock import Clock
 from kera.core.base.telemetry import get_logger
-from kera.core.base.turns import Pace, Turns
+from kera.core.base.turns import TimeSlices, Turns
 from kera.core.errors import KeraError, Unavailable, UnknownStream, invariant
 from kera.server.access.guard import check_caller
 from kera.v1 import common_pb2
@@ -93,7 +93,7 @@ class State:
         """
         return self.ledger.last_number(FEATURE_LEVEL_KEY)
 
-    def pace(self) -> Pace:
+    def pace(self) -> TimeSlices:
         """For work that may be long: call `step` often. What was looked up before a step may not hold after it."""
         return self.turns.pace(REQUESTER.get())
 

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple, Protocol
 
-from kera.core.base.health import Finding
+from kera.core.base.health import Observation
 
 Kind = Literal["authentication_failed", "denied", "changed"]
 
@@ -38,6 +38,6 @@ class AuditStream(Protocol):
         """End."""
         ...
 
-    def look(self) -> Finding:
+    def look(self) -> Observation:
         """How it goes."""
         ...

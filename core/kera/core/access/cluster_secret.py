@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from kera.core.access.credentials import secret_in
 from kera.core.access.passwords import verifier_for
-from kera.core.base.health import Finding, concern, well
+from kera.core.base.health import Observation, concern, well
 from kera.core.base.repeated import Repeated
 from kera.core.base.settings import InvalidSettings, setting
 from kera.core.base.telemetry import get_logger
@@ -95,7 +95,7 @@ class ClusterSecret:
         self._current()
         return self._problem
 
-    def look(self) -> Finding:
+    def look(self) -> Observation:
         """For `Health.add`: whether what the file has is what this daemon goes by."""
         if problem := self.problem:
             return concern(f"what the file holds now is not taken, and that from before goes on: {problem}")

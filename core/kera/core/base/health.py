@@ -22,7 +22,7 @@ class State(enum.Enum):
     """The daemon cannot do its work, or not all of it: it is not ready."""
 
 
-class Finding(NamedTuple):
+class Observation(NamedTuple):
     """The result of a look."""
 
     state: State
@@ -43,19 +43,19 @@ class Check(NamedTuple):
         return daemon_pb2.HealthCheck(name=self.name, state=state, text=self.text)
 
 
-def well(text: str = "ok") -> Finding:
+def well(text: str = "ok") -> Observation:
     """Nothing is wrong."""
-    return Finding(State.OK, text)
+    return Observation(State.OK, text)
 
 
-def concern(text: str) -> Finding:
+def concern(text: str) -> Observation:
     """See `State.WARNING`."""
-    return Finding(State.WARNING, text)
+    return Observation(State.WARNING, text)
 
 
-def wrong(text: str) -> Finding:
+def wrong(text: str) -> Observation:
     """See `State.PROBLEM`."""
-    return Finding(State.PROBLEM, text)
+    return Observation(State.PROBLEM, text)
 
 
 class Health:
@@ -66,7 +66,7 @@ class Health:
 
     def __init__(self) -> None:
         self._state = wrong("it is starting")
-        self._looks: dict[str, Callable[[], Finding]] = {}
+        self._looks: dict[str, Callable[[], Observation]] = {}
 
     def starting(self, what: str) -> None:
         """The daemon is starting, and `what` may take long."""
@@ -80,7 +80,7 @@ class Health:
         """It is about to end."""
         self._state = wrong("it is stopping: what it has is handed over to others, and written to disk")
 
-    def add(self, name: str, look: Callable[[], Finding]) -> None:
+    def add(self, name: str, look: Callable[[], Observation]) -> None:
         """`look` is called whenever somebody asks, and may not take long."""
         self._looks[name] = look
 

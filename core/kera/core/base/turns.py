@@ -68,9 +68,9 @@ class Turns:
         finally:
             steps.close()
 
-    def pace(self, requester: Hashable) -> Pace:
+    def pace(self, requester: Hashable) -> TimeSlices:
         """For work that awaits something now and then, and may not do so for long."""
-        return Pace(self, requester, self._slice_s)
+        return TimeSlices(self, requester, self._slice_s)
 
     def turn(self, requester: Hashable) -> asyncio.Future[None]:
         """Done when it is the requester's turn."""
@@ -162,7 +162,7 @@ class Share:
         self._rested()
 
 
-class Pace:
+class TimeSlices:
     """Gives way to others when a slice is used up: call `step` before each part of the work."""
 
     def __init__(self, turns: Turns, requester: Hashable, slice_s: float) -> None:

@@ -22,7 +22,7 @@ class Offset(NamedTuple):
     """It is up to so much more or less."""
 
 
-class ClockOffset:
+class PeerClockOffset:
     """Estimates the offset of a peer's clock from the recent answer with the shortest round trip.
 
     Times in microseconds; one's own are of any clock, but of the same one.

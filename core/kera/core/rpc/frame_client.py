@@ -16,7 +16,7 @@ from kera.core.base.forks import cut_off, inherited, leave_to_parent
 from kera.core.errors import KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.rpc import api
 from kera.core.rpc.answer import Answer
-from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame
+from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameKind, FrameProtocol, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import REFUSALS, Introduction, Method, Reply, RequestT, ResponseT, call, introduce
 from kera.core.rpc.sockets import CALLER, tune
@@ -155,7 +155,7 @@ class FrameChannel(FrameProtocol):
             return future
         request_id = next(self._ids)
         try:
-            pieces = encode_frame(Kind.REQUEST, method, request_id, message, bulk, self.bulk_bytes_max)
+            pieces = encode_frame(FrameKind.REQUEST, method, request_id, message, bulk, self.bulk_bytes_max)
         except KeraError as error:
             future.set_exception(error)
             return future
@@ -239,12 +239,12 @@ class FrameChannel(FrameProtocol):
     def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
         """See `FrameProtocol`."""
         error: KeraError | None = None
-        if header.kind == Kind.ERROR:
+        if header.kind == FrameKind.ERROR:
             error = error_from_message(parse(common_pb2.Error, head))
             if header.request_id == NO_REQUEST:
                 self._refusal = error if isinstance(error, REFUSALS) else None
                 raise ProtocolError(f"refused by the peer: {error}")
-        elif header.kind != Kind.REPLY:
+        elif header.kind != FrameKind.REPLY:
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no reply")
         entry = self._pending.get(header.request_id)
         if entry is None:

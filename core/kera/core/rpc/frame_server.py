@@ -39,8 +39,8 @@ from kera.core.rpc.frame_sharing import Shared
 from kera.core.rpc.frames import (
     NO_REQUEST,
     FrameHeader,
+    FrameKind,
     FrameProtocol,
-    Kind,
     encode_error,
     encode_frame,
     lazy_memory,
@@ -67,7 +67,7 @@ from kera.core.security.accepting import TlsListener, listening
 
 log = get_logger("kera.frames")
 
-_REQUEST = Kind.REQUEST
+_REQUEST = FrameKind.REQUEST
 """Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
 _ACCEPTED_TURNS = 3
 """Turns of the loop after which a connection that the kernel has accepted before the end is known."""
@@ -77,7 +77,7 @@ _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
 
 
-_REPLY = Kind.REPLY
+_REPLY = FrameKind.REPLY
 """Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
 
 

@@ -55,7 +55,7 @@ invariant(_COVERED.size + _CRC.size == HEADER_BYTES, "the checksum is its last f
 invariant(HEADER_BYTES < STAGING_BYTES, "a header must fit into the staging buffer")
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """The kind of a frame."""
 
     REQUEST = 1
@@ -79,7 +79,12 @@ _as_header = tuple.__new__
 
 
 def encode_frame(
-    kind: Kind, method: Method[Any, Any], request_id: int, message: Message, bulk: Sequence[Any], bulk_bytes_max: int
+    kind: FrameKind,
+    method: Method[Any, Any],
+    request_id: int,
+    message: Message,
+    bulk: Sequence[Any],
+    bulk_bytes_max: int,
 ) -> list[Any]:
     """A frame as pieces for a scatter/gather write: header and head joined, then the bulk as it was given.
 
@@ -89,7 +94,7 @@ def encode_frame(
     Raises `RecordTooLarge` over the limits.
     """
     head = message.SerializeToString()
-    check = check_request if kind is Kind.REQUEST else check_size
+    check = check_request if kind is FrameKind.REQUEST else check_size
     # From Python 3.12 on, asyncio's own transport keeps empty ones, and what follows waits behind them.
     pieces = [piece if type(piece) is bytes else pa.py_buffer(piece) for piece in bulk if len(piece)]
     if not pieces:
@@ -102,11 +107,11 @@ def encode_frame(
 
 def encode_error(method: int, request_id: int, error: common_pb2.Error) -> bytes:
     """An error frame."""
-    return with_header(error.SerializeToString(), Kind.ERROR, method, request_id, 0)
+    return with_header(error.SerializeToString(), FrameKind.ERROR, method, request_id, 0)
 
 
 @accelerated()
-def with_header(head: bytes, kind: Kind, method: int, request_id: int, bulk_bytes: int) -> bytes:
+def with_header(head: bytes, kind: FrameKind, method: int, request_id: int, bulk_bytes: int) -> bytes:
     """A frame's header, and its head behind it."""
     header = _COVERED.pack(_MAGIC, VERSION, kind, method, request_id, len(head), bulk_bytes, 0)
     return header + _CRC.pack(crc32c(header)) + head

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from kera.core.base.health import Finding, concern, well, wrong
+from kera.core.base.health import Observation, concern, well, wrong
 from kera.core.security.files import Loaded, TlsFiles, calling, identify, serving
 
 _STEPS = 6
@@ -77,7 +77,7 @@ def own_refusal(files: TlsFiles, loaded: Loaded) -> str:
     return "" if found is None else found.reason
 
 
-def lasting(cert: Path | None, not_after_s: float, now_s: float) -> Finding:
+def lasting(cert: Path | None, not_after_s: float, now_s: float) -> Observation:
     """Whether a certificate is good, and for long enough, by seconds since 1970. What to do is left to who tells it."""
     day = f"{datetime.fromtimestamp(not_after_s, UTC):%Y-%m-%d %H:%M} UTC"
     left_days = (not_after_s - now_s) / _DAY_S

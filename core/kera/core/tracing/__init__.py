@@ -13,7 +13,7 @@ names of streams and consumer groups are there.
 """
 
 from kera.core.tracing.context import TRACEPARENT, TRACESTATE, TraceContext
-from kera.core.tracing.face import LINKS_MAX, OFF, Kind, Span, Tracing
+from kera.core.tracing.face import LINKS_MAX, OFF, Span, SpanKind, Tracing
 from kera.core.tracing.setting import TracesSettings, tracing_of
 
 __all__ = [
@@ -21,8 +21,8 @@ __all__ = [
     "OFF",
     "TRACEPARENT",
     "TRACESTATE",
-    "Kind",
     "Span",
+    "SpanKind",
     "TraceContext",
     "TracesSettings",
     "Tracing",

@@ -14,7 +14,7 @@ LINKS_MAX = 128
 Attributes = Mapping[str, str | int | float | bool]
 
 
-class Kind(enum.Enum):
+class SpanKind(enum.Enum):
     """The role of a span for others, see OpenTelemetry's SpanKind."""
 
     INTERNAL = "INTERNAL"
@@ -63,7 +63,7 @@ class Tracing:
     def span(
         self,
         name: str,
-        kind: Kind,
+        kind: SpanKind,
         *,
         parent: TraceContext | None = None,
         links: Sequence[TraceContext] = (),

@@ -29,11 +29,11 @@ from kera.core.base.build import this_build
 from kera.core.errors import KeraError
 from kera.core.tracing.context import TraceContext
 from kera.core.tracing.export import Exporting
-from kera.core.tracing.face import LINKS_MAX, NO_SPAN, Attributes, Kind, Span, Tracing
+from kera.core.tracing.face import LINKS_MAX, NO_SPAN, Attributes, Span, SpanKind, Tracing
 
 EXPORT_TIMEOUT_S = 5.0
 _SCOPE = "kera"
-_KINDS = {kind: trace.SpanKind[kind.value] for kind in Kind}
+_KINDS = {kind: trace.SpanKind[kind.value] for kind in SpanKind}
 
 
 class OtelSpan(Span):
@@ -119,7 +119,7 @@ class OtelTracing(Tracing):
     def span(
         self,
         name: str,
-        kind: Kind,
+        kind: SpanKind,
         *,
         parent: TraceContext | None = None,
         links: Sequence[TraceContext] = (),

@@ -19,7 +19,7 @@ from kera.core.access.accounts import Accounts
 from kera.core.access.identity import CHANGED, Identity, not_authenticated
 from kera.core.access.rights import CLUSTER, Operation
 from kera.core.base.crowd import host_of
-from kera.core.base.health import Finding
+from kera.core.base.health import Observation
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import AuthenticationFailed, NotAllowed, StaleEpoch, UnknownStream
 from kera.core.rpc import api
@@ -59,7 +59,7 @@ class Beside(Protocol):
         """End."""
         ...
 
-    def look(self) -> Finding:
+    def look(self) -> Observation:
         """How it goes."""
         ...
 
@@ -67,7 +67,7 @@ class Beside(Protocol):
 class Door:
     """The access check in front of a daemon's services. This one is open: every peer may do everything."""
 
-    looks: Mapping[str, Callable[[], Finding]] = MappingProxyType({})
+    looks: Mapping[str, Callable[[], Observation]] = MappingProxyType({})
     """How what it needs goes, for the daemon's health, by what it is."""
 
     @property

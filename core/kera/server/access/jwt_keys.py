@@ -3,7 +3,7 @@
 They are read on a thread of their own (`jwt_sources`), again and again, as issuers change them: the event loop takes
 what is there, and never waits. What cannot be read, or is no key set, is not taken, and what was there before goes on.
 
-A token that names a key which is not there has them read again, though not more often than `Pace.unknown_s`. Until
+A token that names a key which is not there has them read again, though at most once in `ReadIntervals.unknown_s`. Until
 that is done it is not known whether the key is a new one, and who shows the token is told to try again.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt import PyJWK
 
-from kera.core.base.health import Finding, concern, well, wrong
+from kera.core.base.health import Observation, concern, well, wrong
 from kera.core.base.repeated import Repeated
 from kera.core.base.strict_json import parsed_object, shown
 from kera.core.base.telemetry import get_logger
@@ -209,7 +209,7 @@ class JwtKeys:
     def _missing(self) -> str:
         return f"{self._source}: {self._failed}" if self._failed else f"{self._source} is being read"
 
-    def look(self) -> Finding:
+    def look(self) -> Observation:
         """For `Health.add`."""
         keys, failed = self._set, self._failed
         if keys is None:

@@ -34,7 +34,7 @@ class NotRead(Exception):
     """The keys could not be read; its text says why."""
 
 
-class Pace(NamedTuple):
+class ReadIntervals(NamedTuple):
     """How often keys are read, at most, and how often in any case."""
 
     refresh_s: float
@@ -49,7 +49,7 @@ class KeysSource(Protocol):
     """Where keys are."""
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> ReadIntervals:
         """How often to look."""
         ...
 
@@ -66,7 +66,7 @@ def keys_source(text: str, *, fetch_s: float = FETCH_S) -> KeysSource:
 class FileSource:
     """A file."""
 
-    pace = Pace(refresh_s=1.0, unknown_s=0.2, failed_s=1.0)
+    pace = ReadIntervals(refresh_s=1.0, unknown_s=0.2, failed_s=1.0)
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,7 +90,7 @@ class FileSource:
 class UrlSource:
     """An address, ``https://…``, or ``http://…`` on this host. The authorities are those of the operating system."""
 
-    pace = Pace(refresh_s=300.0, unknown_s=30.0, failed_s=10.0)
+    pace = ReadIntervals(refresh_s=300.0, unknown_s=30.0, failed_s=10.0)
 
     def __init__(self, url: str, *, fetch_s: float = FETCH_S) -> None:
         """Raises `InvalidArgument`."""

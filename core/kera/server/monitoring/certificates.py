@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from kera.core.base.clock import Clock
-from kera.core.base.health import Finding, State, concern, well, wrong
+from kera.core.base.health import Observation, State, concern, well, wrong
 from kera.core.security import Tls
 from kera.core.security.checking import lasting
 from kera.server.monitoring.sources import Steps
@@ -18,7 +18,7 @@ class Certificates:
         self._tls = tls
         self._clock = clock
 
-    def look(self) -> Finding:
+    def look(self) -> Observation:
         """For `Health.add`."""
         not_after_s, cert = self._tls.not_after_s, self._tls.files.cert
         found = well("it has none")
@@ -31,7 +31,7 @@ class Certificates:
             found = concern(unfit)
         if found.state is State.OK:
             return found
-        return Finding(found.state, f"{found.text}; put a new one in its place")
+        return Observation(found.state, f"{found.text}; put a new one in its place")
 
     def steps(self, *, everything: bool) -> Steps:
         """See `Source`."""

@@ -165,7 +165,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Pace:
+class BatchDecision:
     """The decision about the waiting data."""
 
     wait_s: float
@@ -249,16 +249,16 @@ class Pacer:
             self._starts.done(self._seen[-1])
         self._fit = None
 
-    def decide(self, waiting_bytes: int, oldest_s: float) -> Pace:
+    def decide(self, waiting_bytes: int, oldest_s: float) -> BatchDecision:
         """Decide how long so many bytes can still wait whose oldest record is so old, and how many of them to take."""
         fit, bytes_max = self.fit, self.bytes_max
         if fit is None:
-            return Pace(0.0, bytes_max, None)
+            return BatchDecision(0.0, bytes_max, None)
         # Where small ones have told no more than noise, little may seem to cost nothing; but all took some time.
         predicted_s = max(fit.seconds(min(waiting_bytes, bytes_max)), self._quickest_s)
         wait_s = self.usable_s - oldest_s - predicted_s
         begins = waiting_bytes >= bytes_max or wait_s < MOMENT_S
-        return Pace(0.0 if begins else wait_s, bytes_max, predicted_s)
+        return BatchDecision(0.0 if begins else wait_s, bytes_max, predicted_s)
 
     def began(self, waiting_bytes: int, taken_bytes: int) -> None:
         """A micro-batch has begun, with so much of what waited."""

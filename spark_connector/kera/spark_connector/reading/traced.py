@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kera.core.errors import KeraError
-from kera.core.tracing import LINKS_MAX, Kind, Span, TraceContext
+from kera.core.tracing import LINKS_MAX, Span, SpanKind, TraceContext
 from kera.core.tracing.conventions import messaging
 from kera.spark_connector.planning import Piece
 
@@ -54,7 +54,7 @@ class MicroBatchTraces:
         attributes = messaging("process", name, messages=records, group=group)
         attributes["kera.spark.tasks"] = len(pieces)
         self._span = client.tracing.span(
-            f"process {', '.join(streams[:ENTRIES_MAX])}", Kind.CONSUMER, links=links, attributes=attributes
+            f"process {', '.join(streams[:ENTRIES_MAX])}", SpanKind.CONSUMER, links=links, attributes=attributes
         )
         self._end = end
 

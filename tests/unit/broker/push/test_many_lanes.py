@@ -5,7 +5,7 @@ import pytest
 from kera.broker.serving.limits import PushLimits
 from kera.broker.serving.push import PushConnection
 from kera.core.errors import ProtocolError
-from kera.core.push import Kind
+from kera.core.push import PushKind
 from kera.v1 import push_pb2
 from tests.unit.broker.push_support import PushNode, Reader, lane
 from tests.unit.broker.support import CHUNK_BYTES
@@ -70,12 +70,12 @@ def test_a_peer_that_turns_out_not_to_be_trusted_later_is_told_of_then(node: Pus
     idle: list[bool] = []
     connection = PushConnection(node.push, lambda _: None, on_idle=lambda: idle.append(True), on_failed=failed.append)
     lanes = [lane(number) for number in (*range(1, 11), 1)]
-    connection.received(Kind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=lanes).SerializeToString())
+    connection.received(PushKind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=lanes).SerializeToString())
     assert (connection.busy, failed) == (True, [])
     node.run()
     assert [str(error) for error in failed] == ["lane 1 is in use"]
     assert not connection.busy
     assert idle == []
-    connection.received(Kind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=map(lane, range(21, 31))).SerializeToString())
+    connection.received(PushKind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=map(lane, range(21, 31))).SerializeToString())
     node.run()
     assert idle == [True]

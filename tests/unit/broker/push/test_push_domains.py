@@ -27,7 +27,7 @@ from kera.core.access.rights import Operation
 from kera.core.base.blocks import FileCalls
 from kera.core.base.ids import EARLIEST, EntryId
 from kera.core.errors import AuthenticationFailed, InvalidArgument, NotAllowed, Unavailable, UnknownStream
-from kera.core.push import STRANGER_BYTES_MAX, Kind, encode, encode_numbers
+from kera.core.push import STRANGER_BYTES_MAX, PushKind, encode, encode_numbers
 from kera.core.rpc.unix_socket import ANY_USER, OWN_USER
 from kera.server.access.guard import Guard
 from kera.v1 import access_pb2, push_pb2
@@ -355,13 +355,13 @@ async def test_a_stream_can_be_put_into_another_domain(served: Served) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        encode(Kind.SUBSCRIBE, push_pb2.PushSubscribe().SerializeToString()),
-        encode_numbers(Kind.RELEASE, [0]),
-        encode(Kind.HELLO, b""),
-        encode(Kind.AUTHENTICATE, b"\xff\xff"),
-        encode(Kind.OPEN, b"\xff"),
-        encode(Kind.AUTHENTICATE, bytes(STRANGER_BYTES_MAX + 1))[:16],
-        2 * encode(Kind.AUTHENTICATE, access_pb2.AuthenticateRequest(token="x").SerializeToString()),
+        encode(PushKind.SUBSCRIBE, push_pb2.PushSubscribe().SerializeToString()),
+        encode_numbers(PushKind.RELEASE, [0]),
+        encode(PushKind.HELLO, b""),
+        encode(PushKind.AUTHENTICATE, b"\xff\xff"),
+        encode(PushKind.OPEN, b"\xff"),
+        encode(PushKind.AUTHENTICATE, bytes(STRANGER_BYTES_MAX + 1))[:16],
+        2 * encode(PushKind.AUTHENTICATE, access_pb2.AuthenticateRequest(token="x").SerializeToString()),
     ],
     ids=["subscribe", "release", "hello", "no request", "no open", "large", "twice at once"],
 )
@@ -427,7 +427,7 @@ async def test_a_domain_is_opened_once_and_before_anything_else(served: Served, 
     served.allow(rule("user:alice", "domain:*", READ), rule("user:alice", "stream:*", READ))
     served.uid = uid
     channel = await served.connect()
-    channel._send(encode(Kind.OPEN, push_pb2.PushOpen(memory_domain="default").SerializeToString()))
+    channel._send(encode(PushKind.OPEN, push_pb2.PushOpen(memory_domain="default").SerializeToString()))
     await until(lambda: channel.closed)
 
 

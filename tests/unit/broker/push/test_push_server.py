@@ -20,7 +20,17 @@ from kera.broker.serving.push import Push
 from kera.broker.serving.push_server import PushServer
 from kera.core.errors import PathNotWritable
 from kera.core.format.chunk import iterate_chunks
-from kera.core.push import ALIVE_INTERVAL_MS, VERSION, Decoder, Kind, Run, encode, encode_numbers, encode_taken, runs_of
+from kera.core.push import (
+    ALIVE_INTERVAL_MS,
+    VERSION,
+    Decoder,
+    PushKind,
+    Run,
+    encode,
+    encode_numbers,
+    encode_taken,
+    runs_of,
+)
 from kera.core.rpc import api
 from kera.core.rpc.unix_socket import peer_user
 from kera.v1 import push_pb2
@@ -90,7 +100,7 @@ class RawReader:
             numbers.frombytes(content)
             reader.descriptors += numbers
         ((kind, body),) = reader.decoder.feed(data)
-        assert kind == Kind.HELLO
+        assert kind == PushKind.HELLO
         reader.hello.ParseFromString(body)
         return reader
 
@@ -111,12 +121,12 @@ class RawReader:
             except ConnectionResetError:
                 return False
         for kind, body in self.decoder.feed(data):
-            if kind == Kind.ALIVE:
+            if kind == PushKind.ALIVE:
                 self.signs_of_life += 1
-            elif kind == Kind.RUNS:
+            elif kind == PushKind.RUNS:
                 self.runs += runs_of(body)
             else:
-                assert kind == Kind.END
+                assert kind == PushKind.END
                 end = push_pb2.PushEnd.FromString(body)
                 self.ends[end.lane] = end
         return bool(data)
@@ -135,7 +145,7 @@ class RawReader:
 
     async def subscribe(self, *lanes: push_pb2.PushLane, window_bytes: int = 0) -> None:
         message = push_pb2.PushSubscribe(consumer_group="raw", window_bytes=window_bytes, lanes=lanes)
-        await self.say(encode(Kind.SUBSCRIBE, message.SerializeToString()))
+        await self.say(encode(PushKind.SUBSCRIBE, message.SerializeToString()))
 
     @contextmanager
     def memory(self) -> Iterator[mmap.mmap]:
@@ -228,9 +238,9 @@ async def test_releasing_and_taking_come_back_to_the_broker(served: Broker, conn
     await reader.say(encode_taken(run.length_bytes))
     await reader.until(lambda: len(reader.runs) == 2)
     assert served.arena.slot(run.slot).leases == 2
-    await reader.say(encode_numbers(Kind.RELEASE, [run.slot, run.slot]))
+    await reader.say(encode_numbers(PushKind.RELEASE, [run.slot, run.slot]))
     await until(lambda: served.arena.slot(run.slot).leases == 0)
-    await reader.say(encode_numbers(Kind.CANCEL, [1]))
+    await reader.say(encode_numbers(PushKind.CANCEL, [1]))
     await reader.until(lambda: 1 in reader.ends)
 
     assert reader.ends[1].reason == push_pb2.PushEnd.CANCELLED
@@ -239,7 +249,7 @@ async def test_releasing_and_taking_come_back_to_the_broker(served: Broker, conn
 async def test_a_message_may_come_in_pieces(served: Broker, connect: Any) -> None:
     reader = await connect()
     fill(served, 0, 1)
-    message = encode(Kind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=[lane()]).SerializeToString())
+    message = encode(PushKind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=[lane()]).SerializeToString())
     for byte in message:
         await reader.say(bytes([byte]))
         await asyncio.sleep(0)
@@ -273,12 +283,12 @@ async def test_a_reader_that_goes_leaves_nothing(served: Broker, connect: Any) -
     "message",
     [
         b"\xff" * 8,
-        b"\xff\xff\xff\x7f" + bytes([Kind.SUBSCRIBE, 0, 0, 0]),
-        encode(Kind.RUNS, bytes(64)),
-        encode(Kind.SUBSCRIBE, b"\xff"),
-        encode(Kind.TAKEN, b"\xff" * 8),
-        encode_numbers(Kind.RELEASE, [0, 0]),
-        encode_numbers(Kind.RELEASE, [1 << 31]),
+        b"\xff\xff\xff\x7f" + bytes([PushKind.SUBSCRIBE, 0, 0, 0]),
+        encode(PushKind.RUNS, bytes(64)),
+        encode(PushKind.SUBSCRIBE, b"\xff"),
+        encode(PushKind.TAKEN, b"\xff" * 8),
+        encode_numbers(PushKind.RELEASE, [0, 0]),
+        encode_numbers(PushKind.RELEASE, [1 << 31]),
     ],
 )
 async def test_what_no_reader_says_ends_the_connection_and_its_leases(
@@ -289,7 +299,7 @@ async def test_what_no_reader_says_ends_the_connection_and_its_leases(
     await reader.subscribe(lane())
     await reader.until(lambda: len(reader.runs) == 1)
     assert served.arena.leased_slots == 1
-    await reader.say(message + encode(Kind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=[lane(9)]).SerializeToString()))
+    await reader.say(message + encode(PushKind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=[lane(9)]).SerializeToString()))
     await reader.until_closed()
 
     assert served.arena.leased_slots == 0

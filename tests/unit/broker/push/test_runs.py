@@ -4,7 +4,7 @@ import pytest
 
 from kera.broker.serving.limits import PushLimits
 from kera.core.base.ids import Position
-from kera.core.push import Kind
+from kera.core.push import PushKind
 from tests.unit.broker.push_support import PushNode, Reader, lane
 from tests.unit.broker.support import CHUNK_BYTES
 
@@ -21,7 +21,7 @@ def test_a_run_says_where_the_chunks_of_a_segment_lie_and_how_much_is_behind_the
     assert reader.sequences == {5: list(range(6))}
     assert first[:] == (5, slots[0].index, slots[0].generation, slots[0].arena_offset, 4096, 1, 1, 0, 20)
     assert second[:] == (5, slots[1].index, slots[1].generation, slots[1].arena_offset, 2048, 2, 1, 0, 0)
-    assert [kind for kind, _ in reader.messages] == [Kind.RUNS], "one message for all"
+    assert [kind for kind, _ in reader.messages] == [PushKind.RUNS], "one message for all"
 
 
 def test_what_is_appended_in_one_round_is_one_run_of_one_message(node: PushNode, reader: Reader) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from kera.core.errors import ProtocolError
-from kera.core.push import Kind
+from kera.core.push import PushKind
 from kera.v1 import push_pb2
 from tests.unit.broker.push_support import PushNode, Reader, lane
 from tests.unit.broker.support import CHUNK_BYTES
@@ -12,24 +12,24 @@ from tests.unit.broker.support import CHUNK_BYTES
 @pytest.mark.parametrize(
     ("kind", "body", "said"),
     [
-        (Kind.HELLO, b"", "HELLO"),
-        (Kind.RUNS, bytes(64), "RUNS"),
-        (Kind.END, b"", "END"),
-        (Kind.SUBSCRIBE, b"\xff", "PushSubscribe"),
-        (Kind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=[lane(1)]).SerializeToString(), "lane 1 is in use"),
-        (Kind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=[lane(2), lane(2)]).SerializeToString(), "lane 2 is in use"),
-        (Kind.SUBSCRIBE, push_pb2.PushSubscribe(consumer_group="x" * 257).SerializeToString(), "too long"),
-        (Kind.CANCEL, bytes(5), "length"),
-        (Kind.RELEASE, bytes(5), "length"),
-        (Kind.RELEASE, b"\x01\x00\x00\x00", "slot 1 is not leased"),
-        (Kind.RELEASE, bytes(8), "slot 0 is not leased"),
-        (Kind.RELEASE, b"\xff\xff\xff\xff", "is not leased"),
-        (Kind.TAKEN, bytes(7), "length"),
-        (Kind.TAKEN, (CHUNK_BYTES + 1).to_bytes(8, "little"), "has taken 1025 bytes of 1024"),
+        (PushKind.HELLO, b"", "HELLO"),
+        (PushKind.RUNS, bytes(64), "RUNS"),
+        (PushKind.END, b"", "END"),
+        (PushKind.SUBSCRIBE, b"\xff", "PushSubscribe"),
+        (PushKind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=[lane(1)]).SerializeToString(), "lane 1 is in use"),
+        (PushKind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=[lane(2), lane(2)]).SerializeToString(), "lane 2 is in use"),
+        (PushKind.SUBSCRIBE, push_pb2.PushSubscribe(consumer_group="x" * 257).SerializeToString(), "too long"),
+        (PushKind.CANCEL, bytes(5), "length"),
+        (PushKind.RELEASE, bytes(5), "length"),
+        (PushKind.RELEASE, b"\x01\x00\x00\x00", "slot 1 is not leased"),
+        (PushKind.RELEASE, bytes(8), "slot 0 is not leased"),
+        (PushKind.RELEASE, b"\xff\xff\xff\xff", "is not leased"),
+        (PushKind.TAKEN, bytes(7), "length"),
+        (PushKind.TAKEN, (CHUNK_BYTES + 1).to_bytes(8, "little"), "has taken 1025 bytes of 1024"),
     ],
 )
 def test_what_no_reader_says_is_refused_and_the_end_frees_everything(
-    node: PushNode, reader: Reader, kind: Kind, body: bytes, said: str
+    node: PushNode, reader: Reader, kind: PushKind, body: bytes, said: str
 ) -> None:
     node.append(1)
     reader.subscribe(lane())

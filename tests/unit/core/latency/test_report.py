@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kera.core.errors import InvalidArgument
 from kera.core.latency.buckets import BUCKETS
 from kera.core.latency.hop import Hop
-from kera.core.latency.offset import ANSWERS, ClockOffset, Offset
+from kera.core.latency.offset import ANSWERS, Offset, PeerClockOffset
 from kera.core.latency.report import (
     CHUNKS_MAX,
     GROUP_BYTES_MAX,
@@ -91,10 +91,10 @@ def test_there_are_bounds() -> None:
 
 class TestClockOffset:
     def test_nothing_is_known(self) -> None:
-        assert ClockOffset().best is None
+        assert PeerClockOffset().best is None
 
     def test_the_least_round_trip_counts(self) -> None:
-        offset = ClockOffset()
+        offset = PeerClockOffset()
         offset.answered(1_000, 1_100, 6_080)
         assert offset.best == Offset(5_030, 50)
         offset.answered(2_000, 2_011, 7_005)
@@ -103,7 +103,7 @@ class TestClockOffset:
         assert offset.best == Offset(5_000, 6)
 
     def test_it_drifts(self) -> None:
-        offset = ClockOffset()
+        offset = PeerClockOffset()
         offset.answered(0, 2, 101)
         for number in range(ANSWERS):
             offset.answered(1_000 + number, 1_020 + number, 1_160 + number)
@@ -118,7 +118,7 @@ class TestClockOffset:
         self, answers: list[tuple[int, float]], ahead_us: int, jump_us: int
     ) -> None:
         """Also when a clock is set, from the next answer on."""
-        offset, now_us = ClockOffset(), 0
+        offset, now_us = PeerClockOffset(), 0
         for number, (round_trip_us, share) in enumerate(answers):
             if number == len(answers) // 2:
                 ahead_us += jump_us

@@ -6,7 +6,7 @@ from kera.core.base.settings import MIB
 from kera.core.rpc.arriving import Arriving
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer, Timing
-from kera.core.rpc.frames import HEADER_BYTES, Kind, decode_header, encode_frame
+from kera.core.rpc.frames import HEADER_BYTES, FrameKind, decode_header, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from tests.unit.core.rpc.transports import (
     ECHO,
@@ -85,7 +85,7 @@ def test_one_request_is_let_in_however_large_it_is() -> None:
 
 
 def request(number: int, bulk: bytes) -> bytes:
-    return b"".join(encode_frame(Kind.REQUEST, ECHO, number, numbered(number), [bulk], BULK_BYTES_MAX))
+    return b"".join(encode_frame(FrameKind.REQUEST, ECHO, number, numbered(number), [bulk], BULK_BYTES_MAX))
 
 
 BULK = b"x" * (4 * MIB)

@@ -11,7 +11,7 @@ from kera.core.errors import InvalidArgument, KeraError, ProtocolError, Unavaila
 from kera.core.format.chunk import ALIGNMENT_BYTES
 from kera.core.rpc import Method
 from kera.core.rpc.frame_client import SILENT_S_MAX, FrameChannel
-from kera.core.rpc.frames import NO_REQUEST, Kind, encode_error, encode_frame
+from kera.core.rpc.frames import NO_REQUEST, FrameKind, encode_error, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import common_pb2
@@ -31,7 +31,7 @@ from tests.unit.core.rpc.transports import (
 MIB = 1 << 20
 
 
-def reply(request_id: int, text: str = "", bulk: bytes = b"", kind: Kind = Kind.REPLY) -> bytes:
+def reply(request_id: int, text: str = "", bulk: bytes = b"", kind: FrameKind = FrameKind.REPLY) -> bytes:
     return b"".join(encode_frame(kind, ECHO, request_id, answer(text), [bulk], BULK_BYTES_MAX))
 
 
@@ -122,7 +122,7 @@ def damaged_head(frame: bytes) -> bytes:
     ("answer", "text"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(32), "does not speak KerA frames"),
-        (reply(1, kind=Kind.REQUEST), "a frame of kind 1 and no reply"),
+        (reply(1, kind=FrameKind.REQUEST), "a frame of kind 1 and no reply"),
         (damaged_head(reply(1, "text")), "not a kera.v1.MultiReadChunksResponse message"),
         (damaged_head(reply(1, "text", bytes(MIB)))[:42] + bytes(MIB), "not a kera.v1.MultiReadChunksResponse message"),
         (damaged_head(encode_error(ECHO.number, 1, common_pb2.Error(code="x"))), "not a kera.v1.Error message"),

@@ -17,7 +17,7 @@ from kera.core.rpc.frames import (
     HEADER_BYTES,
     NO_REQUEST,
     FrameHeader,
-    Kind,
+    FrameKind,
     decode_header,
     encode_error,
     encode_frame,
@@ -50,7 +50,7 @@ MIB = 1 << 20
 
 
 def request(number: int, bulk: bytes = b"") -> bytes:
-    return b"".join(encode_frame(Kind.REQUEST, ECHO, number, numbered(number), [bulk], BULK_BYTES_MAX))
+    return b"".join(encode_frame(FrameKind.REQUEST, ECHO, number, numbered(number), [bulk], BULK_BYTES_MAX))
 
 
 class RawClient:
@@ -249,7 +249,7 @@ async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harn
 
     for number in range(total):  # and it goes on when the client does
         header, head, bulk = await client.receive()
-        assert (header.kind, header.request_id, len(bulk)) == (Kind.REPLY, number, reply_bytes)
+        assert (header.kind, header.request_id, len(bulk)) == (FrameKind.REPLY, number, reply_bytes)
         assert text_of(EchoResponse.FromString(head)) == str(number)
     assert handled == total
 
@@ -350,8 +350,8 @@ async def test_what_is_no_request_ends_the_connection_and_both_ends_learn_why(
         refusal, head, _ = await client.receive()
         assert await client.ended()
 
-    assert (answer.kind, answer.request_id) == (Kind.REPLY, 1)
-    assert (refusal.kind, refusal.request_id) == (Kind.ERROR, NO_REQUEST)
+    assert (answer.kind, answer.request_id) == (FrameKind.REPLY, 1)
+    assert (refusal.kind, refusal.request_id) == (FrameKind.ERROR, NO_REQUEST)
     error = error_from_message(common_pb2.Error.FromString(head))
     assert type(error) is ProtocolError
     assert text in error.message
@@ -373,7 +373,7 @@ async def test_a_request_that_is_no_message_is_answered_and_ends_nothing(harness
     await client.send(bytes(bad) + request(2))
 
     header, head, _ = await client.receive()
-    assert (header.kind, header.request_id) == (Kind.ERROR, 1)
+    assert (header.kind, header.request_id) == (FrameKind.ERROR, 1)
     assert type(error_from_message(common_pb2.Error.FromString(head))) is ProtocolError
     assert (await client.receive())[0].request_id == 2
 
@@ -382,15 +382,15 @@ async def test_chunks_for_a_method_that_takes_none_are_the_callers_error_and_no_
     await harness.serve({UNARY: lambda _: Reply(UnaryResponse())})
     client = await harness.connect()
     with capture_logs() as logs:
-        await client.send(with_header(b"", Kind.REQUEST, UNARY.number, 1, MIB) + bytes(MIB))
+        await client.send(with_header(b"", FrameKind.REQUEST, UNARY.number, 1, MIB) + bytes(MIB))
         header, head, _ = await client.receive()
     error = error_from_message(common_pb2.Error.FromString(head))
-    assert (header.kind, header.request_id, type(error)) == (Kind.ERROR, 1, ProtocolError)
+    assert (header.kind, header.request_id, type(error)) == (FrameKind.ERROR, 1, ProtocolError)
     assert "Unary takes no chunks" in error.message
     assert not logs, "or whoever likes would fill the log"
 
-    await client.send(with_header(b"", Kind.REQUEST, UNARY.number, 2, 0))
-    assert (await client.receive())[0].kind == Kind.REPLY, "the connection goes on"
+    await client.send(with_header(b"", FrameKind.REQUEST, UNARY.number, 2, 0))
+    assert (await client.receive())[0].kind == FrameKind.REPLY, "the connection goes on"
 
 
 @pytest.mark.parametrize("bulk_bytes", [0, 10, MIB])
@@ -428,7 +428,7 @@ async def test_a_handler_sees_the_very_bytes_until_it_returns(harness: Harness) 
     client = await harness.connect()
     for number in (1, 2):
         await client.send(request(number, bytes([number]) * MIB))
-        assert (await client.receive())[0].kind == Kind.REPLY
+        assert (await client.receive())[0].kind == FrameKind.REPLY
 
     assert kept[0].obj is kept[1].obj  # one buffer, however many requests
 
@@ -539,7 +539,7 @@ async def test_a_frame_that_does_not_come_whole_ends_its_connection_and_no_other
         stalled, idle, busy = await harness.connect(), await harness.connect(), await harness.connect()
         await stalled.send(part)
         header, head, _ = await stalled.receive()
-        assert (header.kind, header.request_id) == (Kind.ERROR, NO_REQUEST)
+        assert (header.kind, header.request_id) == (FrameKind.ERROR, NO_REQUEST)
         assert "has not come whole" in error_from_message(common_pb2.Error.FromString(head)).message
         assert await stalled.ended()
         for other in (idle, busy):
@@ -655,7 +655,7 @@ async def test_a_connection_with_requests_in_flight_stays_and_the_new_one_is_tol
         await each.send(request(1))
     await eventually(lambda: harness.server.requests_in_flight == 2)
     header, head, _ = await (new := await harness.connect()).receive()
-    assert (header.kind, header.request_id) == (Kind.ERROR, NO_REQUEST)
+    assert (header.kind, header.request_id) == (FrameKind.ERROR, NO_REQUEST)
     assert "connections_max" in error_from_message(common_pb2.Error.FromString(head)).message
     assert await new.ended()
     release.set()

@@ -15,8 +15,8 @@ from kera.core.rpc.frames import (
     HEADER_BYTES,
     STAGING_BYTES,
     FrameHeader,
+    FrameKind,
     FrameProtocol,
-    Kind,
     decode_header,
     encode_error,
     encode_frame,
@@ -83,7 +83,9 @@ def test_a_frame_is_laid_out_as_the_picture_shows_it() -> None:
     message = EchoRequest(chunk_count=7)
     head = message.SerializeToString()
 
-    frame = b"".join(encode_frame(Kind.REQUEST, ECHO, 0x0102030405060708, message, [b"ab", b"", b"c"], BULK_BYTES_MAX))
+    frame = b"".join(
+        encode_frame(FrameKind.REQUEST, ECHO, 0x0102030405060708, message, [b"ab", b"", b"c"], BULK_BYTES_MAX)
+    )
 
     assert frame[:4] == b"KF\x01\x01"
     assert struct.unpack_from("<IQIII", frame, 4) == (ECHO.number, 0x0102030405060708, len(head), 3, 0)
@@ -100,13 +102,13 @@ def test_the_format_is_the_one_of_version_1() -> None:
 
 
 def test_a_header_reads_as_it_was_written() -> None:
-    (frame,) = encode_frame(Kind.REPLY, UNARY, 9, UnaryRequest(name="a"), [], BULK_BYTES_MAX)
+    (frame,) = encode_frame(FrameKind.REPLY, UNARY, 9, UnaryRequest(name="a"), [], BULK_BYTES_MAX)
 
     assert decode_header(memoryview(b"before" + frame), 6, BULK_BYTES_MAX) == FrameHeader(2, UNARY.number, 9, 3, 0)
 
 
 def test_any_flipped_bit_of_a_header_is_detected() -> None:
-    frame = encode(Frame(Kind.REQUEST, 1, 2, b"head", b"bulk"))
+    frame = encode(Frame(FrameKind.REQUEST, 1, 2, b"head", b"bulk"))
 
     for bit in range(8 * HEADER_BYTES):
         damaged = bytearray(frame)
@@ -117,32 +119,32 @@ def test_any_flipped_bit_of_a_header_is_detected() -> None:
 
 @pytest.mark.parametrize(("bulk_bytes", "fits"), [(BULK_BYTES_MAX, True), (BULK_BYTES_MAX + 1, False)])
 def test_bulk_over_the_limit_is_refused_at_both_ends(bulk_bytes: int, *, fits: bool) -> None:
-    frame = memoryview(encode(Frame(Kind.REQUEST, ECHO.number, 1, b"", bytes(bulk_bytes))))
+    frame = memoryview(encode(Frame(FrameKind.REQUEST, ECHO.number, 1, b"", bytes(bulk_bytes))))
     pieces = [bytes(bulk_bytes - 1), b"1"]
 
     if fits:
-        encode_frame(Kind.REQUEST, ECHO, 1, numbered(1), pieces, BULK_BYTES_MAX)
+        encode_frame(FrameKind.REQUEST, ECHO, 1, numbered(1), pieces, BULK_BYTES_MAX)
         assert decode_header(frame, 0, BULK_BYTES_MAX).bulk_bytes == bulk_bytes
     else:
         with pytest.raises(RecordTooLarge, match="Echo: message of"):
-            encode_frame(Kind.REQUEST, ECHO, 1, numbered(1), pieces, BULK_BYTES_MAX)
+            encode_frame(FrameKind.REQUEST, ECHO, 1, numbered(1), pieces, BULK_BYTES_MAX)
         with pytest.raises(ProtocolError, match="over the limits") as caught:
             decode_header(frame, 0, BULK_BYTES_MAX)
         assert caught.value.attributes == {"frame_bytes": bulk_bytes, "limit": BULK_BYTES_MAX}
 
 
 def test_a_message_over_the_limit_is_refused_at_both_ends() -> None:
-    frame = encode(Frame(Kind.REQUEST, UNARY.number, 1, bytes(HEAD_BYTES_MAX + 1), b""))
+    frame = encode(Frame(FrameKind.REQUEST, UNARY.number, 1, bytes(HEAD_BYTES_MAX + 1), b""))
 
     with pytest.raises(ProtocolError, match="over the limits"):
         decode_header(memoryview(frame), 0, BULK_BYTES_MAX)
     with pytest.raises(RecordTooLarge):
-        encode_frame(Kind.REQUEST, UNARY, 1, UnaryRequest(name="x" * HEAD_BYTES_MAX), [], BULK_BYTES_MAX)
+        encode_frame(FrameKind.REQUEST, UNARY, 1, UnaryRequest(name="x" * HEAD_BYTES_MAX), [], BULK_BYTES_MAX)
 
 
 def test_bulk_of_a_method_that_has_none_is_a_defect() -> None:
     with pytest.raises(InternalError, match="Unary has no bulk field"):
-        encode_frame(Kind.REQUEST, UNARY, 1, UnaryRequest(), [b"a"], BULK_BYTES_MAX)
+        encode_frame(FrameKind.REQUEST, UNARY, 1, UnaryRequest(), [b"a"], BULK_BYTES_MAX)
 
 
 def test_the_pieces_of_a_frame_keep_the_views_that_were_given() -> None:
@@ -151,7 +153,7 @@ def test_the_pieces_of_a_frame_keep_the_views_that_were_given() -> None:
     view = memoryview(bytearray(100))
     weakref.finalize(view, let_go.append, 1)
 
-    _, piece = encode_frame(Kind.REQUEST, ECHO, 1, numbered(1), [view], BULK_BYTES_MAX)
+    _, piece = encode_frame(FrameKind.REQUEST, ECHO, 1, numbered(1), [view], BULK_BYTES_MAX)
     of_the_transport = memoryview(piece).cast("b")[50:]
     del view, piece
 
@@ -163,7 +165,7 @@ def test_the_pieces_of_a_frame_keep_the_views_that_were_given() -> None:
 def test_memory_is_not_copied_on_its_way_to_the_transport() -> None:
     memory = bytearray(b"before")
 
-    _, piece = encode_frame(Kind.REQUEST, ECHO, 1, numbered(1), [memoryview(memory)], BULK_BYTES_MAX)
+    _, piece = encode_frame(FrameKind.REQUEST, ECHO, 1, numbered(1), [memoryview(memory)], BULK_BYTES_MAX)
     memory[:] = b"after!"
 
     assert bytes(piece) == b"after!"
@@ -179,7 +181,7 @@ CONTENTS = st.builds(lambda seed, size: (seed * (size // 7 + 1))[:size], st.bina
 FRAMES = st.lists(
     st.builds(
         Frame,
-        kind=st.sampled_from(Kind),
+        kind=st.sampled_from(FrameKind),
         method=U32,
         request_id=st.integers(0, 2**64 - 1),
         head=CONTENTS,

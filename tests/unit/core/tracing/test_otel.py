@@ -6,7 +6,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from kera.core.errors import NotOwner
-from kera.core.tracing import LINKS_MAX, Kind, TraceContext
+from kera.core.tracing import LINKS_MAX, SpanKind, TraceContext
 from tests.unit.core.tracing.recorded import recorded
 
 PARENT = TraceContext(f"00-{'a' * 32}-{'b' * 16}-01", "vendor=value")
@@ -16,7 +16,7 @@ UNRECORDED = TraceContext(f"00-{'a' * 32}-{'b' * 16}-00")
 def test_a_span_belongs_to_its_parents_trace_and_has_its_links() -> None:
     with recorded() as found:
         span = found.tracing.span(
-            "x", Kind.SERVER, parent=PARENT, links=[PARENT] * (LINKS_MAX + 5), attributes={"a": 1}
+            "x", SpanKind.SERVER, parent=PARENT, links=[PARENT] * (LINKS_MAX + 5), attributes={"a": 1}
         )
         context = span.context
         span.set("b", "c")
@@ -35,7 +35,7 @@ def test_a_span_belongs_to_its_parents_trace_and_has_its_links() -> None:
 
 def test_what_belongs_to_a_trace_that_is_not_recorded_is_not() -> None:
     with recorded() as found:
-        span = found.tracing.span("x", Kind.SERVER, parent=UNRECORDED)
+        span = found.tracing.span("x", SpanKind.SERVER, parent=UNRECORDED)
         assert span.context is None
         span.end()
         assert found.spans() == []
@@ -52,7 +52,7 @@ def test_within_a_trace_of_the_application_that_decides(sampled: bool) -> None:
     provider = TracerProvider(shutdown_on_exit=False) if sampled else TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)
     with recorded(0.0 if sampled else 1.0) as found, provider.get_tracer("app").start_as_current_span("app") as app:
         assert found.tracing.starts() is sampled
-        found.tracing.span("x", Kind.PRODUCER).end()
+        found.tracing.span("x", SpanKind.PRODUCER).end()
         told = found.spans()
     assert len(told) == sampled
     if sampled:
@@ -61,7 +61,7 @@ def test_within_a_trace_of_the_application_that_decides(sampled: bool) -> None:
 
 def test_what_the_application_begins_within_a_span_belongs_to_it() -> None:
     with recorded() as found:
-        span = found.tracing.span("x", Kind.CONSUMER)
+        span = found.tracing.span("x", SpanKind.CONSUMER)
         with span.current():
             inside = trace.get_current_span().get_span_context()
         span.end()

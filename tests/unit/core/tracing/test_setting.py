@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from kera.client import ClientSettings
 from kera.core.base.settings import InvalidSettings
 from kera.core.errors import InvalidArgument
-from kera.core.tracing import OFF, Kind, TracesSettings, tracing_of
+from kera.core.tracing import OFF, SpanKind, TracesSettings, tracing_of
 from kera.core.tracing import setting as module
 from kera.core.tracing.setting import ENDPOINT_DEFAULT, RATIO_DEFAULT, Target, parse
 
@@ -85,7 +85,7 @@ def test_a_password_in_the_setting_is_refused_and_not_repeated(setting: str) -> 
 def test_off_is_an_object_that_does_nothing() -> None:
     assert not OFF.is_on
     assert not OFF.starts()
-    span = OFF.span("x", Kind.INTERNAL)
+    span = OFF.span("x", SpanKind.INTERNAL)
     span.set("a", 1)
     span.fail("x")
     with span.current() as same:

@@ -22,7 +22,7 @@ from kera.client.consuming.latency.waiting import Came, StreamHop, Usual, Waitin
 from kera.core.base.ids import EntryId
 from kera.core.format.chunk import created_us_at
 from kera.core.latency.hop import Hop
-from kera.core.latency.offset import ClockOffset
+from kera.core.latency.offset import PeerClockOffset
 from kera.core.latency.report import SAMPLES_MAX, Of, add_sample
 from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.v1 import broker_pb2, latency_pb2
@@ -86,7 +86,7 @@ class ReaderMeter:
         """Streams with a constraint."""
         self._samples: dict[int, dict[Of, Sample]] = {}
         """By broker."""
-        self._offsets: dict[int, ClockOffset] = {}
+        self._offsets: dict[int, PeerClockOffset] = {}
         self._ahead_us: dict[int, int] = {}
         """By broker: how much later than its time of day HAND_OVER is reckoned with."""
         self._taken: _Taken | None = None
@@ -226,7 +226,7 @@ class ReaderMeter:
     ) -> None:
         """A broker has answered a report."""
         if answer.broker_time_us:
-            offset = self._offsets.setdefault(broker_id, ClockOffset())
+            offset = self._offsets.setdefault(broker_id, PeerClockOffset())
             offset.answered(round(asked_s * 1e6), round(now_s * 1e6), answer.broker_time_us)
         self._watched = {stream_id: each for stream_id, each in self._watched.items() if each.until_s > now_s}
         for told in answer.advice:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kera.client.types import StreamDescription
-from kera.core.latency.offset import ClockOffset, Offset
+from kera.core.latency.offset import Offset, PeerClockOffset
 
 KEPT_S = 60.0
 """So long after the last advice about a stream its chunks have a broker's time: also while its broker is recovered."""
@@ -24,7 +24,7 @@ class BrokerTimes:
     """Estimates the time of day at brokers, and stamps chunks of measured streams with it. Belongs to one producer."""
 
     def __init__(self) -> None:
-        self._offsets: dict[int, ClockOffset] = {}
+        self._offsets: dict[int, PeerClockOffset] = {}
         self._until_s: dict[int, float] = {}
         """Streams that are measured, with the end of the measurement."""
         self.own: set[int] = set()
@@ -36,7 +36,7 @@ class BrokerTimes:
         if offset is None:
             if len(self._offsets) >= BROKERS_MAX:
                 return
-            offset = self._offsets[broker_id] = ClockOffset()
+            offset = self._offsets[broker_id] = PeerClockOffset()
         offset.answered(round(asked_s * 1e6), round(answered_s * 1e6), broker_us)
 
     def advised(self, stream_ids: Iterable[int], now_s: float) -> None:

@@ -23,7 +23,7 @@ from kera.spark_connector.options.names import LATENCY_TARGET
 from kera.spark_connector.planning import Advance
 from kera.spark_connector.planning.admission import BatchLimits, Waiting
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset
-from kera.spark_connector.planning.pacing import Arrivals, Pace, Pacer, Pause, pause
+from kera.spark_connector.planning.pacing import Arrivals, BatchDecision, Pacer, Pause, pause
 from kera.spark_connector.reading.latency.created import ENTRIES_MAX, Range, created_us
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class QueryPace:
         self._held_s: float | None = None
         """Since when what waits is held back."""
         self._waiting_bytes = 0
-        self._pace: Pace | None = None
+        self._pace: BatchDecision | None = None
         self._figures: dict[str, str] = {}
         self.has_an_end = False
         """The query ends with what is there now."""
@@ -194,7 +194,7 @@ class QueryPace:
 
     # -- helpers -----------------------------------------------------------------------------------------------
 
-    def _decide(self, pacer: Pacer, starts: Mapping[EntryName, EntryOffset]) -> Pace:
+    def _decide(self, pacer: Pacer, starts: Mapping[EntryName, EntryOffset]) -> BatchDecision:
         self._decided_s = self._now_s()
         return pacer.decide(self._waiting_bytes, self._arrivals.oldest_s(starts, self._decided_s))
 
