@@ -61,7 +61,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
   export KERA_FUZZ_SEED="$$seed" KERA_SLOW_NETWORK=1 KERA_TESTS_FORK=0;
 
 .PHONY: help setup jar demo demo-check test test-all test-again test-bench test-fast coverage check check-all lint types proto proto-check go
-.PHONY: bench bench-smoke chaos fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-structures fuzz-wire constraints clean
+.PHONY: bench bench-age bench-experiments bench-smoke chaos fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-structures fuzz-wire constraints clean
 .PHONY: docs dist test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
@@ -145,9 +145,9 @@ test-lakehouse: jar ## Test the recipe for Delta Lake with the real library: fet
 	@$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/lakehouse $(LAKEHOUSE)
 	@$(WITH_JAVA) PYTHONPATH=$(VENV)/lakehouse $(PYTEST) tests/spark/test_lakehouse.py $(PYTEST_ARGS)
 
-check: lint types proto-check docs test ## Run what CI runs: lint, types, layers, generated code, docs, `make test`.
+check: lint types proto-check docs bench-age test ## Run what CI runs: lint, types, layers, generated code, docs, `make test`.
 
-check-all: lint types proto-check docs test-all ## The same with `make test-all`: what CI runs with KERA_CI_FULL=1.
+check-all: lint types proto-check docs bench-age test-all ## The same with `make test-all`: what CI runs with KERA_CI_FULL=1.
 
 lint: setup ## Check style, formatting and layers.
 	@$(PY) -m ruff check
@@ -171,6 +171,12 @@ go: ## Build the commands of clients/go into build/go, and run its own tests.
 
 bench: setup ## List the benchmarks, or run one: RUN="compare --quick".
 	@$(PY) -m bench $(RUN)
+
+bench-age: setup ## Warn of recorded results that were measured more than 200 commits ago.
+	@$(PY) -m bench age --old
+
+bench-experiments: setup ## Repeat the thesis's experiments on a machine without other work, five rounds each: three hours.
+	@$(PY) -m bench experiments --rounds 5 --load-max 0.5
 
 bench-smoke: setup ## Compare ratios with those that were recorded: three minutes. The same as bench RUN=smoke.
 	@$(PY) -m bench smoke

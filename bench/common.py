@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import platform
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +30,8 @@ from kera.local.cluster import LocalCluster
 BROKER = "broker-1"
 IN_MEMORY = {"flush_delay_ms": 3_600_000}
 """Settings of brokers and backups: nothing goes to disk while there is room."""
+ROOT = Path(__file__).resolve().parents[1]
+NO_SOURCES = (":!bench/results", ":!docs", ":!*.md")
 TIMEOUT_S = 600.0
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 
@@ -126,9 +131,11 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def machine(where: Path) -> dict[str, Any]:
-    """The machine that the figures belong to."""
+    """The machine, and the commit and the time, that the figures belong to."""
     return {
-        "cores": os.cpu_count(),
+        "commit": commit(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "cores": len(os.sched_getaffinity(0)),
         "cpu": cpu_model(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
@@ -140,10 +147,32 @@ def machine(where: Path) -> dict[str, Any]:
 
 def describe(found: dict[str, Any]) -> str:
     """`machine` in a line."""
+    measured = f"; commit {found['commit'][:10]}, {found['time'][:10]}" if found.get("commit") else ""
     return (
         f"{found['cores']} cores ({found['cpu']}), {found['memory_bytes'] / 2**30:.0f} GiB, {found['file_system']},"
-        f" Linux {found['kernel']}, Python {found['python']}; load before: {found['load']:.1f}"
+        f" Linux {found['kernel']}, Python {found['python']}; load before: {found['load']:.1f}{measured}"
     )
+
+
+@functools.cache
+def commit() -> str | None:
+    """The commit that is checked out, as it was when this process first asked; None where that is not known.
+
+    With a `+` behind it where sources differ from it. What was recorded since, and text, is no source.
+    """
+    head = git("rev-parse", "HEAD")
+    if head is None:
+        return None
+    return head + "+" * bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", *NO_SOURCES))
+
+
+def git(*arguments: str) -> str | None:
+    """The answer of git about this tree; None where there is none."""
+    found = shutil.which("git")
+    if found is None:
+        return None
+    done = subprocess.run([found, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _file_system(path: Path) -> str:

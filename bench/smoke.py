@@ -189,7 +189,7 @@ def measure(cluster: Site, seconds: float) -> Round:
     found["replicated_mb_per_s"] = sample(dataclasses.replace(LARGE, replication=1)).produced_mb_per_s
     small = Setup(chunk_bytes=16 * KIB, request_bytes=16 * KIB, requests_in_flight=64)
     found["small_mb_per_s"] = sample(small).produced_mb_per_s
-    keyed = Setup(streamlets=128, chunk_bytes=256 * KIB, batch_records=10_000)
+    keyed = Setup(streamlets=128, chunk_bytes=256 * KIB, batch_records=10_000, keys="random")
     found["keyed_mb_per_s"] = sample(keyed).produced_mb_per_s
     pushed = sample(dataclasses.replace(LARGE, consumer="push"), read_backlog_bytes=BACKLOG_BYTES)
     pulled = sample(dataclasses.replace(LARGE, consumer="pull"), read_backlog_bytes=BACKLOG_BYTES)

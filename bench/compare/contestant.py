@@ -90,6 +90,8 @@ REGISTRY = {
     "redis": "bench.compare.peers.redis:Redis",
 }
 """Where each is: a class that is made without arguments. KerA is the one that others are compared with."""
+SEVERAL_CLIENTS = {"kera", "kera-memory", "kafka"}
+"""Those whose workers can be several clients."""
 
 
 def contestant(name: str) -> Contestant:

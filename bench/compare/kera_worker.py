@@ -7,7 +7,7 @@ import struct
 import sys
 import time
 from collections.abc import Awaitable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from itertools import cycle
 from typing import Any
 
@@ -29,7 +29,7 @@ TIMED_EACH = 4
 
 
 async def produce(worker: Worker) -> None:
-    """Write to the streams of this producer, in turn."""
+    """Write to the streams of this producer, in turn; each of its clients to all of them."""
     task = worker.task
     names = [task.settings["streams"][each] for each in task.streams]
     settings = {
@@ -37,21 +37,29 @@ async def produce(worker: Worker) -> None:
         "linger_ms": task.workload.linger_ms,
         **task.settings["producer"],
     }
-    async with await Client.connect(task.settings["bootstrap"]) as client, client.producer(**settings) as producer:
-        for name in names:
-            await producer.prepare(name)
-        how = _at_rate if task.rate else _batches if task.workload.send == "batch" else _records
-        await how(worker, producer, names)
+    async with AsyncExitStack() as stack:
+        producers = []
+        for _ in range(task.workload.clients):
+            client = await stack.enter_async_context(await Client.connect(task.settings["bootstrap"]))
+            producers.append(await stack.enter_async_context(client.producer(**settings)))
+            for name in names:
+                await producers[-1].prepare(name)
+        if task.rate:
+            await _at_rate(worker, producers[0], names)
+        elif task.workload.send == "record":
+            await _records(worker, producers[0], names)
+        else:
+            await _batches(worker, producers, names)
 
 
-async def _batches(worker: Worker, producer: Producer, names: list[str]) -> None:
+async def _batches(worker: Worker, producers: list[Producer], names: list[str]) -> None:
     workload = worker.workload
     size = workload.batch_records or full_chunk(workload)
     if workload.keys != "none" and not workload.batch_records:
         size *= workload.streamlets  # keys spread it: a full chunk for each
     batch = _with_keys(make_batch(workload.record_bytes, size), worker.task)
-    await worker.begin()
-    async with Acknowledgements(worker) as acknowledgements:
+
+    async def send(producer: Producer) -> None:
         for number, name in enumerate(cycle(names)):
             left = worker.more
             if not left:
@@ -61,7 +69,13 @@ async def _batches(worker: Worker, producer: Producer, names: list[str]) -> None
             delivery = await producer.send_batch(name, some)
             worker.sent(some.num_rows)
             acknowledgements.follow(delivery, some.num_rows, None if number % TIMED_EACH else given_ns)
+            if len(producers) > 1:
+                await asyncio.sleep(0)  # the others' turn, even where this one never has to wait
         await producer.flush()
+
+    await worker.begin()
+    async with Acknowledgements(worker) as acknowledgements:
+        await asyncio.gather(*map(send, producers))
 
 
 def full_chunk(workload: Workload) -> int:

@@ -135,7 +135,7 @@ def _described(workload: dict[str, Any]) -> str:
     parts = [
         f"records of {workload['record_bytes']:,} bytes",
         f"{workload['streams']} stream(s) of {workload['streamlets']} partition(s)",
-        f"{workload['producers']} producer(s), {workload['consumers']} consumer(s)",
+        f"{workload['producers'] * workload.get('clients', 1)} producer(s), {workload['consumers']} consumer(s)",
         f"{workload['rate']:,.0f} records/s" if workload["rate"] else "as fast as it goes",
         "a call per record" if workload["send"] == "record" else "in batches",
         f"level {workload['durability']}, {workload['replicas']} replica(s) besides the leader",

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import say
-from bench.compare.contestant import Contestant, Failed, Role, Running, contestant
+from bench.compare.contestant import SEVERAL_CLIENTS, Contestant, Failed, Role, Running, contestant
 from bench.compare.processes import Process, cpu_s, forget_peak, memory
 from bench.compare.worker import Result, Task
 from bench.compare.workload import Workload
@@ -63,8 +63,9 @@ class Stage:
         settle()
         for pid in self.pids:
             forget_peak(pid)
+        before = os.getloadavg()[0]
         try:
-            return (self._backlog if workload.backlog_bytes else self._together)(workload, others)
+            return (self._backlog if workload.backlog_bytes else self._together)(workload, others) | {"load": before}
         finally:
             self._end()
 
@@ -149,7 +150,6 @@ class Stage:
             OTHERS: cost.pop(OTHERS),
             "cpu_s": cost,
             "memory": kept,
-            "load": os.getloadavg()[0],
             "errors": errors + losses(produced, consumed, stalled=stalled),
         }
 
@@ -270,7 +270,8 @@ def _entrant(name: str, workload: Workload) -> Entrant:
     try:
         made = contestant(name)
         entrant.record["title"] = made.title
-        reason = made.missing() or made.supports(workload)
+        one_only = "its worker is one client" if workload.clients > 1 and name not in SEVERAL_CLIENTS else None
+        reason = one_only or made.missing() or made.supports(workload)
         if reason is None:
             known = {"title": made.title, "versions": made.versions(), "durability": made.durability(workload)}
             entrant.record |= known

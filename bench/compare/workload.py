@@ -46,6 +46,7 @@ class Workload(BaseModel):
     streams: int = Field(1, ge=1, description="streams, or topics; producers and consumers are spread over them")
     streamlets: int = Field(1, ge=1, description="partitions of each stream")
     producers: int = Field(1, ge=1, description="processes that write")
+    clients: int = Field(1, ge=1, description="clients of each of these processes, with connections of their own")
     consumers: int = Field(0, ge=0, description="processes that read; they share the streams: each record goes to one")
     rate: float = Field(0.0, ge=0, description="records per second of all producers together; 0: as fast as it goes")
     keys: Literal["none", "random", "zipf"] = "none"
@@ -74,6 +75,8 @@ class Workload(BaseModel):
     def _consistent(self) -> Self:
         if (self.durability == "replicated") and not self.replicas:
             raise ValueError("level replicated needs replicas")
+        if self.clients > 1 and (self.rate or self.backlog_bytes or self.send != "batch"):
+            raise ValueError("several clients of a process send batches, as fast as they go")
         if self.backlog_bytes and not self.consumers:
             raise ValueError("a backlog is for consumers, and there are none")
         if self.backlog_bytes and self.rate:

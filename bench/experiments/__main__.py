@@ -7,20 +7,29 @@ plots, and for each figure of chapter 8 what the thesis saw and whether it is so
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.age import age_of
 from bench.common import directory, machine, parser, say
-from bench.experiments import checksum, epochs, latency, report
+from bench.experiments import checksum, epochs, kafka, latency, locality, report
 from bench.experiments.catalogue import EXPERIMENTS
 from bench.experiments.measure import measure
 from bench.experiments.setup import Experiment
 
 OUT = Path("bench/results/experiments")
-OTHERS = {epochs.EXPERIMENT.name: epochs.measure, **{each.name: latency.measure for each in latency.EXPERIMENTS}}
-"""The functions that measure experiments outside of the thesis, by name."""
+OTHERS = {
+    locality.EXPERIMENT.name: locality.measure,
+    epochs.EXPERIMENT.name: epochs.measure,
+    **{each.name: kafka.measure for each in kafka.EXPERIMENTS},
+    **{each.name: latency.measure for each in latency.EXPERIMENTS},
+}
+"""The functions that measure experiments in a way of their own, by name."""
+QUIET_S = 600.0
+"""Maximum wait for a quiet machine."""
 
 
 def chosen(only: Sequence[str]) -> list[Experiment]:
@@ -44,6 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
             checksum.measure().save(out / f"{report.CHECKSUM}.json")
         with directory(arguments) as folder:
             for experiment in chosen(arguments.only):
+                wait_until_quiet(arguments.load_max)
                 begun_s, found_machine = time.monotonic(), machine(out)
                 measuring = OTHERS.get(experiment.name, measure)
                 measured = measuring(experiment, rounds=arguments.rounds, seconds=arguments.seconds, folder=folder)
@@ -65,11 +75,22 @@ def make_page(out: Path) -> None:
     from bench.experiments.plots import plot  # noqa: PLC0415 - matplotlib is wanted at the end only
 
     there = [found for each in EXPERIMENTS if (found := report.load(each, out)) is not None]
+    for found in there:
+        found.age = str(age_of(out / f"{found.experiment.name}.json") or "")
     cost = checksum.ChecksumCost.load(out / f"{report.CHECKSUM}.json")
     (out / report.PAGE).write_text(report.page(there, cost), encoding="utf-8")
     for found in there:
         plot(found, out / f"{found.experiment.name}.png")
     say(f"{out / report.PAGE}")
+
+
+def wait_until_quiet(load_max: float | None) -> None:
+    """Wait until the load average is no more. Raises `SystemExit` where it stays."""
+    end_s = time.monotonic() + QUIET_S
+    while load_max is not None and (load := os.getloadavg()[0]) > load_max:
+        if time.monotonic() > end_s:
+            raise SystemExit(f"the machine has other work: its load average is {load:.1f} after {QUIET_S:.0f} s")
+        time.sleep(1)
 
 
 def main() -> int:
@@ -78,6 +99,7 @@ def main() -> int:
     made.add_argument("--only", nargs="+", default=[], metavar="NAME", help="experiments, or figures of the thesis")
     made.add_argument("--rounds", type=int, default=2)
     made.add_argument("--seconds", type=float, default=2.0, help="that are measured of each point in a round")
+    made.add_argument("--load-max", type=float, help="before an experiment, wait for a load average of no more")
     made.add_argument("--page", action="store_true", help="measure nothing: make page and plots anew")
     made.add_argument("--out", type=Path, default=OUT, help="where the results go")
     run(made.parse_args())

@@ -11,13 +11,16 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from bench.experiments.epochs import EXPERIMENT as EPOCHS
+from bench.experiments.kafka import EXPERIMENTS as KAFKA
 from bench.experiments.latency import EXPERIMENTS as LATENCY
-from bench.experiments.setup import Claim, Consumer, Experiment, Place, Point, Setup
+from bench.experiments.locality import EXPERIMENT as LOCALITY
+from bench.experiments.setup import Claim, Experiment, Place, Point, Setup
 from kera.core.base.settings import GIB, KIB, MIB
 
 CHUNKS_KIB = (1, 4, 16, 64)
 STREAMLETS = (1, 4, 16, 64, 256, 1024)
-TINY = "7 records, or without the native core 2, since an Arrow message takes 600 bytes besides them"
+DIVIDED = 8_192
+"""Records of a batch that the producer divides into chunks: with what chunks add, about a MiB."""
 KEYED = 10_000
 REPLICATED = Place(backups=1, arena_bytes=4 * GIB)
 BACKED_UP_TWICE = Place(backups=2, arena_bytes=3 * GIB)
@@ -34,10 +37,12 @@ def _over_chunks(series: str, setup: Setup, sizes_kib: Iterable[int] = CHUNKS_KI
 def _producers() -> Experiment:
     def points() -> Iterator[Point]:
         for streamlets, in_flight in itertools.product((1, 16), (1, 5)):
-            setup = Setup(streamlets=streamlets, requests_in_flight=in_flight)
+            setup = Setup(streamlets=streamlets, requests_in_flight=in_flight, batch_records=DIVIDED)
             yield from _over_chunks(_pipelined(streamlets, in_flight), setup)
+        yield from _over_chunks(calls, Setup())
 
-    one, sixteen = _pipelined(1, 1), _pipelined(16, 1)
+    one, sixteen, pipelined = _pipelined(1, 1), _pipelined(16, 1), _pipelined(1, 5)
+    calls = f"{pipelined}, a call for each chunk"
     return Experiment(
         name="chunk_size_producer",
         figures="8.3, 8.4",
@@ -54,13 +59,22 @@ def _producers() -> Experiment:
             ),
             Claim(
                 "Requests in flight bring more: 5 over 1, 1 streamlet, 16 KiB",
-                (_pipelined(1, 5), 16),
+                (pipelined, 16),
                 (one, 16),
                 least=1.1,
             ),
+            Claim(
+                "A call for each chunk costs most of a small one: over batches that are divided, 1 KiB",
+                (calls, 1),
+                (pipelined, 1),
+                most=0.5,
+                metric="per_core",
+            ),
         ),
-        note="Producers always make checksums, one for each chunk, so there is no series without them. What they cost"
-        " is measured in process: see the table of the checksum's cost. Chunks of 1 KiB have " + TINY + ".",
+        note=f"The producer gets batches of {DIVIDED:,} records and makes the chunks, as the thesis's producer makes"
+        " them of records; in the last series the application calls it for each chunk, of 8 records with 1 KiB."
+        " Producers always make checksums, one for each chunk, so there is no series without them. What they cost"
+        " is measured in process: see the table of the checksum's cost.",
     )
 
 
@@ -100,16 +114,18 @@ def _consumers() -> Experiment:
 
 def _streamlets() -> Experiment:
     place = Place(segment_bytes=2 * MIB)
-    divided, fixed = "chunk = 1 MiB / streamlets", "chunks of 16 KiB"
+    divided, fixed = "chunk = 1 MiB / streamlets", "chunks of 16 KiB, a call for each"
+    calls = f"{divided}, a call for each"
     keyed = f"batches of {KEYED:,} records with keys"
 
     def points() -> Iterator[Point]:
         for streamlets in STREAMLETS:
-            yield Point(divided, streamlets, Setup(place, streamlets=streamlets, chunk_bytes=MIB // streamlets))
-            yield Point(fixed, streamlets, Setup(place, streamlets=streamlets, chunk_bytes=16 * KIB))
-            yield Point(
-                keyed, streamlets, Setup(place, streamlets=streamlets, chunk_bytes=256 * KIB, batch_records=KEYED)
-            )
+            setup = Setup(place, streamlets=streamlets, chunk_bytes=MIB // streamlets)
+            yield Point(divided, streamlets, dataclasses.replace(setup, batch_records=DIVIDED))
+            yield Point(calls, streamlets, setup)
+            yield Point(fixed, streamlets, dataclasses.replace(setup, chunk_bytes=16 * KIB))
+            by_keys = dataclasses.replace(setup, chunk_bytes=256 * KIB, batch_records=KEYED, keys="random")
+            yield Point(keyed, streamlets, by_keys)
 
     return Experiment(
         name="streamlets",
@@ -129,10 +145,18 @@ def _streamlets() -> Experiment:
                 most=1,
             ),
             Claim("Keys that spread each batch cost half at most: 1,024 over 1", (keyed, 1024), (keyed, 1), least=0.5),
+            Claim(
+                "A call for each chunk costs most of a small one: over batches that are divided, 1,024",
+                (calls, 1024),
+                (divided, 1024),
+                most=0.5,
+                metric="per_core",
+            ),
         ),
-        note="One broker and one producer. Dividing the request changes two things at once, streamlets and chunk size:"
-        " at 1,024 streamlets chunks have 1 KiB, and " + TINY + ". The second series changes only the first, and in the"
-        " third keys divide what is given to the producer at once, about a request. Segments have 2 MiB, as each"
+        note=f"One broker and one producer. Batches of {DIVIDED:,} records, about a request, are divided by the"
+        " producer, which changes two things at once, streamlets and chunk size: at 1,024 streamlets a chunk has"
+        " 8 records. In the second series the application calls the producer for each of these chunks; the third"
+        " changes only the number of streamlets; in the last one keys divide a batch. Segments have 2 MiB, as each"
         " streamlet has an open one.",
     )
 
@@ -192,14 +216,23 @@ def _brokers() -> Experiment:
             for brokers in (1, 2, 4)
         ),
         thesis="More nodes bring more; Kafka with four times as many nodes has half of KerA's throughput.",
-        claims=(Claim("More brokers bring more: 4 over 1", (series, 4), (series, 1), least=1.5),),
-        note="This cannot scale here: two cores are all there is, and one broker with its producers has them busy"
-        " already. What is seen is what the brokers' processes and smaller requests cost.",
+        claims=(
+            Claim(
+                "More brokers bring more: 4 over 1",
+                (series, 4),
+                (series, 1),
+                least=1.5,
+                parallel="brokers work side by side",
+            ),
+        ),
+        note="On two cores one broker with its producers has both busy already. What is seen there is what the brokers'"
+        " processes and smaller requests cost.",
     )
 
 
 def _virtual_logs() -> Experiment:
     plain, parallel = "16 streamlets, Q = 1, chunks of 16 KiB", "8 streamlets, Q = 8, chunks of 64 KiB"
+    beside = "broker, backup and producers work side by side"
 
     def points() -> Iterator[Point]:
         base = Setup(REPLICATED, replication=1, producers=8)
@@ -221,8 +254,10 @@ def _virtual_logs() -> Experiment:
         " 2, 8 and 16 are slightly behind (8.16).",
         claims=(
             Claim("More virtual logs bring nothing with Q = 1: 16 over 1", (plain, 16), (plain, 1), most=1.15),
-            Claim("A few help with Q = 8: 4 over 1", (parallel, 4), (parallel, 1), least=1.05),
-            Claim("More than a few do not: 16 over 4", (parallel, 16), (parallel, 4), least=0.7, most=1.1),
+            Claim("A few help with Q = 8: 4 over 1", (parallel, 4), (parallel, 1), least=1.05, parallel=beside),
+            Claim(
+                "More than a few do not: 16 over 4", (parallel, 16), (parallel, 4), least=0.7, most=1.1, parallel=beside
+            ),
         ),
         note="A broker is one event loop, so virtual logs overlap waiting for backups, not work. Backups keep this in"
         " memory.",
@@ -241,7 +276,13 @@ def _active_groups() -> Experiment:
         thesis="Four active groups a streamlet instead of one bring 20 instead of 16 M records/s: appends do not wait"
         " for each other.",
         claims=(
-            Claim("More active groups bring more: Q = 4 over 1, 64 KiB", ("Q = 4", 64), ("Q = 1", 64), least=1.1),
+            Claim(
+                "More active groups bring more: Q = 4 over 1, 64 KiB",
+                ("Q = 4", 64),
+                ("Q = 1", 64),
+                least=1.1,
+                parallel="broker, backup and producers work side by side",
+            ),
             Claim("More active groups cost nothing: Q = 4 over 1, 16 KiB", ("Q = 4", 16), ("Q = 1", 16), least=0.85),
         ),
         note="Here one loop does all appends, so none waits for a lock of another, and there is nothing to be gained"
@@ -288,36 +329,6 @@ def _replicated(replication: int, in_flight: int) -> str:
     return f"R = {replication}, {in_flight} in flight"
 
 
-def _locality() -> Experiment:
-    names: dict[Consumer, str] = {"push": "local consumer (pushed)", "pull": "remote consumer (pulls)"}
-    local, remote = names["push"], names["pull"]
-    return Experiment(
-        name="locality",
-        figures="8.17",
-        title="Consumers: local, through shared memory, against remote",
-        x_label="backups of each chunk (R)",
-        points=tuple(
-            Point(
-                name,
-                replication,
-                Setup(BACKED_UP_TWICE, streamlets=4, replication=replication, chunk_bytes=64 * KIB, consumer=consumer),
-            )
-            for consumer, name in names.items()
-            for replication in (0, 1, 2)
-        ),
-        thesis="Local consumers bring up to 60 % more; more copies bring less, with either.",
-        claims=(
-            Claim("Local consumers bring more: R = 0", (local, 0), (remote, 0), least=1.1, metric="consumed"),
-            Claim("Local consumers bring more: R = 1", (local, 1), (remote, 1), least=1.1, metric="consumed"),
-            Claim("Local consumers bring more: R = 2", (local, 2), (remote, 2), least=1.1, metric="consumed"),
-            Claim("More copies bring less: R = 2 over 0, pushed", (local, 2), (local, 0), most=0.95, metric="consumed"),
-        ),
-        plotted="consumed",
-        note="One producer, one consumer. A remote consumer is one that is told to pull: its connection is a unix"
-        " socket of this machine, which is faster than a network.",
-    )
-
-
 EXPERIMENTS: tuple[Experiment, ...] = (
     _producers(),
     _consumers(),
@@ -328,7 +339,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _virtual_logs(),
     _active_groups(),
     _replication(),
-    _locality(),
+    LOCALITY,
+    *KAFKA,
     EPOCHS,
     *LATENCY,
 )

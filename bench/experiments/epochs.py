@@ -6,6 +6,8 @@ throughput is by the processor time of the reader, which whatever else runs on t
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from pathlib import Path
 
 from bench import epochs
@@ -60,10 +62,12 @@ def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path
     del experiment, seconds
     samples: dict[tuple[str, int], list[Sample]] = {}
     with epochs.cluster(folder / "epochs") as running:
+        load = os.getloadavg()[0]
         for epoch_ms, name, reading in epochs.readings(
             running, epochs.EPOCHS_MS, rounds=rounds, records_max=RECORDS_MAX
         ):
-            samples.setdefault((name, epoch_ms), []).append(sample_of(reading))
+            samples.setdefault((name, epoch_ms), []).append(dataclasses.replace(sample_of(reading), load=load))
+            load = os.getloadavg()[0]
     return Measured(samples, {})
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
+import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -159,10 +161,10 @@ def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path
 async def _path(folder: Path, rounds: int) -> dict[tuple[str, int], list[Sample]]:
     samples: dict[tuple[str, int], list[Sample]] = {}
     for number in range(rounds):
-        where = folder / f"path-{number}"
+        where, load = folder / f"path-{number}", os.getloadavg()[0]
         run = await latency_path.measure(where, rate=PATH_RATE, limit_ms=PATH_LIMIT_MS, window_s=WINDOW_S)
         for series, one in samples_of(run).items():
-            samples.setdefault((series, PATH_RATE), []).append(one)
+            samples.setdefault((series, PATH_RATE), []).append(dataclasses.replace(one, load=load))
             say(f"{series}: {one.mean_ms:,.0f} ms")
     return samples
 
@@ -195,14 +197,14 @@ async def _cost(folder: Path, rounds: int, seconds: float) -> dict[tuple[str, in
     async with _in_memory(folder) as (made, client):
         idle = await latency.idle_share(made, client, COST_RATE, seconds, pushed=True)
         for _ in range(rounds):
-            runs = {}
+            runs, load = {}, os.getloadavg()[0]
             for series, policy in COST_POLICIES.items():
                 runs[series] = await latency.measure(
                     made, client, policy, COST_RATE, seconds, idle, COST_STREAMLETS, pushed=True
                 )
                 say(f"{series}: {runs[series].cpu_us:.2f} us a record")
             for series, one in cost_samples_of(runs).items():
-                samples.setdefault((series, COST_RATE), []).append(one)
+                samples.setdefault((series, COST_RATE), []).append(dataclasses.replace(one, load=load))
     return samples
 
 
@@ -222,9 +224,10 @@ async def _figure_2(folder: Path, rounds: int, seconds: float) -> dict[tuple[str
             idle = await latency.idle_share(made, client, rate, seconds)
             for _ in range(rounds):
                 for series, policy in POLICIES.items():
+                    load = os.getloadavg()[0]
                     run = await latency.measure(made, client, policy, rate, seconds, idle)
                     one = sample(run.mean_ms, records_per_s=run.rate, cpu_us=run.cpu_us)
-                    samples.setdefault((series, rate), []).append(one)
+                    samples.setdefault((series, rate), []).append(dataclasses.replace(one, load=load))
                     say(f"{rate:,}/s, {series}: {run.mean_ms:,.1f} ms, {run.cpu_us:.2f} us a record")
                 samples.setdefault((LIMIT, rate), []).append(sample(LIMIT_MS))
     return samples

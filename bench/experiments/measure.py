@@ -63,12 +63,9 @@ class Prepared:
         self._streams = self._site.streams_of(setup, names, config)
 
     def worker(self, role: Role, index: int) -> Command:
-        """The project's own worker; where producers share a process, one that has several."""
-        setup, processes = self._setup, processes_of(self._setup)
-        module, several = "bench.compare.kera_worker", {}
-        if role == "produce" and setup.producers > processes:
-            module = "bench.experiments.producers"
-            several = {"producers": setup.producers // processes + (index < setup.producers % processes)}
+        """The project's own worker."""
+        del role, index
+        setup = self._setup
         settings: dict[str, Any] = {
             "bootstrap": self._site.cluster.bootstrap,
             "streams": self._streams,
@@ -82,9 +79,8 @@ class Prepared:
                 "verify_checksums": setup.verify,
                 "validate_chunks": setup.verify,
             },
-            **several,
         }
-        return Command([sys.executable, "-m", module], settings)
+        return Command([sys.executable, "-m", "bench.compare.kera_worker"], settings)
 
 
 class Site:
@@ -174,7 +170,8 @@ def buffer_bytes_of(setup: Setup) -> int:
     """
     in_flight_bytes = (setup.requests_in_flight + 1) * max(setup.request_bytes, setup.chunk_bytes)
     most_bytes = BUFFERS_BYTES_MAX // setup.producers
-    return max(in_flight_bytes, min(BUFFER_CHUNKS * setup.chunk_bytes, BUFFER_BYTES_MAX, most_bytes))
+    batches_bytes = 4 * setup.batch_records * RECORD_BYTES
+    return max(in_flight_bytes, batches_bytes, min(BUFFER_CHUNKS * setup.chunk_bytes, BUFFER_BYTES_MAX, most_bytes))
 
 
 def workload_of(setup: Setup, seconds: float, read_backlog_bytes: int = 0) -> Workload:
@@ -186,11 +183,12 @@ def workload_of(setup: Setup, seconds: float, read_backlog_bytes: int = 0) -> Wo
         streams=setup.streams,
         streamlets=setup.streamlets,
         producers=processes_of(setup),
+        clients=setup.producers // processes_of(setup),
         consumers=0 if setup.consumer is None else 1,
         durability="replicated" if setup.replication else "leader",
         replicas=setup.replication,
         send=setup.send,
-        keys="random" if setup.batch_records else "none",
+        keys=setup.keys,
         batch_records=setup.batch_records,
         read=setup.consumer or "push",
         batch_bytes=setup.chunk_bytes,
@@ -222,6 +220,7 @@ def sample_of(played: dict[str, Any]) -> Sample:
         consumers_s_per_gb=per_gb("consumer", read_gb),
         ack_p50_ms=ack.ms(50) if ack.count else None,
         ack_p99_ms=ack.ms(99) if ack.count else None,
+        load=played["load"],
     )
 
 

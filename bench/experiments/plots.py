@@ -47,7 +47,7 @@ def plot(found: Found, path: Path) -> None:
         axes.set_yscale("log")
         axes.set_ylabel("mean latency, ms")
     else:
-        what = "seen by the consumer" if metric == "consumed" else "acknowledged"
+        what = "seen by consumers" if metric == "consumed" else "acknowledged"
         axes.set_ylabel(f"million records of 100 B per second,\n{what}")
         axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
         right = axes.secondary_yaxis("right", functions=(lambda value: value * 100, lambda value: value / 100))

@@ -7,29 +7,45 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from bench.common import describe
 from bench.experiments.checksum import ChecksumCost
 from bench.experiments.setup import (
+    RECORD_BYTES,
     Experiment,
     Metric,
+    Point,
     Sample,
+    Setup,
+    State,
     Verdict,
     judge,
     million_records,
 )
+from kera.cli.bench._payload import records_per_chunk
 
 PAGE = "README.md"
 CHECKSUM = "checksum_cost"
 INTRODUCTION = """\
 Made by `python -m bench experiments`; what is set for each point is in the JSON files. Records of 100 bytes, no keys,
-given to the SDK as ready batches that fill a chunk; throughput is that of values, as median (least-most) of the rounds.
-Producers, brokers, backups and consumers share this machine. A claim is what the thesis saw, as a ratio between the
-medians of two points."""
+given to the SDK as ready batches that fill a chunk, or that it divides; throughput is that of values, as median
+(least-most) of the rounds. Producers, brokers, backups and consumers share this machine. A claim is what the thesis
+saw, as a ratio between the medians of two points: by throughput (or latency), and beside it by what all processes bring
+for a second of processor time (or take of it for a record). The ratio that decides is bold."""
+OF: dict[Metric, str] = {
+    "produced": "MB/s",
+    "consumed": "MB/s",
+    "per_core": "MB for each second of processor time",
+    "latency": "latency",
+    "cpu": "processor time",
+}
+"""Headings of ratios."""
 
 
 @dataclasses.dataclass
@@ -43,11 +59,13 @@ class Found:
     samples: dict[tuple[str, int], list[Sample]]
     failures: dict[tuple[str, int], str]
     """Points that could not be measured, and why."""
+    age: str = ""
+    """The time since the commit that was measured, in words."""
 
     @property
     def verdicts(self) -> list[Verdict]:
         """One for each claim."""
-        return [judge(claim, self.samples) for claim in self.experiment.claims]
+        return [judge(claim, self.samples, self.machine["cores"]) for claim in self.experiment.claims]
 
 
 # -- files -----------------------------------------------------------------------------------------------------
@@ -67,7 +85,13 @@ def save(found: Found, folder: Path) -> None:
         for (series, x), samples in found.samples.items()
     ]
     claims = [
-        {"text": verdict.claim.text, "wanted": verdict.bounds, "ratio": verdict.ratio, "holds": verdict.holds}
+        {
+            "text": verdict.claim.text,
+            "wanted": verdict.bounds,
+            "of": verdict.claim.metric,
+            "ratios": {metric: ratio for metric, ratio in verdict.ratios.items() if math.isfinite(ratio)},
+            "state": verdict.state,
+        }
         for verdict in found.verdicts
     ]
     document = {
@@ -84,16 +108,20 @@ def save(found: Found, folder: Path) -> None:
 
 
 def load(experiment: Experiment, folder: Path) -> Found | None:
-    """Read an experiment's file; None where it was not measured. Points that it does not have any more are left out."""
+    """Read an experiment's file; None where it was not measured.
+
+    Points that it does not have any more, or that are set up otherwise now, are left out.
+    """
     path = folder / f"{experiment.name}.json"
     if not path.exists():
         return None
     document = json.loads(path.read_text(encoding="utf-8"))
-    known = {(point.series, point.x) for point in experiment.points}
+    known = {(point.series, point.x): dataclasses.asdict(point.setup) for point in experiment.points}
+    defaults = dataclasses.asdict(Setup())
     samples = {
         key: [Sample(**sample) for sample in point["rounds"]]
         for point in document["points"]
-        if (key := (point["series"], point["x"])) in known
+        if known.get(key := (point["series"], point["x"])) == defaults | point["setup"]
     }
     failures = {(failure["series"], failure["x"]): failure["why"] for failure in document["failures"]}
     return Found(experiment, document["machine"], document["seconds"], document["rounds"], samples, failures)
@@ -124,11 +152,12 @@ def page(all_found: Sequence[Found], checksum: ChecksumCost | None) -> str:
 
 
 def _overview(all_found: Iterable[Found]) -> list[str]:
-    lines = ["| figure | what | as the thesis says |", "|---|---|---|"]
+    lines = ["| figure | what | claims |", "|---|---|---|"]
     for found in all_found:
-        holding = sum(verdict.holds for verdict in found.verdicts)
+        states = Counter(verdict.state for verdict in found.verdicts)
         link = f"[{found.experiment.title}](#{_anchor(_heading(found.experiment))})"
-        lines.append(f"| {found.experiment.figures} | {link} | {holding} of {len(found.verdicts)} claims |")
+        counts = ", ".join(f"{states[state]} {state}" for state in get_args(State) if states[state])
+        lines.append(f"| {found.experiment.figures} | {link} | {counts} |")
     return lines
 
 
@@ -148,6 +177,14 @@ def rounds_of(found: Found) -> str:
     return f"{found.rounds} round{'s' * (found.rounds != 1)} of {found.seconds:g} s"
 
 
+def _measured(found: Found) -> str:
+    loads = [sample.load for samples in found.samples.values() for sample in samples if sample.load is not None]
+    words = f"{rounds_of(found)}. {describe(dict(found.machine))}"
+    if loads:
+        words += f"; before points, which come one upon the other: {min(loads):.1f} to {max(loads):.1f}"
+    return f"{words}. Measured {found.age}." if found.age else words
+
+
 def _anchor(heading: str) -> str:
     """As GitHub makes it."""
     kept = (character for character in heading.lower() if character.isalnum() or character in " -_")
@@ -165,14 +202,26 @@ def _section(found: Found) -> list[str]:
         "",
         f"**Here:** {experiment.note}",
         "",
-        "| claim | wanted | here | same shape |",
-        "|---|---|---|---|",
+        f"| claim | wanted | {' | '.join(OF[metric] for metric in _beside(experiment.plotted))} | state |",
+        "|---|---|---|---|---|",
     ]
     for verdict in found.verdicts:
-        ratio = "not measured" if verdict.ratio is None else f"{verdict.ratio:.2f}"
-        lines.append(f"| {verdict.claim.text} | {verdict.bounds} | {ratio} | {'yes' if verdict.holds else 'no'} |")
-    lines += ["", *_table(found), "", f"{rounds_of(found)}. {describe(dict(found.machine))}"]
+        claim = verdict.claim
+        shown = _beside(claim.metric if claim.metric in ("produced", "consumed") else experiment.plotted)
+        cells = [_ratio(verdict, metric) for metric in shown]
+        lines.append(f"| {claim.text} | {verdict.bounds} | {' | '.join(cells)} | {verdict.words} |")
+    lines += ["", *_table(found), "", _measured(found)]
     return lines
+
+
+def _beside(metric: Metric) -> tuple[Metric, Metric]:
+    return (metric, "cpu" if metric == "latency" else "per_core")
+
+
+def _ratio(verdict: Verdict, metric: Metric) -> str:
+    if metric not in verdict.ratios:
+        return ""
+    return f"**{verdict.ratios[metric]:.2f}**" if metric == verdict.claim.metric else f"{verdict.ratios[metric]:.2f}"
 
 
 def _table(found: Found) -> list[str]:
@@ -183,7 +232,7 @@ def _table(found: Found) -> list[str]:
     head = ["series", experiment.x_label.partition(" (")[0], "produced, MB/s", "M records/s"]
     if followed:
         head.append("consumed, MB/s")
-    head.append("CPU s/GB: producers + brokers + backups + consumers")
+    head += ["CPU s/GB: producers + brokers + backups + consumers", "us a call"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for point in experiment.points:
         key = (point.series, point.x)
@@ -197,7 +246,7 @@ def _table(found: Found) -> list[str]:
         cells += [spread(samples, "produced"), f"{million_records(produced):.2f}"]
         if followed:
             cells.append(spread(samples, "consumed") if point.setup.consumer else "")
-        cells.append(_cpu(samples))
+        cells += [_cpu(samples), _call(point, samples)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -220,6 +269,13 @@ def spread(samples: Sequence[Sample], metric: Metric) -> str:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _call(point: Point, samples: Sequence[Sample]) -> str:
+    """Processor time of the producer for each batch that it is given."""
+    records = point.setup.batch_records or records_per_chunk(RECORD_BYTES, point.setup.chunk_bytes, lean=True)
+    us = statistics.median(sample.producers_s_per_gb for sample in samples) * records * RECORD_BYTES / 1e3
+    return _short(us) if us else ""
 
 
 def _cpu(samples: Sequence[Sample]) -> str:

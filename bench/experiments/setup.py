@@ -10,14 +10,17 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from kera.core.base.settings import GIB, KIB, MIB
 
 Consumer = Literal["push", "pull"]
-Metric = Literal["produced", "consumed", "latency", "cpu"]
+Metric = Literal["produced", "consumed", "per_core", "latency", "cpu"]
+State = Literal["yes", "missed", "cannot be shown here", "not measured"]
 RECORD_BYTES = 100
 """As in the thesis: records of 100 bytes without keys."""
+PARALLEL_CORES = 8
+"""Claims about work side by side count with so many; the thesis had 16 for each broker, and others for clients."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Setup:
     verify: bool = True
     """Whether the consumer checks the checksums."""
     batch_records: int = 0
-    """Records with keys that are given to the producer at once; 0: ones without, as many as fill a chunk."""
+    """Records that the producer is given at once, and divides; 0: as many as fill a chunk, a call for each."""
+    keys: Literal["none", "random"] = "none"
     send: Literal["batch", "record"] = "batch"
     rate: float = 0.0
     """Records per second, one by one; 0: as fast as it goes."""
@@ -78,6 +82,8 @@ class Claim:
     least: float = 0.0
     most: float = float("inf")
     metric: Metric = "produced"
+    parallel: str = ""
+    """The work that has to go on side by side; with fewer cores than `PARALLEL_CORES` the claim cannot be shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,12 +121,25 @@ class Sample:
     """How late records are, where that is measured."""
     cpu_us: float | None = None
     """Processor time of a record, where that is measured."""
+    load: float | None = None
+    """The machine's load average before it."""
+
+    @property
+    def mb_per_core_s(self) -> float:
+        """MB of values for each second of processor time of all processes together; 0 where that is not measured."""
+        s_per_gb = self.producers_s_per_gb + self.brokers_s_per_gb + self.backups_s_per_gb + self.consumers_s_per_gb
+        return 1e3 / s_per_gb if s_per_gb else 0.0
 
     def figure(self, metric: Metric) -> float:
         """The figure of a metric: throughput in MB/s, latency in ms, processor time in us; 0 where there is none."""
-        if metric in ("latency", "cpu"):
-            return (self.mean_ms if metric == "latency" else self.cpu_us) or 0.0
-        return self.produced_mb_per_s if metric == "produced" else self.consumed_mb_per_s or 0.0
+        figures = {
+            "produced": self.produced_mb_per_s,
+            "consumed": self.consumed_mb_per_s,
+            "per_core": self.mb_per_core_s,
+            "latency": self.mean_ms,
+            "cpu": self.cpu_us,
+        }
+        return figures[metric] or 0.0
 
 
 Samples = Mapping[tuple[str, int], Sequence[Sample]]
@@ -132,13 +151,31 @@ class Verdict:
     """The verdict about a claim."""
 
     claim: Claim
-    ratio: float | None
-    """None: one of its points was not measured."""
+    ratios: Mapping[Metric, float]
+    """The same two points by any metric that both of them have."""
+    cores: int
+    """Those of the machine that measured it."""
 
     @property
-    def holds(self) -> bool:
-        """Whether the ratio is there, and within the claim's bounds."""
-        return self.ratio is not None and self.claim.least <= self.ratio <= self.claim.most
+    def ratio(self) -> float | None:
+        """The one that decides; None: one of its points was not measured."""
+        return self.ratios.get(self.claim.metric)
+
+    @property
+    def state(self) -> State:
+        """The state of the claim."""
+        if self.ratio is None:
+            return "not measured"
+        if self.claim.parallel and self.cores < PARALLEL_CORES:
+            return "cannot be shown here"
+        return "yes" if self.claim.least <= self.ratio <= self.claim.most else "missed"
+
+    @property
+    def words(self) -> str:
+        """The state, with the reason where the machine is one."""
+        if self.state != "cannot be shown here":
+            return self.state
+        return f"{self.state}: {self.claim.parallel}, which takes {PARALLEL_CORES} cores; here are {self.cores}"
 
     @property
     def bounds(self) -> str:
@@ -149,10 +186,16 @@ class Verdict:
         return f"at most {most:g}" if not least else f"{least:g} to {most:g}"
 
 
-def judge(claim: Claim, samples: Samples) -> Verdict:
-    """Whether a claim holds for what was measured."""
-    over, under = (median_of(samples.get(key, ()), claim.metric) for key in (claim.over, claim.under))
-    return Verdict(claim, over / under if over is not None and under else None)
+def judge(claim: Claim, samples: Samples, cores: int) -> Verdict:
+    """Whether a claim holds for what was measured on a machine with so many cores."""
+    ratios: dict[Metric, float] = {}
+    for metric in get_args(Metric):
+        over, under = (median_of(samples.get(key, ()), metric) for key in (claim.over, claim.under))
+        if over is not None and under:
+            ratios[metric] = over / under
+        elif over and under is not None and metric == claim.metric:
+            ratios[metric] = float("inf")  # nothing came through at the point that is divided by
+    return Verdict(claim, ratios, cores)
 
 
 def median_of(samples: Sequence[Sample], metric: Metric) -> float | None:

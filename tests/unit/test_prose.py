@@ -44,7 +44,7 @@ DOCSTRINGS_LEFT = {
     "core/kera/server": 0,
     "spark_connector": 1,
     "spark_connector/kera/spark_connector": 0,
-    "bench": 6,
+    "bench": 5,
     "demo": 0,
     "scripts": 0,
 }

@@ -41,7 +41,7 @@ def producer_settings(worker: Worker) -> dict[str, Any]:
         "batch.num.messages": QUEUE_RECORDS,
         "message.max.bytes": 8 << 20,
         "queue.buffering.max.messages": QUEUE_RECORDS,
-        "queue.buffering.max.kbytes": QUEUE_BYTES >> 10,
+        "queue.buffering.max.kbytes": (QUEUE_BYTES >> 10) // workload.clients,
         "socket.nagle.disable": True,
         "delivery.report.only.error": not workload.rate,
         **workload.settings.get("kafka", {}),
@@ -50,14 +50,15 @@ def producer_settings(worker: Worker) -> dict[str, Any]:
 
 def produce(worker: Worker) -> None:
     """At a rate with a callback for each record; else by the length of the client's queue, which costs nothing."""
-    producer = importlib.import_module("confluent_kafka").Producer(producer_settings(worker))
+    library = importlib.import_module("confluent_kafka")
+    producers = [library.Producer(producer_settings(worker)) for _ in range(worker.workload.clients)]
     topics = [worker.task.settings["topics"][stream] for stream in worker.task.streams]
-    for topic in topics:
+    for producer, topic in itertools.product(producers, topics):
         producer.list_topics(topic, timeout=FLUSH_S)
     if worker.task.rate:
-        _at_rate(worker, producer, topics)
+        _at_rate(worker, producers[0], topics)
     else:
-        _Flood(worker, producer, topics).run()
+        _flood(worker, [_Flood(worker, producer, topics) for producer in producers])
 
 
 def _at_rate(worker: Worker, producer: Any, topics: list[str]) -> None:
@@ -99,6 +100,17 @@ def messages(workload: Workload, seed: int) -> list[dict[str, Any]]:
     return [{"value": value, "partition": at // run % workload.streamlets} for at, value in enumerate(values)]
 
 
+def _flood(worker: Worker, floods: list[_Flood]) -> None:
+    """Until there is no more to send; then until all is acknowledged. Clients take turns."""
+    worker.begin_blocking()
+    while worker.more:
+        if not sum(flood.send() for flood in floods):
+            floods[0].wait()
+    deadline = time.monotonic() + FLUSH_S
+    while sum(flood.wait() for flood in floods) and time.monotonic() < deadline:
+        pass
+
+
 class _Flood:
     """As fast as it goes: what is sent, less what is in the client's queue, is acknowledged."""
 
@@ -106,28 +118,29 @@ class _Flood:
         self._worker = worker
         self._producer = producer
         self._topics = itertools.cycle(topics)
-        self._room = min(QUEUE_RECORDS // 2, QUEUE_BYTES // 2 // worker.workload.record_bytes)
+        records_max = min(QUEUE_RECORDS // 2, QUEUE_BYTES // 2 // worker.workload.record_bytes)
+        self._room = records_max // worker.workload.clients
         self._sent = self._acknowledged = 0
         self._messages = messages(worker.workload, worker.task.index)
 
-    def run(self) -> None:
-        """Until there is no more to send; then until all is acknowledged."""
-        send = self._batch if self._worker.workload.send == "batch" else self._each
-        self._worker.begin_blocking()
-        while more := self._worker.more:
-            count = min(more, len(self._messages))
-            send(count)
-            self._sent += count
-            self._worker.sent(count)
-            self._account()
-            while len(self._producer) > self._room and not self._worker.errors:
-                self._producer.poll(0.001)
-                self._account()
-        deadline = time.monotonic() + FLUSH_S
-        while len(self._producer) and time.monotonic() < deadline:
-            self._producer.poll(0.005)
-            self._account()
+    def send(self) -> bool:
+        """Send once, unless the client's queue is full; whether it was not."""
         self._account()
+        if len(self._producer) > self._room and not self._worker.errors:
+            return False
+        count = min(self._worker.more, len(self._messages))
+        if not count:
+            return False
+        (self._batch if self._worker.workload.send == "batch" else self._each)(count)
+        self._sent += count
+        self._worker.sent(count)
+        return True
+
+    def wait(self) -> bool:
+        """Give the client a little time; whether anything is left in its queue."""
+        self._producer.poll(0.001)
+        self._account()
+        return bool(len(self._producer))
 
     def _batch(self, count: int) -> None:
         queued = self._producer.produce_batch(next(self._topics), self._messages[:count], on_delivery=self._failed)
