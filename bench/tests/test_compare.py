@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import random
+import re
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bench.compare import figures, report
+from bench.compare import chart, figures, report
 from bench.compare.contestant import REGISTRY, Command, Failed, Role
 from bench.compare.figures import Entry, Spread, entries, merged
 from bench.compare.kera import SEGMENT_BYTES, Kera, KeraMemory, memory_bytes
@@ -91,6 +92,8 @@ def test_without_a_disk_nothing_is_persisted() -> None:
         {"backlog_bytes": "1MB", "consumers": 1, "rate": 10},
         {"consumers": 3, "streamlets": 2},
         {"record_bytes": 4},
+        {"clients": 2, "rate": 10},
+        {"clients": 2, "send": "record"},
         {"unknown": 1},
     ],
 )
@@ -570,3 +573,54 @@ def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
 
 def test_histograms_are_recorded_as_text() -> None:
     assert base64.b64decode(encoded(1))
+
+
+# -- the chart -------------------------------------------------------------------------------------------------
+
+
+def recorded_run(day: int, **changes: Any) -> dict[str, Any]:
+    """A run of all that is charted, in which KerA writes most and Redis is the soonest."""
+    contestants: dict[str, Any] = {}
+    for place, name in enumerate(chart.NAMES):
+        times = Latencies()
+        times.add(1_000_000 * (9 - place), 10)
+        played = {
+            "errors": [],
+            "produced": {"bytes": 10**8 * (9 - place), "records": 1, "seconds": 1.0},
+            "latencies": {"ack": times.encode(), "end_to_end": times.encode()},
+        }
+        contestants[name] = {"title": name, "versions": {}, "durability": "", "reason": None, "rounds": [played]}
+    machine = {"cores": 2, "cpu": "<a model>"}
+    return {
+        "runs": [{"time": f"2026-11-{day}T00:00:00", "rounds": 1, "quick": False, "machine": machine} | changes],
+        "workloads": [{"workload": {"name": name}, "contestants": contestants} for name in sorted(chart.WANTED)],
+    }
+
+
+def test_the_chart_has_every_contestant_with_losses_and_wins() -> None:
+    texts = re.findall(r"<text( class=\"best\")?[^>]*>([^<]*)<", chart.draw(recorded_run(22)))
+    assert [words for _, words in texts].count("Kafka") == 6
+    assert [words for best, words in texts if best] == ["900"] * 3 + ["6, 6"] * 3
+    assert any("(&lt;a model&gt;)" in words for _, words in texts)
+
+
+def test_a_contestant_that_did_not_take_part_is_in_the_chart() -> None:
+    run = recorded_run(22)
+    run["workloads"][0]["contestants"]["nats"]["rounds"] = []
+    assert "did not take part" in chart.draw(run)
+
+
+def test_the_chart_is_of_the_latest_run_that_is_whole(tmp_path: Path) -> None:
+    runs = [recorded_run(22), recorded_run(23), recorded_run(24, quick=True), recorded_run(25)]
+    del runs[3]["workloads"][0]
+    assert chart.latest(tmp_path) is None
+    for number, run in enumerate(runs):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "results.json").write_text(json.dumps(run))
+    assert chart.latest(tmp_path) == runs[1]
+
+
+def test_the_chart_of_the_readme_is_that_of_the_latest_recorded_run() -> None:
+    recorded = chart.latest(FOLDER.parent / "results")
+    assert recorded is not None
+    assert chart.OUT.read_text(encoding="utf-8") == chart.draw(recorded)
