@@ -15,6 +15,7 @@ import pyarrow as pa
 from kera.broker.log.progress import SegmentProgress
 from kera.broker.log.segment import Segment
 from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.serving.limits import ServingLimits
 from kera.core.base.ids import PRODUCER_IDS
 from kera.core.base.settings import MIB
 from kera.core.format.checksum import crc32c
@@ -102,7 +103,8 @@ class Side:
         self.wire = Wire(engine.replication, [ModelBackup(number + 1, segment_bytes=MIB) for number in range(2)])
         self.wire.connect()
         self.wire.run()
-        self.broker = Broker(engine, pump=pump or self.wire.pump, check_payloads=True)
+        patient = ServingLimits(room_wait_ms=600_000)  # whoever waits for room gets it, however slow the machine is
+        self.broker = Broker(engine, pump=pump or self.wire.pump, check_payloads=True, limits=patient)
         self.broker.paused = True
         owners = (*(BROKER_ID,) * (STREAMLETS - 1), BROKER_ID + 1)
         self.broker.broker.registered(
