@@ -16,7 +16,8 @@ pytestmark = pytest.mark.timeout(1700)  # the first time, the collector is built
 RECORDS = 20
 
 
-@pytest.mark.parametrize("engine", [pytest.param("python", marks=pytest.mark.slow), "columnar"])
+@pytest.mark.slow  # a JVM of its own; tests/unit/spark_connector/test_traced.py is the quick one
+@pytest.mark.parametrize("engine", ["python", "columnar"])
 def test_a_micro_batch_has_links_to_the_traces_of_its_records(tmp_path: Path, engine: str) -> None:
     async def produce(bootstrap: str, traces: str) -> None:
         async with await Client.connect(bootstrap, ClientSettings(traces=traces)) as client:
