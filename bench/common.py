@@ -158,7 +158,7 @@ def describe(found: dict[str, Any]) -> str:
 def commit() -> str | None:
     """The commit that is checked out, as it was when this process first asked; None where that is not known.
 
-    With a `+` behind it where sources differ from it. What was recorded since, and text, is no source.
+    A `+` follows if sources differ from it. Recorded results and texts are not sources.
     """
     head = git("rev-parse", "HEAD")
     if head is None:

@@ -73,8 +73,8 @@ def _producers() -> Experiment:
         ),
         note=f"The producer gets batches of {DIVIDED:,} records and makes the chunks, as the thesis's producer makes"
         " them of records; in the last series the application calls it for each chunk, of 8 records with 1 KiB."
-        " Producers always make checksums, one for each chunk, so there is no series without them. What they cost"
-        " is measured in process: see the table of the checksum's cost.",
+        " Producers always make checksums, one for each chunk, so there is no series without them. The table of"
+        " the checksum's cost has what they cost in process.",
     )
 
 
@@ -225,8 +225,8 @@ def _brokers() -> Experiment:
                 parallel="brokers work side by side",
             ),
         ),
-        note="On two cores one broker with its producers has both busy already. What is seen there is what the brokers'"
-        " processes and smaller requests cost.",
+        note="On two cores one broker with its producers has both busy already. The series show the cost of"
+        " more processes and of smaller requests.",
     )
 
 

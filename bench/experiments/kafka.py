@@ -1,7 +1,7 @@
 """Figures of the thesis with Kafka beside KerA: workloads of the comparison, played by its contestants.
 
 Some files of `bench/workloads` are an experiment: a contestant is a series, and the number at the end of a workload's
-name is the x of a point. What a contestant cannot do is a failure of its points, with the reason.
+name is the x of a point. A point fails, with the reason, if the contestant cannot play it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Consumers on the broker's host: pushed through shared memory, against pulled through its sockets (figure 8.17).
 
-* Following: a producer sends as fast as it can while so many consumers follow, each of them everything. What counts is
-  the time until all of them have all records.
-* Reading: the stream is in the broker's memory, nobody writes, and so many consumers read all of it at the same time;
-  they have read it before, and so have the broker's memory in their page tables.
+* Following: a producer sends as fast as it can while 1, 2 or 4 consumers follow, each of which reads all
+  records. The result is the time until each of them has all.
+* Reading: the stream is in the broker's memory, nobody writes, and the consumers read all of it at the same time. They
+  have read it before, so the broker's memory is in their page tables.
 
 Sides take turns in each round; a round of following has a stream of its own. Batches fill chunks, checksums are
 verified by broker and consumers. A consumer opens each chunk as an Arrow batch and counts its rows; it does not look at
@@ -37,7 +37,7 @@ REPLICATION = (0, 1, 2)
 BACKED_UP = Place(backups=max(REPLICATION))
 STREAMLETS, SEGMENT_BYTES, CHUNK_BYTES = 2, 8 * MIB, 256 * KIB
 BYTES_PER_S = 250_000_000
-"""A round has so many bytes of values for each second that it is to take."""
+"""Bytes of values in a round, for each second that the round should take."""
 STORED_SHARE = 1.3
 """Maximum size of a round in the broker's memory for each byte of its values."""
 

@@ -20,7 +20,7 @@ State = Literal["yes", "missed", "cannot be shown here", "not measured"]
 RECORD_BYTES = 100
 """As in the thesis: records of 100 bytes without keys."""
 PARALLEL_CORES = 8
-"""Claims about work side by side count with so many; the thesis had 16 for each broker, and others for clients."""
+"""Claims about parallel work need this many cores; the thesis had 16 for each broker, and others for clients."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Verdict:
 
 
 def judge(claim: Claim, samples: Samples, cores: int) -> Verdict:
-    """Whether a claim holds for what was measured on a machine with so many cores."""
+    """Whether a claim holds for the samples of a machine with `cores` cores."""
     ratios: dict[Metric, float] = {}
     for metric in get_args(Metric):
         over, under = (median_of(samples.get(key, ()), metric) for key in (claim.over, claim.under))
