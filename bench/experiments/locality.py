@@ -5,9 +5,9 @@
 * Reading: the stream is in the broker's memory, nobody writes, and the consumers read all of it at the same time. They
   have read it before, so the broker's memory is in their page tables.
 
-Sides take turns in each round; a round of following has a stream of its own. Batches fill chunks, checksums are
-verified by broker and consumers. A consumer opens each chunk as an Arrow batch and counts its rows; it does not look at
-values.
+Sides take turns in each round; a round of following has a stream of its own. A batch fills a
+chunk, with a call for each; checksums are verified by broker and consumers. A consumer opens each chunk as an Arrow
+batch and counts its rows; it does not look at values.
 """
 
 from __future__ import annotations
@@ -103,9 +103,10 @@ EXPERIMENT = Experiment(
         ),
     ),
     plotted="consumed",
-    note="Consumed is what a stream has, over the time until all consumers have all of it: who falls behind leaves the"
-    " producer more of the machine for a while. A remote consumer is one that is told to pull: its connection is a unix"
-    " socket of this machine, which is faster than a network.",
+    note="The producer has a call for each chunk of 256 KiB. Consumed is what a stream has, over the time until all"
+    " consumers have all of it: a consumer that falls behind leaves the producer more of the machine. A remote"
+    " consumer is one that is told to pull: its connection is a unix socket of this machine, which is faster than a"
+    " network.",
 )
 
 

@@ -34,10 +34,11 @@ PAGE = "README.md"
 CHECKSUM = "checksum_cost"
 INTRODUCTION = """\
 Made by `python -m bench experiments`; what is set for each point is in the JSON files. Records of 100 bytes, no keys,
-given to the SDK as ready batches that fill a chunk, or that it divides; throughput is that of values, as median
-(least-most) of the rounds. Producers, brokers, backups and consumers share this machine. A claim is what the thesis
-saw, as a ratio between the medians of two points: by throughput (or latency), and beside it by what all processes bring
-for a second of processor time (or take of it for a record). The ratio that decides is bold."""
+given to the SDK in batches of 8,192 that it divides into chunks; where a note speaks of a call for each chunk, a batch
+fills one chunk. Throughput is that of values, as median (least-most) of the rounds. Producers, brokers, backups and
+consumers share this machine. A claim is what the thesis saw, as a ratio between the medians of two points: by
+throughput (or latency), and beside it by what all processes bring for a second of processor time (or take of it for a
+record). The ratio that decides is bold."""
 OF: dict[Metric, str] = {
     "produced": "MB/s",
     "consumed": "MB/s",
