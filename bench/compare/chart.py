@@ -1,8 +1,8 @@
 """One chart of a recorded comparison: ``python -m bench.compare.chart`` writes ``docs/images/comparison.svg``.
 
-KerA beside Kafka, NATS and Redis, throughput and latency of the same run, whoever is ahead: the best figure of each
-group is bold. It is drawn from the latest recorded run that has them all, or from the one that is named. The picture
-has no background, and colours for light and for dark pages.
+KerA beside Kafka, RabbitMQ, NATS and Redis, throughput and latency of the same run, whoever is ahead: the best figure
+of each group is bold. It is drawn from the latest recorded run that has them all, or from the one that is named. The
+picture has no background, and colours for light and for dark pages.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from bench.common import ROOT
 from bench.compare.figures import Entry, Spread, entries, short
 
-NAMES = {"kera": "KerA", "kafka": "Kafka", "nats": "NATS", "redis": "Redis"}
+NAMES = {"kera": "KerA", "kafka": "Kafka", "rabbitmq": "RabbitMQ", "nats": "NATS", "redis": "Redis"}
 OUT = ROOT / "docs" / "images" / "comparison.svg"
-WIDTH, COLUMN, NAME, BAR, ROW, HEAD = 880, 450, 58, 265, 19, 24
+WIDTH, COLUMN, NAME, BAR, ROW, HEAD = 880, 450, 66, 257, 19, 24
 """In pixels: the picture, where its right half begins, the names, the longest bar, a row, and the words above rows."""
 STYLE = """\
 text { font: 12px system-ui, sans-serif; fill: #1f2328 }
@@ -95,20 +95,22 @@ def draw(results: dict[str, Any]) -> str:
 
 
 def _group(left: int, top: int, group: Group, recorded: Sequence[Entry]) -> list[str]:
-    rows = {each.name: _figures(each, group) for each in recorded if each.name in NAMES}
+    there = {each.name: each for each in recorded}
+    rows = {name: _figures(there[name], group) for name in NAMES}
     most = max((value for figures in rows.values() for value in figures), default=1.0)
     firsts = [figures[0] for figures in rows.values() if figures]
     best = (max if group.of == "produced" else min)(firsts, default=None)
     parts = [_text(left, top + 15, group.title, "note")]
     for number, (name, title) in enumerate(NAMES.items()):
-        at, figures = top + HEAD + number * ROW, rows.get(name, [])
+        at, figures = top + HEAD + number * ROW, rows[name]
         kind = "kera" if name == "kera" else "other"
         parts.append(_text(left, at + 11, title))
         for value, pale in reversed(list(zip(figures, ("", " p99"), strict=False))):
             width = max(1.0, BAR * value / most)
             parts.append(f'<rect class="{kind}{pale}" x="{left + NAME}" y="{at}" width="{width:.1f}" height="14"/>')
         end = left + NAME + BAR * max(figures, default=0.0) / most
-        words = ", ".join(short(value) for value in figures) or "did not take part"
+        failed = ["rounds failed"] if there[name].failures else []
+        words = ", ".join([*map(short, figures), *failed]) or "did not take part"
         parts.append(_text(round(end) + 6, at + 11, words, "best" if figures and figures[0] == best else ""))
     return parts
 

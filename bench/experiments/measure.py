@@ -176,14 +176,17 @@ def buffer_bytes_of(setup: Setup) -> int:
 
 def workload_of(setup: Setup, seconds: float, read_backlog_bytes: int = 0) -> Workload:
     """The setup as `bench.compare` wants it."""
+    processes = processes_of(setup)
+    if setup.producers % processes:
+        raise ValueError(f"{setup.producers} producers cannot share {processes} processes evenly")
     return Workload(
         name="point",
         title="a point of an experiment",
         record_bytes=RECORD_BYTES,
         streams=setup.streams,
         streamlets=setup.streamlets,
-        producers=processes_of(setup),
-        clients=setup.producers // processes_of(setup),
+        producers=processes,
+        clients=setup.producers // processes,
         consumers=0 if setup.consumer is None else 1,
         durability="replicated" if setup.replication else "leader",
         replicas=setup.replication,

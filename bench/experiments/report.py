@@ -59,7 +59,7 @@ class Found:
     rounds: int
     samples: dict[tuple[str, int], list[Sample]]
     failures: dict[tuple[str, int], str]
-    """Points that could not be measured, and why."""
+    """Why a point has no samples, or not one of each round."""
     age: str = ""
     """The time since the commit that was measured, in words."""
 
@@ -240,14 +240,13 @@ def _table(found: Found) -> list[str]:
         cells = [point.series, f"{point.x:,}"]
         samples = found.samples.get(key)
         if not samples:
-            why = found.failures.get(key, "not measured")
-            lines.append(f"| {' | '.join(cells)} | {why} |" + " |" * (len(head) - 3))
+            lines.append(f"| {' | '.join(cells)} | {_missing(found, key)} |" + " |" * (len(head) - 3))
             continue
         produced = statistics.median(sample.produced_mb_per_s for sample in samples)
-        cells += [spread(samples, "produced"), f"{million_records(produced):.2f}"]
+        cells += [spread(samples, "produced") + _missing(found, key), f"{million_records(produced):.2f}"]
         if followed:
             cells.append(spread(samples, "consumed") if point.setup.consumer else "")
-        cells += [_cpu(samples), _call(point, samples)]
+        cells += [_cpu(samples), "" if point.series in experiment.others else _call(point, samples)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -256,10 +255,19 @@ def _latency_table(found: Found) -> list[str]:
     x = found.experiment.x_label.partition(" (")[0]
     lines = [f"| series | {x} | mean, ms | processor time of a record, us |", "|---|---|---|---|"]
     for point in found.experiment.points:
-        samples = found.samples.get((point.series, point.x))
-        cells = (spread(samples, "latency"), spread(samples, "cpu")) if samples else ("not measured", "")
-        lines.append(f"| {point.series} | {point.x:,} | {' | '.join(cells)} |")
+        key = (point.series, point.x)
+        samples = found.samples.get(key, [])
+        cells = [spread(samples, "latency") if samples else "", spread(samples, "cpu") if samples else ""]
+        lines.append(f"| {point.series} | {point.x:,} | {cells[0]}{_missing(found, key)} | {cells[1]} |")
     return lines
+
+
+def _missing(found: Found, key: tuple[str, int]) -> str:
+    """Why a point has no figure, or how many of its rounds have none and why; nothing if each round has one."""
+    why, there = found.failures.get(key), len(found.samples.get(key, ()))
+    if there and why:
+        return f"; {found.rounds - there} of {found.rounds} rounds have no figure: {why}"
+    return "" if there else why or "not measured"
 
 
 def spread(samples: Sequence[Sample], metric: Metric) -> str:

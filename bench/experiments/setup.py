@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, get_args
 
 from kera.core.base.settings import GIB, KIB, MIB
@@ -103,6 +103,8 @@ class Experiment:
     plotted: Metric = "produced"
     note: str = ""
     """How ours differs, and what this machine cannot show."""
+    others: Collection[str] = ()
+    """Series that KerA does not play."""
 
 
 @dataclasses.dataclass

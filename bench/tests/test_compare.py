@@ -600,7 +600,7 @@ def recorded_run(day: int, **changes: Any) -> dict[str, Any]:
 def test_the_chart_has_every_contestant_with_losses_and_wins() -> None:
     texts = re.findall(r"<text( class=\"best\")?[^>]*>([^<]*)<", chart.draw(recorded_run(22)))
     assert [words for _, words in texts].count("Kafka") == 6
-    assert [words for best, words in texts if best] == ["900"] * 3 + ["6, 6"] * 3
+    assert [words for best, words in texts if best] == ["900"] * 3 + ["5, 5"] * 3
     assert any("(&lt;a model&gt;)" in words for _, words in texts)
 
 
@@ -608,6 +608,16 @@ def test_a_contestant_that_did_not_take_part_is_in_the_chart() -> None:
     run = recorded_run(22)
     run["workloads"][0]["contestants"]["nats"]["rounds"] = []
     assert "did not take part" in chart.draw(run)
+
+
+def test_a_contestant_whose_rounds_failed_is_told_of_in_the_chart() -> None:
+    run = recorded_run(22)
+    lost = {"number": 2, "errors": ["5 records were lost"]}
+    contestants = run["workloads"][2]["contestants"]
+    contestants["rabbitmq"]["rounds"].append(lost)
+    contestants["nats"]["rounds"] = [lost]
+    texts = re.findall(r">([^<]*)</text>", chart.draw(run))
+    assert {"700, rounds failed", "rounds failed"} <= set(texts)
 
 
 def test_the_chart_is_of_the_latest_run_that_is_whole(tmp_path: Path) -> None:

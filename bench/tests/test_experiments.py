@@ -14,7 +14,7 @@ from bench.experiments.__main__ import chosen, wait_until_quiet
 from bench.experiments.catalogue import EXPERIMENTS
 from bench.experiments.checksum import ChecksumCost
 from bench.experiments.measure import Measured, buffer_bytes_of, processes_of, sample_of, turns, workload_of
-from bench.experiments.setup import Claim, Experiment, Place, Point, Sample, Setup, judge
+from bench.experiments.setup import Claim, Experiment, Metric, Place, Point, Sample, Setup, judge
 from bench.soak import Process, Row, Thresholds, compare, cores_of, totals, windows
 from kera.cli.bench._worker import Result
 from kera.core.base.settings import KIB, MIB
@@ -120,6 +120,8 @@ def test_many_producers_share_few_processes() -> None:
     assert [processes_of(Setup(producers=count)) for count in (1, 2, 64)] == [1, 2, 2]
     workload = workload_of(Setup(producers=64, replication=1, place=Place(backups=1)), 2.0)
     assert (workload.producers, workload.durability, workload.replicas) == (2, "replicated", 1)
+    with pytest.raises(ValueError, match="5 producers cannot share 2 processes"):
+        workload_of(Setup(producers=5), 2.0)
 
 
 def test_points_take_turns_and_those_with_very_many_streams_come_last() -> None:
@@ -171,6 +173,9 @@ def test_a_contestant_that_could_not_be_measured_is_a_failed_point() -> None:
     kafka.add(measured, ("a", 2), {"reason": "it is not here", "rounds": []})
     assert measured.failures == {("a", 1): "lost; late", ("a", 2): "it is not here"}
     assert measured.samples == {}
+    played: dict[str, object] = {"produced": None, "consumed": None, "cpu_s": {}, "latencies": {}, "load": 0}
+    kafka.add(measured, ("a", 4), {"reason": None, "rounds": [played | {"errors": []}, {"errors": ["lost"]}]})
+    assert (len(measured.samples["a", 4]), measured.failures["a", 4]) == (1, "lost")
 
 
 def test_of_several_consumers_the_last_one_counts() -> None:
@@ -281,6 +286,19 @@ def test_a_point_that_failed_says_why() -> None:
     text = report.page([failed], None)
     assert "| a | 1 | the broker is gone |" in text
     assert "| It grows | at least 2 |  |  | not measured |" in text
+
+
+@pytest.mark.parametrize(("plotted", "figure"), [("produced", "500 (500-500)"), ("latency", "0 (0-0)")])
+def test_a_point_of_which_some_rounds_failed_says_how_many_and_why(plotted: Metric, figure: str) -> None:
+    table = dataclasses.replace(TABLE, plotted=plotted)
+    failed = dataclasses.replace(found(), experiment=table, failures={("a", 64): "5 records were never seen"})
+    text = report.page([failed], None)
+    assert f"| a | 64 | {figure}; 2 of 3 rounds have no figure: 5 records were never seen |" in text
+
+
+def test_what_a_call_costs_is_said_of_kera_alone() -> None:
+    text = report.page([dataclasses.replace(found(), experiment=dataclasses.replace(TABLE, others=("a",)))], None)
+    assert "| a | 1 | 110 (100-120) | 1.10 | 0.30 + 0.20 + 0.10 + 0.10 |  |" in text
 
 
 # --- the soak ------------------------------------------------------------------------------------------------
