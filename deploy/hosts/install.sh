@@ -45,36 +45,39 @@ say() {
 
 # Installs $wheel with $extras and exactly the dependencies of the constraints.txt in the wheel. Fails, with nothing
 # installed, where there are none, or where a dependency is not pinned or not to be had at that version. The extras'
-# own distributions are the wheels beside $wheel, or those of the index.
+# own distributions are the wheels beside $wheel, and those of the index only where $wheel is of the index.
 install_pinned() {
     pip="$1 -I -m pip --quiet --disable-pip-version-check"
     work="$(mktemp -d)"
     case "$wheel" in
-    *.whl) file="$wheel" ;;
+    *.whl) file="$wheel" beside=yes ;;
     *)
         $pip download --no-deps --only-binary :all: --dest "$work" "$wheel" || fail "pip cannot get $wheel: give the file"
-        file="$(echo "$work"/kera-*.whl)"
+        file="$(echo "$work"/kera-*.whl)" beside=
         ;;
     esac
-    "$1" -I - "$file" >"$work/constraints.txt" <<'END' || fail "$wheel has no constraints.txt: build it with make dist"
-import sys, zipfile
+    # One that is missing is named all the same: else pip would look for it in the index.
+    "$1" -I - "$file" $beside >"$work/constraints.txt" <<'END' || fail "$wheel has no constraints.txt: build it with make dist"
+import pathlib, re, sys, zipfile
 
-with zipfile.ZipFile(sys.argv[1]) as wheel:
-    found = [name for name in wheel.namelist() if name.endswith(".data/data/share/kera/constraints.txt")]
-    if len(found) != 1:
-        sys.exit(1)
-    sys.stdout.write(wheel.read(found[0]).decode())
+def texts(wheel, end):
+    return [wheel.read(name).decode() for name in wheel.namelist() if name.endswith(end)]
+
+file = pathlib.Path(sys.argv[1]).absolute()
+with zipfile.ZipFile(file) as wheel:
+    constraints = texts(wheel, ".data/data/share/kera/constraints.txt")
+    (metadata,) = texts(wheel, ".dist-info/METADATA")
+if len(constraints) != 1:
+    sys.exit(1)
+sys.stdout.write(constraints[0])
+for name in sorted(set(re.findall(r"^Requires-Dist: (kera-[a-z-]+)", metadata, re.MULTILINE))) if sys.argv[2:] else ():
+    stem = f"{name.replace('-', '_')}-{file.name.split('-')[1]}"
+    there = [*file.parent.glob(f"{stem}-*.whl"), file.with_name(f"{stem}-py3-none-any.whl")]
+    print(name, "@", there[0].as_uri())
 END
-    version="${file##*/}" version="${version#kera-}"
-    for each in "$(dirname "$file")"/kera_*-"${version%%-*}"-*.whl; do
-        [ -f "$each" ] || continue
-        name="${each##*/}"
-        "$1" -I -c 'import pathlib, sys; print(sys.argv[1], "@", pathlib.Path(sys.argv[2]).absolute().as_uri())' \
-            "${name%%-*}" "$each"
-    done >>"$work/constraints.txt"
     $pip install --dry-run --ignore-installed --report "$work/report.json" \
         --constraint "$work/constraints.txt" "$file[$extras]" ||
-        fail "the pinned dependencies of $wheel are not to be had; nothing was installed"
+        fail "the pinned dependencies of $wheel, or wheels that belong beside it, are not to be had; nothing was installed"
     unpinned="$("$1" -I - "$work/constraints.txt" "$work/report.json" <<'END'
 import json, re, sys
 
@@ -88,15 +91,17 @@ END
     )" || fail "pip does not say what it would install: version 23 or newer is needed"
     [ -z "$unpinned" ] || fail "constraints.txt of $wheel does not pin $unpinned; nothing was installed"
     $pip install --constraint "$work/constraints.txt" "$file[$extras]" || fail "pip cannot install $wheel"
-    # pip keeps an installed package of the same version, which may be of another commit.
-    "$1" -I - "$work/report.json" >"$work/own.txt" <<'END'
+    # pip keeps an installed package of the same version, which may be of another commit. kera is first: an earlier one
+    # may have files that the others have now, and takes them along when it goes.
+    "$1" -I - "$work/report.json" >"$work/others.txt" <<'END'
 import json, re, sys
 
 for each in json.load(open(sys.argv[1], encoding="utf-8"))["install"]:
-    if re.split("[-_.]", each["metadata"]["name"])[0] == "kera":
+    if re.match("kera[-_.]", each["metadata"]["name"]):
         print(each["metadata"]["name"], "@", each["download_info"]["url"])
 END
-    $pip install --no-deps --force-reinstall --requirement "$work/own.txt" || fail "pip cannot install $wheel"
+    $pip install --no-deps --force-reinstall "$file" || fail "pip cannot install $wheel"
+    $pip install --no-deps --force-reinstall --requirement "$work/others.txt" || fail "pip cannot install $wheel"
 }
 
 while [ $# -gt 0 ]; do
@@ -219,7 +224,8 @@ if [ -z "$program" ]; then
     install_pinned "$root/opt/kera/bin/python"
     program="$root/opt/kera/bin/kera"
 fi
-say "this is $("$program" --version)"
+this="$("$program" --version)" || fail "$program does not run"
+say "this is $this"
 link="$root/usr/local/bin/kera"
 if [ "$program" = "$root/opt/kera/bin/kera" ]; then target=../../../opt/kera/bin/kera; else target="$(realpath "$program")"; fi
 if [ -L "$link" ] && [ "$(readlink "$link")" = "$target" ]; then

@@ -36,11 +36,8 @@ def wheel_of(folder: Path, name: str, version: str, files: dict[str, str], metad
 
 
 def kera_wheel(folder: Path, constraints: str | None) -> Path:
-    """A package `kera` whose extra `server` needs `kera-server`, and this `part`; with constraints as the real one."""
-    files = {"kera_program.py": PROGRAM}
-    files["kera-0.1.0.dist-info/entry_points.txt"] = "[console_scripts]\nkera = kera_program:main\n"
-    if constraints is not None:
-        files["kera-0.1.0.data/data/share/kera/constraints.txt"] = constraints
+    """A package `kera` whose extra `server` needs `kera-server`, and that; with constraints as the real one."""
+    files = {} if constraints is None else {"kera-0.1.0.data/data/share/kera/constraints.txt": constraints}
     extras = "".join(f"Provides-Extra: {each}\n" for each in ("server", "cli"))
     server_wheel(folder, "the first build")
     server_wheel(folder, "another version", "0.0.9")
@@ -48,9 +45,18 @@ def kera_wheel(folder: Path, constraints: str | None) -> Path:
 
 
 def server_wheel(folder: Path, build: str, version: str = "0.1.0") -> Path:
-    """A package `kera-server` that needs `part`."""
+    """A package `kera-server` with the program, which needs `part`."""
     needs = f"Requires-Dist: kera=={version}\nRequires-Dist: part>=1\n"
-    return wheel_of(folder, "kera_server", version, {"kera_build.py": f"BUILD = {build!r}\n"}, needs)
+    return wheel_of(folder, "kera_server", version, program(f"kera_server-{version}", build), needs)
+
+
+def program(package: str, build: str) -> dict[str, str]:
+    """The files of the program `kera` in a package."""
+    return {
+        "kera_program.py": PROGRAM,
+        "kera_build.py": f"BUILD = {build!r}\n",
+        f"{package}.dist-info/entry_points.txt": "[console_scripts]\nkera = kera_program:main\n",
+    }
 
 
 def install(wheel: Path | str, index: Path, root: Path) -> subprocess.CompletedProcess[str]:
@@ -97,6 +103,31 @@ def test_the_script_installs_wheels_that_are_beside_the_one_given_and_replaces_t
     done = install(wheel, index, tmp_path / "root")
 
     assert "this is kera 0.1.0 with part 1.0 in the second build" in done.stdout, done.stderr
+
+
+def test_the_script_replaces_a_single_wheel_of_its_version_that_had_all_files(tmp_path: Path, index: Path) -> None:
+    (tmp_path / "earlier").mkdir()
+    files = program("kera-0.1.0", "one wheel") | {"kera-0.1.0.data/data/share/kera/constraints.txt": "part==1.0\n"}
+    earlier = wheel_of(tmp_path / "earlier", "kera", "0.1.0", files, "Requires-Dist: part>=1\n")
+    assert "in one wheel" in install(earlier, index, tmp_path / "root").stdout
+
+    done = install(kera_wheel(tmp_path, "part==1.0\n"), index, tmp_path / "root")
+
+    assert "this is kera 0.1.0 with part 1.0 in the first build" in done.stdout, done.stderr
+
+
+def test_the_script_takes_no_wheel_of_kera_from_the_index_to_go_with_a_file(tmp_path: Path, index: Path) -> None:
+    wheel = kera_wheel(tmp_path, "part==1.0\n")
+    server_wheel(index, "the index")
+    missing = tmp_path / "kera_server-0.1.0-py3-none-any.whl"
+    missing.unlink()
+
+    done = install(wheel, index, tmp_path / "root")
+
+    assert done.returncode == 2
+    assert str(missing) in done.stderr
+    assert "nothing was installed" in done.stderr
+    assert not (tmp_path / "root/opt/kera/bin/kera").exists()
 
 
 @pytest.mark.parametrize(
