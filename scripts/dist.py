@@ -16,7 +16,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,8 +53,7 @@ def build(tools: Path) -> tuple[Path, Path, list[Path]]:
     build: tuple[str | Path, ...] = (tools / "python", "-m", "build", "--outdir", WORK)
     run(*build, ROOT, KERA_NATIVE_BUILD="require")
     sdist, wheel = only(WORK, "*.tar.gz"), only(WORK, "*.whl")
-    with tarfile.open(sdist) as sources:
-        sources.extractall(WORK, filter="data")
+    shutil.unpack_archive(sdist, WORK)
     for project in sorted((WORK / sdist.name.removesuffix(".tar.gz")).glob("distributions/*/pyproject.toml")):
         run(*build, "--wheel", project.parent, KERA_JAR="require")
     return sdist, wheel, sorted({*WORK.glob("*.whl")} - {wheel})
