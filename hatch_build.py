@@ -34,6 +34,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,8 +48,8 @@ NATIVE_PROGRAM = Path("core", "native", "build.py")
 COMMIT_OF_SDIST = "COMMIT"
 COMMIT_OF_WHEEL = "kera/core/COMMIT"
 GIT_TIMEOUT_S = 30
-NOT_PACKAGED = {"__pycache__", "jars"}
-"""Folders of packages that git ignores, too."""
+NOT_PACKAGED = ("__pycache__", "jars", "*.pyc", ".*")
+"""Files and folders in packages that git ignores, too."""
 DEPLOYMENT = ("docker", "grafana", "prometheus", "systemd")
 """Folders of deploy/ of which the wheel has what is for machines, by the ends of names."""
 DEPLOYED = {".json", ".service", ".sysusers", ".toml", ".yaml", ".yml"}
@@ -86,7 +87,7 @@ def add_package(root: Path, build_data: dict[str, Any], package: str) -> None:
     source_root = root / Path(package).parts[0]
     for file in sorted((root / package).rglob("*")):
         name = file.relative_to(source_root)
-        if file.is_file() and NOT_PACKAGED.isdisjoint(name.parts):
+        if file.is_file() and not any(fnmatch(part, pattern) for part in name.parts for pattern in NOT_PACKAGED):
             build_data["force_include"][str(file)] = str(name)
 
 

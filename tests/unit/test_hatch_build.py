@@ -198,9 +198,10 @@ def test_a_distribution_has_its_packages_and_the_files_of_deploy_byte_by_byte(tm
     assert packaged == {name: (ROOT / "deploy" / name).read_bytes() for name in printed}
 
 
-def test_a_jar_in_the_tree_gets_into_a_wheel_by_its_policy_alone(module: ModuleType, tmp_path: Path) -> None:
+def test_what_git_ignores_gets_into_no_wheel_with_a_package(module: ModuleType, tmp_path: Path) -> None:
     package = tmp_path / "spark" / "kera" / "spark"
-    for name in ("jars/some.jar", "module.py", "__pycache__/module.pyc", "py.typed"):
+    ignored = ("jars/some.jar", "__pycache__/module.pyc", "module.pyc", ".coverage.host.1", ".mypy_cache/module.json")
+    for name in ("module.py", "py.typed", *ignored):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).touch()
     data: dict[str, Any] = {"force_include": {}}
