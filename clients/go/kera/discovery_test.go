@@ -24,16 +24,12 @@ func TestDiscovery(t *testing.T) {
 	defer client.Close()
 	cluster, err := client.describeCluster(ctx)
 	must(t, err)
-	described, err := client.describeStream(ctx, &kerav1.DescribeStreamRequest{
-		Stream: &kerav1.DescribeStreamRequest_Name{Name: given[1]},
-	})
-	must(t, err)
-	d := &discovery{t: t, ctx: ctx, streamID: described.Stream.StreamId, brokers: map[uint32]*peer{}}
+	d := &discovery{t: t, ctx: ctx, client: client, name: given[1], brokers: map[uint32]*peer{}}
 	for _, broker := range cluster.Brokers {
 		d.brokers[broker.BrokerId], err = client.peer(broker.GrpcAddress)
 		must(t, err)
 	}
-	for _, assignment := range described.Stream.Assignments {
+	for _, assignment := range d.assignments() {
 		d.streamlet(assignment.StreamletId, assignment.BrokerId)
 	}
 	must(t, os.WriteFile(given[2], []byte(strings.Join(d.values, "\n")), 0o600))
@@ -49,9 +45,21 @@ func must(t *testing.T, err error) {
 type discovery struct {
 	t        *testing.T
 	ctx      context.Context
+	client   *Client
+	name     string
 	streamID uint64
 	brokers  map[uint32]*peer
 	values   []string
+}
+
+// assignments asks the coordinator where streamlets are, in their order.
+func (d *discovery) assignments() []*kerav1.StreamletAssignment {
+	described, err := d.client.describeStream(d.ctx, &kerav1.DescribeStreamRequest{
+		Stream: &kerav1.DescribeStreamRequest_Name{Name: d.name},
+	})
+	must(d.t, err)
+	d.streamID = described.Stream.StreamId
+	return described.Stream.Assignments
 }
 
 // streamlet reads all groups of a streamlet, at one broker after the other. It begins with any broker that has some.
@@ -59,10 +67,14 @@ func (d *discovery) streamlet(streamlet, brokerID uint32) {
 	request := &kerav1.GetAvailableGroupsRequest{StreamId: d.streamID, StreamletId: streamlet}
 	answer, err := d.brokers[brokerID].broker.GetAvailableGroups(d.ctx, request)
 	must(d.t, err)
-	for answer.OwnerId != brokerID { // only the owner knows all intervals
+	for answer.OwnerId != brokerID && answer.OwnerId != 0 { // only the owner knows all intervals
 		brokerID = answer.OwnerId
 		answer, err = d.brokers[brokerID].broker.GetAvailableGroups(d.ctx, request)
 		must(d.t, err)
+	}
+	if answer.OwnerId == 0 { // the broker does not know the owner
+		known := d.assignments()[streamlet]
+		answer.OwnerId, answer.Intervals = known.BrokerId, known.Intervals
 	}
 	asked := map[uint32]bool{}
 	for _, interval := range append(answer.Intervals, &kerav1.GroupInterval{BrokerId: answer.OwnerId}) {

@@ -597,7 +597,8 @@ class GetAvailableGroupsResponse(_message.Message):
     last_group_id: _builtins.int
     owner_id: _builtins.int
     """Where the streamlet's groups are, as in StreamletAssignment and as far as this broker was told. After later moves,
-    only the owner's answer has all intervals: who asks follows `owner_id` until a broker names itself.
+    only the owner's answer has all intervals: who asks follows `owner_id` until a broker names itself. 0: the broker
+    does not know the owner, as the streamlet is about to move, or the broker is too old to say; the coordinator knows.
     """
     @_builtins.property
     def intervals(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupInterval]: ...

@@ -93,6 +93,10 @@ async def test_the_brokers_that_have_other_groups_are_named(broker: Broker, meth
     request = {**WHERE, "consumer_group": "a"} if method is api.GET_NEXT_GROUPS else WHERE
     answer = await broker.ask(method, method.request(**request))
     assert (answer.owner_id, list(answer.intervals)) == (BROKER_ID, [])
+    assert broker.streams.get(STREAM_ID).spread == {}, "nothing is kept of what has never moved"
+    broker.streams.streamlet(STREAM_ID, 0).seal()
+    answer = await broker.ask(method, method.request(**request))
+    assert answer.owner_id == 0, "it may have moved, and this broker was not told yet"
 
     info = stream_info(owners=(BROKER_ID + 1, BROKER_ID, BROKER_ID + 1), entries=2)
     info.assignments_version = 1
@@ -102,6 +106,12 @@ async def test_the_brokers_that_have_other_groups_are_named(broker: Broker, meth
     answer = await broker.ask(method, method.request(**request))
     assert answer.owner_id == BROKER_ID + 1
     assert [(each.first_group_id, each.broker_id) for each in answer.intervals] == [(1, BROKER_ID), (4, BROKER_ID + 1)]
+
+    info.assignments[0].broker_id, info.assignments_version = BROKER_ID, 2
+    del info.assignments[0].intervals[:]
+    broker.streams.open(info, BROKER_ID)
+    answer = await broker.ask(method, method.request(**request))
+    assert (answer.owner_id, list(answer.intervals)) == (BROKER_ID, [])
 
 
 @pytest.mark.parametrize("method", [api.GET_NEXT_SEGMENTS, api.GET_AVAILABLE_SEGMENTS])

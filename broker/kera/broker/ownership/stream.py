@@ -29,8 +29,10 @@ class Stream:
         self.streamlet_count = info.config.streamlets
         self.streamlets: dict[int, Streamlet] = {}
         """Those of which this broker has anything, its own and those of which it has older groups."""
-        self.assignments: dict[int, common_pb2.StreamletAssignment] = {}
-        """Where the groups of streamlets are, of those of which this broker has anything; only owner and intervals."""
+        self.owners: dict[int, int] = {}
+        """The brokers that own the streamlets of which this broker has anything, as far as it was told."""
+        self.spread: dict[int, common_pb2.StreamletAssignment] = {}
+        """The intervals of those of them that have been at several brokers, and nothing else."""
         self.logs: StreamLogs | None = None
         """Its virtual logs, if it is replicated."""
         self.bytes_appended = self.records_appended = self.bytes_read = 0
@@ -72,9 +74,17 @@ class Stream:
 
     def assign(self, assignment: common_pb2.StreamletAssignment) -> None:
         """Remember where the groups of a streamlet are."""
-        known = common_pb2.StreamletAssignment(broker_id=assignment.broker_id)
-        known.intervals.MergeFrom(assignment.intervals)
-        self.assignments[assignment.streamlet_id] = known
+        streamlet_id = assignment.streamlet_id
+        self.owners[streamlet_id] = assignment.broker_id
+        if assignment.intervals:
+            self.spread[streamlet_id] = common_pb2.StreamletAssignment(intervals=assignment.intervals)
+        else:
+            self.spread.pop(streamlet_id, None)
+
+    def remove(self, streamlet_id: int) -> None:
+        """Nothing of a streamlet is here any more."""
+        del self.streamlets[streamlet_id], self.owners[streamlet_id]
+        self.spread.pop(streamlet_id, None)
 
     def set_epochs(self, streamlet: Streamlet) -> None:
         """Tell a streamlet what goes for its epochs; also when it is owned here and was not before."""

@@ -303,7 +303,7 @@ class Streams:
 
     def _detach(self, stream: Stream, streamlet: Streamlet) -> None:
         """Forget a streamlet of which nothing is assigned to this broker any more."""
-        del stream.streamlets[streamlet.streamlet_id], stream.assignments[streamlet.streamlet_id]
+        stream.remove(streamlet.streamlet_id)
         self._forget(streamlet)
         self.removal.remove(stream.stream_id, streamlet.streamlet_id)
 

@@ -7,7 +7,7 @@ all of them again.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -73,7 +73,7 @@ class ThesisApi:
             raise InvalidArgument("consumer_group is too long", limit=CONSUMER_GROUP_BYTES_MAX)
         given = self._given.setdefault(streamlet, GivenGroups())
         groups = given.next(streamlet, request.consumer_group, request.groups_max or len(streamlet.entries))
-        known = self._assignment(request)
+        owner_id, intervals = self._where(request)
         return Reply(
             broker_pb2.GetNextGroupsResponse(
                 groups=[
@@ -82,8 +82,8 @@ class ThesisApi:
                     )
                     for group_id, entry in groups
                 ],
-                owner_id=known.broker_id,
-                intervals=known.intervals,
+                owner_id=owner_id,
+                intervals=intervals,
             )
         )
 
@@ -110,10 +110,10 @@ class ThesisApi:
     ) -> Reply[broker_pb2.GetAvailableGroupsResponse]:
         """The interval of groups that are here, and the brokers that have others."""
         first, last = self._streamlet(call.message).available_groups()
-        known = self._assignment(call.message)
+        owner_id, intervals = self._where(call.message)
         return Reply(
             broker_pb2.GetAvailableGroupsResponse(
-                first_group_id=first, last_group_id=last, owner_id=known.broker_id, intervals=known.intervals
+                first_group_id=first, last_group_id=last, owner_id=owner_id, intervals=intervals
             )
         )
 
@@ -134,9 +134,15 @@ class ThesisApi:
             yield
         return response
 
-    def _assignment(self, request: Any) -> common_pb2.StreamletAssignment:
-        """Where the groups of a streamlet that is here are."""
-        return self._streams.get(request.stream_id).assignments[request.streamlet_id]
+    def _where(self, request: Any) -> tuple[int, Iterable[common_pb2.GroupInterval]]:
+        """The owner of a streamlet that is here, and its intervals.
+
+        The owner is 0 while the streamlet is sealed: another broker may have it already, and this one was not told.
+        """
+        stream, streamlet_id = self._streams.get(request.stream_id), request.streamlet_id
+        owner_id = 0 if stream.streamlets[streamlet_id].sealed else stream.owners[streamlet_id]
+        known = stream.spread.get(streamlet_id)
+        return owner_id, () if known is None else known.intervals
 
     def _streamlet(self, request: Any) -> Streamlet:
         return self._streams.streamlet(request.stream_id, request.streamlet_id)

@@ -1242,7 +1242,8 @@ type GetAvailableGroupsResponse struct {
 	FirstGroupId uint64 `protobuf:"varint,1,opt,name=first_group_id,json=firstGroupId,proto3" json:"first_group_id,omitempty"`
 	LastGroupId  uint64 `protobuf:"varint,2,opt,name=last_group_id,json=lastGroupId,proto3" json:"last_group_id,omitempty"`
 	// Where the streamlet's groups are, as in StreamletAssignment and as far as this broker was told. After later moves,
-	// only the owner's answer has all intervals: who asks follows `owner_id` until a broker names itself.
+	// only the owner's answer has all intervals: who asks follows `owner_id` until a broker names itself. 0: the broker
+	// does not know the owner, as the streamlet is about to move, or the broker is too old to say; the coordinator knows.
 	OwnerId       uint32           `protobuf:"varint,3,opt,name=owner_id,json=ownerId,proto3" json:"owner_id,omitempty"`
 	Intervals     []*GroupInterval `protobuf:"bytes,4,rep,name=intervals,proto3" json:"intervals,omitempty"`
 	unknownFields protoimpl.UnknownFields
