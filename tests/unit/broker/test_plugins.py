@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from kera.broker.counters import Counters
 from kera.broker.serving.hooks import ReadCall, RequestHooks, Write, WriteCall
 from kera.broker.serving.pending_write import PendingWrite
@@ -77,6 +79,18 @@ async def test_what_is_plugged_in_is_called_around_before_and_behind_a_request(e
     request = broker_pb2.MultiReadChunksRequest(ranges=[read_range()])
     service[api.MULTI_READ_CHUNKS](Call(request, memoryview(b""), HERE))
     assert calls == ["inner read 1", "outer read 1", "inner answered 1", "outer answered 1"]
+
+
+async def test_a_hook_that_fails_takes_no_answer_from_others(engine: Engine, capfd: pytest.CaptureFixture[str]) -> None:
+    class Failing(RequestHooks):
+        def on_written(self, write: PendingWrite) -> None:
+            raise RuntimeError(f"{len(write.statuses)} statuses")
+
+    calls: list[str] = []
+    reply = write(service_of(engine, Failing(), Noted("other", calls)))
+    assert [status.HasField("error") for status in reply.message.statuses] == [False]
+    assert calls[-1] == "other written 1"
+    assert "RuntimeError: 1 statuses" in capfd.readouterr().err
 
 
 async def test_without_anything_plugged_in_a_broker_takes_what_nobody_looks_at(engine: Engine) -> None:

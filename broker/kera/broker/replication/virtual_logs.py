@@ -186,9 +186,9 @@ class VirtualLogs:
     def append(self, log: VirtualLog, segment: Segment, start: int, end: int, *, persist: bool = False) -> Batch:
         """Have chunks of a segment that is in memory replicated; returns the batch they go with."""
         batch = log.append(segment, start, end, self.now_ms, persist=persist)
+        self._work[log] = self._active[log] = None
         if self._hooks is not None:
             self._hooks.on_appended(log, batch, segment, start, end)
-        self._work[log] = self._active[log] = None
         return batch
 
     def wait(self, batch: Batch, segment: Segment, start: int, requests: int) -> None:

@@ -30,7 +30,10 @@ class RequestHooks:
         """A request to write is handled next. What this raises is its answer."""
 
     def on_written(self, write: PendingWrite) -> None:
-        """A request to write is about to be answered. Something may be added to its response."""
+        """A request to write is about to be answered. Something may be added to its response.
+
+        What this raises is logged. It is also called for a request to punctuate, of which `on_write` hears nothing.
+        """
 
     def on_read(self, call: ReadCall) -> None:
         """A request to read is handled next. What this raises is its answer."""

@@ -35,6 +35,7 @@ from kera.broker.serving.pending_write import PendingWrite, WriteReply
 from kera.broker.serving.taking import NativeWrites
 from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.base.telemetry import get_logger
 from kera.core.errors import (
     ArenaFull,
     CorruptChunk,
@@ -51,6 +52,8 @@ from kera.core.native import native
 from kera.core.rpc import Answer, Peer, Reply
 from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 from kera.core.rpc.wire import error_to_message
+
+_logger = get_logger("kera.broker")
 
 RUN_BYTES_MAX = 256 << 10
 """Maximum of chunks that follow each other in a segment and go to backups as one: few enough for batches to become
@@ -368,7 +371,10 @@ class Writer:
         if not write.refused and len(write.statuses) > 1:
             write.response.all_stored = True
         for hooks in self._hooks:
-            hooks.on_written(write)
+            try:
+                hooks.on_written(write)
+            except Exception:  # the others that wait for the batch have nothing to do with it
+                _logger.exception("a hook has failed", hook=type(hooks).__name__)
         write.done = True
         future = write.future
         if future is not None and not future.done():

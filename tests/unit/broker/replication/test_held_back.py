@@ -4,8 +4,10 @@ import pytest
 
 from kera.broker.latency.held_back import HeldBack
 from kera.broker.latency.holding import HELD_BYTES_MAX, LIMIT_S, Hold, Holds
+from kera.broker.log.segment import Segment
 from kera.broker.ownership.stream import Stream
-from kera.broker.replication.virtual_log import Send
+from kera.broker.replication.virtual_log import Send, VirtualLog
+from kera.broker.replication.virtual_segment import Batch
 from kera.core.latency.limits import HELD_REQUESTS_MAX, HELD_US_MAX
 from kera.v1 import common_pb2
 from tests.unit.broker.replication_support import Replicated
@@ -68,6 +70,20 @@ def test_chunks_go_together_when_the_first_is_due(world: Replicated, clock: Cloc
     assert [outcome.calls for outcome in outcomes] == [[None]] * 3
     world.append(stream)
     assert clock.now_s + clock.next_in_s == pytest.approx(clock.now_s + WAIT_S)
+
+
+def test_a_hook_hears_of_chunks_when_their_log_has_work(world: Replicated) -> None:
+    logs = world.replication.logs
+    had_work: list[bool] = []
+
+    class Noting(HeldBack):
+        def on_appended(self, log: VirtualLog, batch: Batch, segment: Segment, start: int, end: int) -> None:
+            had_work.append(logs.has_work)
+            super().on_appended(log, batch, segment, start, end)
+
+    logs.plug_in(Noting(logs, Holds(lambda: 0.0, lambda: 0), lambda _: None))
+    world.append(world.open())
+    assert had_work == [True]
 
 
 def test_what_was_late_before_does_not_wait(world: Replicated, clock: Clock) -> None:
