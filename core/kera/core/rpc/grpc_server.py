@@ -414,13 +414,15 @@ class _Stream:
     def _finished(self, request_id: int, future: asyncio.Future[Reply[Any]]) -> None:
         self._waiting.discard(future)
         self._changed.set()
+        unanswered = self._done or self.peer.dismissed  # dismissed: as in `serve`
         try:
             reply = deferred_reply(future)
         except Exception as error:  # noqa: BLE001 - as above
-            if not self._done:
+            if not unanswered:
                 self._answer_error(request_id, error)
         else:
-            self._answer(request_id, reply)
+            if not unanswered:
+                self._answer(request_id, reply)
 
     def _answer(self, request_id: int, reply: Reply[Any]) -> None:
         if self._done:

@@ -129,6 +129,38 @@ async def test_a_request_that_arrives_on_a_stream_being_ended_is_lost_and_not_re
     assert handled == [1, 2, 1]
 
 
+@pytest.mark.parametrize("found", [AuthenticationFailed("the token expired"), None], ids=["refused", "answered"])
+async def test_a_request_that_waits_on_a_stream_being_ended_is_lost_and_not_answered(
+    running: Running, found: Exception | None
+) -> None:
+    """What it gets in the end is for somebody whom nobody knows any more: errors of ranges, too."""
+    waiting: list[asyncio.Future[Reply[EchoResponse]]] = []
+
+    def handle(call: Call[EchoRequest]) -> Reply[EchoResponse] | asyncio.Future[Reply[EchoResponse]]:
+        if running.gate.good == "two":
+            return echo(call)
+        loop = asyncio.get_running_loop()
+        waiting.append(loop.create_future())
+        aborting, call.peer.end = call.peer.end, lambda: None  # gRPC takes its time
+
+        def dismiss() -> None:
+            call.peer.dismiss("the token expired")
+            if found is None:
+                waiting[0].set_result(echo(call))
+            else:
+                waiting[0].set_exception(found)
+            loop.call_later(0.1, aborting)
+
+        loop.call_soon(dismiss)
+        return waiting[0]
+
+    channel = await running.start(handle)
+    with pytest.raises(Uncertain, match="was lost"):
+        await channel.submit(ECHO, numbered(1), timeout_s=10)
+    running.gate.good = running.token = "two"
+    await answered(channel)
+
+
 @pytest.mark.parametrize("rounds", range(12))
 async def test_a_stream_that_is_ended_while_its_first_answer_is_sent_ends(running: Running, rounds: int) -> None:
     """The status and the answer must not both carry the initial metadata: gRPC then sends no status."""
