@@ -76,7 +76,9 @@ def dev(
         from kera.local.cluster import LocalCluster
     if (replication or 0) > backups:
         raise UsageError(f"--replication {replication} needs --backups {replication}, or more")
-    if backup_memory_bytes is not None and not backups:
+    if backup_memory_bytes is None:
+        backup_memory_bytes = BACKUP_MEMORY
+    elif not backups:
         raise UsageError("--backup-memory-bytes needs --backups: without, there is no backup")
     if coordinators > 1 and not zookeeper:
         raise UsageError(f"--coordinators {coordinators} needs --zookeeper, which stores their shared metadata")
@@ -90,7 +92,7 @@ def dev(
         zookeeper=zookeeper,
         data_dir=None if data_dir is None else expanded_path("--data-dir", data_dir),
         arena_bytes=parse_size(arena_bytes, name="--arena-bytes"),
-        backup_memory_bytes=parse_size(backup_memory_bytes or BACKUP_MEMORY, name="--backup-memory-bytes"),
+        backup_memory_bytes=parse_size(backup_memory_bytes, name="--backup-memory-bytes"),
         segment_bytes=parse_size(segment_bytes, name="--segment-bytes"),
         host=host,
         port=port,

@@ -47,7 +47,7 @@ def produce(
     latency_target: str | None = typer.Option(
         None,
         metavar="TIME",
-        help="Time within which records are acknowledged, such as 50ms; they wait for more as long as it allows.",
+        help="Time within which records are acknowledged, such as 50ms; they are gathered for as long as it allows.",
     ),
     partitioner: PartitionerChoice | None = PARTITIONER_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,

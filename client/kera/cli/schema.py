@@ -148,8 +148,10 @@ async def show(
         raise UsageError("give a SUBJECT, perhaps with --version, or --id")
     async with connected(bootstrap) as client:
         found = await _found(client.schemas, subject, version, schema_id)
-    document = {**dataclasses.asdict(found), "schema_type": found.schema_type.value}
-    show_result(document, readable(found.schema_type, found.definition), output)
+    if output.is_document:
+        show_document({**dataclasses.asdict(found), "schema_type": found.schema_type.value}, output)
+    else:
+        print(readable(found.schema_type, found.definition))
 
 
 async def _found(
@@ -181,8 +183,11 @@ async def compatibility(
     """
     if default is not None and subject is not None:
         raise UsageError("--default applies to all subjects: leave the subject out")
+    if subject == "":
+        raise UsageError("SUBJECT is empty: leave it out for the default, which --default sets")
     async with connected(bootstrap) as client:
-        if wanted := default or mode:
+        wanted = mode if default is None else default
+        if wanted is not None:
             await client.schemas.set_compatibility(subject or "", wanted.lower())
         holds = await client.schemas.compatibility(subject or "")
     document = {"subject": subject or None, "compatibility": holds.value}

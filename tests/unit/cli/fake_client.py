@@ -17,7 +17,7 @@ class FakeClient:
 
     def __init__(self, **looks: Any) -> None:
         """`looks`: answers, by method, that are not noted."""
-        self.admin = self.access = self.latency = self
+        self.admin = self.access = self.latency = self.schemas = self
         self.looks = looks
         self.answers: dict[str, Any] = {}
         """By method; what is asked is noted in `asked`."""

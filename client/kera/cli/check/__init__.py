@@ -47,11 +47,18 @@ def check(
     durability: str | None = typer.Option(
         None, "--durability", metavar="LEVEL", help="leader, replicated or persisted. Default: as for any stream."
     ),
-    producers: int = typer.Option(2, "--producers", min=1, max=1000, metavar="N", help="Producers."),
+    producers: int = typer.Option(2, "--producers", min=1, max=1000, metavar="N", help="Number of producers."),
     readers: int = typer.Option(
-        2, "--readers", min=0, max=1000, metavar="N", help="Readers; every other one reads in the brokers' memory."
+        2,
+        "--readers",
+        min=0,
+        max=1000,
+        metavar="N",
+        help="Number of readers; every other one reads in the brokers' memory.",
     ),
-    members: int = typer.Option(2, "--members", min=0, max=1000, metavar="N", help="Consumers of a consumer group."),
+    members: int = typer.Option(
+        2, "--members", min=0, max=1000, metavar="N", help="Number of consumers of a consumer group."
+    ),
     rate: float = typer.Option(1000.0, "--rate", metavar="N", help="Records a second, all producers together."),
     record_bytes: int = typer.Option(100, "--record-bytes", metavar="N", help="Size of a record's value."),
     within: float = typer.Option(

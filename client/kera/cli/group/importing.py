@@ -70,6 +70,8 @@ async def import_(
     most one chunk per streamlet is read again. Stop the group's consumers in Kafka first. An import that would set a
     cursor of the group back, as the group has already read further in KerA, needs --force.
     """
+    if kafka_group == "":
+        raise UsageError("--kafka-group is empty: leave it out if the group has the same name")
     kafka_group = kafka_group or name
     with command_line():
         end = parse_end(source)
