@@ -39,6 +39,14 @@ def test_both_fixtures_work_for_a_user(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=3)
 
 
+def test_without_the_daemons_the_real_cluster_says_what_to_install(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("import sys\nsys.modules['kera.local.cluster'] = None\n")
+    pytester.makepyfile("def test_real(kera_dev): pass\n")
+    result = pytester.runpytest_subprocess("-p", "kera.pytest_plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*is missing; install it with: pip install 'kera[[]server,testing]'"])
+
+
 def test_pytest_finds_the_plugin_by_its_entry_point() -> None:
     """The name is the module's: then `-p` and the entry point together load it once."""
     (entry,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"].items()

@@ -64,7 +64,11 @@ def kera_dev_options() -> dict[str, Any]:
 def kera_dev(kera_dev_options: dict[str, Any]) -> Iterator[KeraDev]:
     """A real cluster; streams that a test creates are still there in the next one."""
     from kera.client import ClientSettings
-    from kera.local.cluster import LocalCluster
 
+    try:
+        from kera.local.cluster import LocalCluster
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is missing; install it with: pip install 'kera[server,testing]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
     with LocalCluster.running(**{**SMALL, **kera_dev_options}) as running:
         yield KeraDev(running.bootstrap, ClientSettings(), running)
