@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -162,6 +163,7 @@ class Cluster:
         self.timing = Timing()
         self.runtime = MACHINE
         self.at_work = AtWork(MACHINE.clock)
+        self.session_ids = itertools.count(1)
         self.wire = Wire()
         self.channel_made = FrameChannel("unix", "", MESSAGE_BYTES_MAX)
         self.channel_made.connection_made(self.wire)

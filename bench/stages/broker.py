@@ -29,7 +29,7 @@ from kera.broker.log.events import Events
 from kera.broker.ownership.streams import Streams
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.manager import Replication
-from kera.broker.replication.replicator import Replicator
+from kera.broker.replication.replicator import AnswerTimes, Replicator
 from kera.broker.serving.service import BrokerService
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
@@ -93,6 +93,8 @@ class Writes:
         self.backup.connection_lost(None)
         self._index.close()
         self._arena.close()
+        self.wire.abort()
+        self.backup_wire.abort()
 
     def open(self, info: common_pb2.StreamInfo) -> int:
         """Have a stream like that, until `drop`; returns its id."""
@@ -187,6 +189,7 @@ class _Link:
 
     def __init__(self, channel: FrameChannel) -> None:
         self.channel = channel
+        self.answers = AnswerTimes()
 
     def fail(self, reason: str) -> None:
         """It never does."""

@@ -1,13 +1,16 @@
-"""The arithmetic of the costs of stages. What is measured is no matter of tests."""
+"""The arithmetic of the costs of stages, and each stage once. What is measured is no matter of tests."""
 
 import inspect
 import json
+from pathlib import Path
 
 import pytest
 
 from bench.producer_cost import answer
-from bench.stages.around import Cluster, until_sent
-from bench.stages.consuming import Pushes
+from bench.stages.around import SEGMENT_BYTES, Cluster, until_sent
+from bench.stages.backup import Replicas
+from bench.stages.broker import Writes
+from bench.stages.consuming import Pulls, Pushes
 from bench.stages.costs import (
     COPY_ALONE,
     LIMITS,
@@ -25,7 +28,9 @@ from bench.stages.costs import (
     share,
     table,
 )
-from bench.stages.part import Load, Samples
+from bench.stages.memory import Memory
+from bench.stages.part import Load, Part, Samples
+from bench.stages.producing import Batches, Records
 from kera.client.cluster.locality import Locality
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
@@ -167,7 +172,15 @@ async def test_a_producer_finds_all_of_a_cluster_that_it_needs() -> None:
     cluster.close()
 
 
-async def test_a_consumer_finds_all_of_a_cluster_that_it_needs() -> None:
+async def test_each_stage_finds_all_that_it_needs(tmp_path: Path) -> None:
     seen, load = Samples(), Load(1, 1024)
-    await Pushes([load], verify=True).rounds(load, seen)
-    assert seen.requests
+    loads, broker, backup = [load], Writes(tmp_path, [load], memory_bytes=2 * SEGMENT_BYTES), Replicas([load])
+    pushes = [Pushes(loads, verify=verify) for verify in (True, False)]
+    parts: list[Part] = [Memory(loads), Batches(loads), Records(loads), backup, Pulls(loads), broker, *pushes]
+    try:
+        for part in parts:
+            await part.rounds(load, seen)
+    finally:
+        await broker.close()
+        backup.wire.abort()
+    assert {stage for stage in LIMITS if stage != COPY_ALONE and "socket" not in stage} <= seen.requests.keys()
