@@ -44,7 +44,6 @@ MODULES = (
     "kera.backup",
     "kera.spark_connector.service",
     "tests.integration.",
-    "tests.simulation",
 )
 """Beginnings of the names of modules that are forked with ``-m``."""
 ABOUT_IMPORTS = ("sys.modules", "fork", "multiprocessing")

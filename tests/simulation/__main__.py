@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import multiprocessing
 import os
 import sys
@@ -26,6 +27,14 @@ SEEDS_TOGETHER = 20
 
 def main() -> int:
     """Run them; returns 1 if any has failed."""
+    arguments = _parsed()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of names is the seed's, too
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    return _serve() if arguments.serve else _carry_out(arguments)
+
+
+def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
@@ -35,10 +44,27 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="do not end with the first seed that fails")
     parser.add_argument("--plan", type=Path, help="run the plan in this file, instead of seeds")
     parser.add_argument("--shrink", type=Path, help="write a smaller plan that fails as the first seed into this file")
-    arguments = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of names is the seed's, too
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    parser.add_argument("--serve", action="store_true", help="do what standard input says, for the tests")
+    return parser.parse_args()
+
+
+def _serve() -> int:
+    """Each line names a file for what is printed, and arguments: a child does that, and has nothing left to import."""
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        output, *sys.argv[1:] = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            return _carry_out(_parsed())
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    return 0
+
+
+def _carry_out(arguments: argparse.Namespace) -> int:
     if arguments.shrink is not None:
         return _shrink(draw(arguments.seed) if arguments.plan is None else read(arguments.plan), arguments.shrink)
     begun_s = time.perf_counter()

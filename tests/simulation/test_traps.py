@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.simulation.test_simulation import simulate
+from tests.simulation.conftest import Simulate
 from tests.simulation.world.aimed import RECEIVER, SENDER
 from tests.simulation.world.disk_faults import BITS, BLACKOUT, BROKEN, FULL, MIDDLE, POWER
 from tests.simulation.world.plan import Fault, Plan, draw
@@ -22,6 +23,8 @@ from tests.simulation.world.shrinking import stored
 BROKERS = ("broker-1", "broker-2", "broker-3")
 BACKUPS = ("backup-1", "backup-2", "backup-3")
 DAEMONS = ("coordinator-1", *BROKERS, *BACKUPS)
+Traced = Callable[[Plan], str]
+"""Runs a plan, and gives what has happened."""
 
 
 def scenario(*faults: Fault, **changes: Any) -> Plan:
@@ -59,10 +62,16 @@ def aimed(at_s: float, moment: str, blow: str, who: str, lasts_s: float = 1.0, *
     return Fault(at_s, "aim", lasts_s, (moment, blow, who), -1.0 if lost else 1.0)
 
 
-def trace_of(path: Path, plan: Plan) -> str:
-    """What has happened, when all promises were kept."""
-    path.write_text(stored(plan), encoding="utf-8")
-    return simulate("--trace", "--plan", str(path))
+@pytest.fixture
+def traced(simulate: Simulate, tmp_path: Path) -> Traced:
+    """Runs a plan, and gives what has happened, when all promises were kept."""
+
+    def run(plan: Plan) -> str:
+        path = tmp_path / "plan"
+        path.write_text(stored(plan), encoding="utf-8")
+        return simulate("--trace", "--plan", str(path))
+
+    return run
 
 
 def repeats_in(trace: str) -> int:
@@ -72,27 +81,27 @@ def repeats_in(trace: str) -> int:
 
 
 @pytest.mark.parametrize("changes", [{}, alone()])
-def test_what_is_acknowledged_is_durable_on_the_promised_copies(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_what_is_acknowledged_is_durable_on_the_promised_copies(traced: Traced, changes: dict[str, Any]) -> None:
     """Everybody loses power at once, several times while records are acknowledged."""
     who = ("coordinator-1", "broker-1") if changes else DAEMONS
     blackouts = [Fault(at_s, BLACKOUT, 0.5, who) for at_s in (2.0, 4.03, 6.07, 8.11, 10.0)]
-    trace = trace_of(tmp_path / "plan", scenario(*blackouts, **changes))
+    trace = traced(scenario(*blackouts, **changes))
     assert trace.count("has lost power") == len(blackouts) * len(who)
 
 
 @pytest.mark.parametrize("changes", [{}, alone()])
-def test_a_sync_that_failed_is_not_repeated_as_if_it_had_worked(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_sync_that_failed_is_not_repeated_as_if_it_had_worked(traced: Traced, changes: dict[str, Any]) -> None:
     """Disks fail, work again, and then power shows what they have."""
     who = ("broker-1",) if changes else (*BROKERS, *BACKUPS)
     broken = [Fault(at_s, BROKEN, 0.7, (name,)) for at_s in (2.0, 4.0, 6.0) for name in who]
     everybody = ("coordinator-1", *who)
     dark = [Fault(at_s, BLACKOUT, 0.5, everybody) for at_s in (3.5, 5.5, 7.5)]
-    trace = trace_of(tmp_path / "plan", scenario(*broken, *dark, **changes))
+    trace = traced(scenario(*broken, *dark, **changes))
     assert "cannot write" in trace
     assert trace.count("has lost power") == len(dark) * len(everybody)
 
 
-def test_a_leader_that_was_paused_leads_no_more(tmp_path: Path) -> None:
+def test_a_leader_that_was_paused_leads_no_more(traced: Traced) -> None:
     """Each coordinator stands still for long, while a broker is lost and streamlets move."""
     pauses = [Fault(2.0 + 6 * number, "pause", 12.0, (f"coordinator-{number + 1}",)) for number in range(3)]
     others = [
@@ -100,75 +109,75 @@ def test_a_leader_that_was_paused_leads_no_more(tmp_path: Path) -> None:
         Fault(11.0, POWER, 3.0, ("broker-2",)),
         *(Fault(at_s, "move", 0.0, (f"broker-{int(at_s) % 3 + 1}",), 1.0) for at_s in (3.0, 7.0, 9.0, 13.0, 16.0)),
     ]
-    trace = trace_of(tmp_path / "plan", scenario(*pauses, *others, coordinators=3, load_s=24.0))
+    trace = traced(scenario(*pauses, *others, coordinators=3, load_s=24.0))
     assert len(re.findall(r"info: leading", trace)) >= 2
 
 
 @pytest.mark.parametrize("durability", ["replicated", pytest.param("persisted", marks=pytest.mark.slow)])
-def test_no_fail_over_cuts_off_what_was_acknowledged(tmp_path: Path, durability: str) -> None:
+def test_no_fail_over_cuts_off_what_was_acknowledged(traced: Traced, durability: str) -> None:
     """Who has just acknowledged is gone with its memory, again and again."""
     blows = [aimed(at_s, "records are acknowledged", POWER, SENDER) for at_s in (2.0, 4.0, 6.0, 8.0, 10.0)]
-    trace = trace_of(tmp_path / "plan", scenario(*blows, durability=durability))
+    trace = traced(scenario(*blows, durability=durability))
     assert trace.count("has lost power") == len(blows)
     assert "streamlet taken over" in trace
 
 
-def test_clients_that_know_an_older_owner_are_not_served_by_it(tmp_path: Path) -> None:
+def test_clients_that_know_an_older_owner_are_not_served_by_it(traced: Traced) -> None:
     """Streamlets move while clients cannot ask where to."""
     cuts = [Fault(2.0, "cut", 8.0, ("coordinator-1", name)) for name in ("producer-1", "reader-1", "member-1")]
     moves = [Fault(2.5 + number, "move", 0.0, (BROKERS[number % 3],), 1.0 + number % 3) for number in range(8)]
-    trace = trace_of(tmp_path / "plan", scenario(*cuts, *moves))
+    trace = traced(scenario(*cuts, *moves))
     assert "owned by another broker" in trace
 
 
 @pytest.mark.parametrize("blow", [POWER, pytest.param("kill", marks=pytest.mark.slow)])
-def test_what_is_sent_again_after_a_fail_over_is_stored_once(tmp_path: Path, blow: str) -> None:
+def test_what_is_sent_again_after_a_fail_over_is_stored_once(traced: Traced, blow: str) -> None:
     """Answers are lost with the broker that gives them."""
     blows = [aimed(2.0 + 2 * number, "records are acknowledged", blow, SENDER, lost=True) for number in range(5)]
-    trace = trace_of(tmp_path / "plan", scenario(*blows))
+    trace = traced(scenario(*blows))
     assert repeats_in(trace) > 0
 
 
-def test_a_restart_knows_how_far_producers_got(tmp_path: Path) -> None:
+def test_a_restart_knows_how_far_producers_got(traced: Traced) -> None:
     """Of a broker without backups, with its memory, and without."""
     kills = [aimed(2.0 + 2 * number, "records are acknowledged", "kill", SENDER, lost=True) for number in range(3)]
     power = [aimed(8.0 + 2 * number, "records are acknowledged", POWER, SENDER, lost=True) for number in range(2)]
-    trace = trace_of(tmp_path / "plan", scenario(*kills, *power, **alone()))
+    trace = traced(scenario(*kills, *power, **alone()))
     assert repeats_in(trace) > 0
 
 
-def test_a_copy_is_checked_before_it_is_taken(tmp_path: Path) -> None:
+def test_a_copy_is_checked_before_it_is_taken(traced: Traced) -> None:
     """Bits of one backup flip at rest; then the broker is lost, and the other copies are what is left."""
     flips = [Fault(at_s, BITS, 0.0, ("backup-1",), 20.0) for at_s in (4.0, 6.0)]
     lost = [Fault(6.5, POWER, 2.0, (name,)) for name in BROKERS]
-    trace = trace_of(tmp_path / "plan", scenario(*flips, *lost))
+    trace = traced(scenario(*flips, *lost))
     assert "has flipped bits" in trace
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (7, 14))])
-def test_an_index_that_is_torn_is_not_trusted(tmp_path: Path, first: int) -> None:
+def test_an_index_that_is_torn_is_not_trusted(traced: Traced, first: int) -> None:
     """Power is lost in the middle of one change of the disk after the other."""
     lost = [Fault(2.0 + 1.5 * number, MIDDLE, 1.0, ("broker-1",), float(first + number)) for number in range(7)]
-    trace = trace_of(tmp_path / "plan", scenario(*lost, **alone(record_bytes=1000, burst=10)))
+    trace = traced(scenario(*lost, **alone(record_bytes=1000, burst=10)))
     assert trace.count("has lost power") >= 2
 
 
-def test_a_disk_that_is_full_at_the_worst_moment_holds_up_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_at_the_worst_moment_holds_up_and_loses_nothing(traced: Traced) -> None:
     """All disks are full, and then a broker is lost: what takes over has no room either, until it has."""
     full = [Fault(3.0, FULL, 5.0, (name,)) for name in DAEMONS]
-    trace = trace_of(tmp_path / "plan", scenario(*full, Fault(4.0, POWER, 1.0, ("broker-1",))))
+    trace = traced(scenario(*full, Fault(4.0, POWER, 1.0, ("broker-1",))))
     assert "cannot write" in trace
     assert "streamlet taken over" in trace
 
 
-def test_clocks_that_are_set_end_no_lease(tmp_path: Path) -> None:
+def test_clocks_that_are_set_end_no_lease(traced: Traced) -> None:
     """Of all machines, by days, both ways."""
     jumps = [
         Fault(2.0 + number, "set clock", 0.0, (name,), 86_400.0 * (-1) ** number)
         for number in range(6)
         for name in (*DAEMONS, "producer-1", "member-1")
     ]
-    trace = trace_of(tmp_path / "plan", scenario(*jumps))
+    trace = traced(scenario(*jumps))
     assert "recovery enters phase" not in trace
     assert "consumer is gone" not in trace
     assert "lease" not in trace
@@ -181,31 +190,31 @@ def test_clocks_that_are_set_end_no_lease(tmp_path: Path) -> None:
         *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("replicas are read", "streamlets are opened")),
     ],
 )
-def test_a_second_crash_costs_a_recovery_nothing(tmp_path: Path, moment: str) -> None:
+def test_a_second_crash_costs_a_recovery_nothing(traced: Traced, moment: str) -> None:
     """Who takes over loses its memory, too; and then the next."""
     blows = [aimed(3.1 + number, moment, POWER, RECEIVER if "read" not in moment else SENDER) for number in range(3)]
-    trace = trace_of(tmp_path / "plan", scenario(Fault(3.0, POWER, 1.0, ("broker-1",)), *blows))
+    trace = traced(scenario(Fault(3.0, POWER, 1.0, ("broker-1",)), *blows))
     assert trace.count("has lost power") >= 2
 
 
-def test_a_broker_that_could_not_tell_that_its_memory_is_lost_tells_it_later(tmp_path: Path) -> None:
+def test_a_broker_that_could_not_tell_that_its_memory_is_lost_tells_it_later(traced: Traced) -> None:
     """It is killed again before the coordinator is back."""
     faults = [
         Fault(4.0, "kill", 4.0, ("coordinator-1",)),
         *(Fault(4.1, POWER, 0.2, (name,)) for name in BROKERS),
         *(Fault(6.0, "kill", 0.2, (name,)) for name in BROKERS),
     ]
-    trace = trace_of(tmp_path / "plan", scenario(*faults, durability="replicated"))
+    trace = traced(scenario(*faults, durability="replicated"))
     assert trace.count("lost_memory=True") >= 2 * len(BROKERS)
 
 
-def test_a_writer_that_was_replaced_acknowledges_nothing_more(tmp_path: Path) -> None:
+def test_a_writer_that_was_replaced_acknowledges_nothing_more(traced: Traced) -> None:
     """It stands still with what it was sent, wakes when another one has its streamlets, and goes on."""
     blows = [
         aimed(2.0, "records are sent", "pause", RECEIVER, 15.0),
         aimed(18.0, "records are replicated", "isolate", SENDER, 15.0),
     ]
-    trace = trace_of(tmp_path / "plan", scenario(*blows, load_s=36.0))
+    trace = traced(scenario(*blows, load_s=36.0))
     assert "streamlet taken over" in trace
 
 
@@ -216,9 +225,9 @@ def test_a_writer_that_was_replaced_acknowledges_nothing_more(tmp_path: Path) ->
         *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("streamlets are opened", "streamlets are open")),
     ],
 )
-def test_a_move_that_is_half_done_is_done_or_was_not(tmp_path: Path, moment: str) -> None:
+def test_a_move_that_is_half_done_is_done_or_was_not(traced: Traced, moment: str) -> None:
     """Who gives, who takes, and who decides is killed in the middle."""
     moves = [Fault(3.0 + 2 * number, "move", 0.0, (BROKERS[number % 3],), 1.0 + number % 3) for number in range(4)]
     blows = [aimed(2.9 + 2 * number, moment, "kill", SENDER if number % 2 else RECEIVER) for number in range(4)]
-    trace = trace_of(tmp_path / "plan", scenario(*moves, *blows))
+    trace = traced(scenario(*moves, *blows))
     assert "aimed at when" in trace
