@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -99,15 +98,13 @@ def main() -> int:
     arguments = parser.parse_args()
     begun_s = time.monotonic()
     outcomes: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        command = [*compiled("kera.wire.ColumnsHarness", Path(folder)), folder]
-        with running(command) as java:
-            spoilt = misbuilt if arguments.structure else mutated
-            for seed, outcome in outcomes_of(java, arguments.examples, arguments.seed, spoilt, arguments.version):
-                word = word_of(outcome)
-                outcomes[word] += 1
-                if word not in {"read", "corrupt_chunk"} and outcomes[word] == 1:
-                    print(f"seed {seed}: {outcome}")
+    with tempfile.TemporaryDirectory() as folder, running([*compiled("kera.wire.ColumnsHarness"), folder]) as java:
+        spoilt = misbuilt if arguments.structure else mutated
+        for seed, outcome in outcomes_of(java, arguments.examples, arguments.seed, spoilt, arguments.version):
+            word = word_of(outcome)
+            outcomes[word] += 1
+            if word not in {"read", "corrupt_chunk"} and outcomes[word] == 1:
+                print(f"seed {seed}: {outcome}")
     print(f"{arguments.examples} chunks in {time.monotonic() - begun_s:.0f} s: {dict(outcomes.most_common())}")
     if set(outcomes) - {"read", "corrupt_chunk"}:
         print("FAILED")

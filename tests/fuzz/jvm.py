@@ -171,8 +171,9 @@ class Decoding:
 
 @contextlib.contextmanager
 def decoding(folder: Path) -> Iterator[Decoding]:
-    """The program, compiled into `folder`, which it works in."""
-    command = compiled("kera.wire.Decoding", folder)
+    """The program, which works in `folder`."""
+    command = compiled("kera.wire.Decoding")
+    folder.mkdir(exist_ok=True)
     (folder / "arena").write_bytes(bytes(ARENA_BYTES))
     with (folder / "errors").open("wb") as errors:
         process = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)

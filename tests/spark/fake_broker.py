@@ -346,7 +346,7 @@ class FakeService:
 
 _ANSWERED = ("route", "route_write", "stored_rows")
 _SERVICE = """#!/bin/sh
-''"exec" "{python}" "$0"
+''"exec" "{python}" "-I" "-S" "$0"
 import json, sys
 answers = json.load(open({folder!r} + "/answers"))
 for line in sys.stdin:

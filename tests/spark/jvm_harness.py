@@ -4,11 +4,13 @@ They lie in ``tests/spark/jvm``, in packages of the engine's where they use what
 against its jar, which is built if it is not current. A program is named with its package: ``kera.wire.Decoding``.
 """
 
+import atexit
+import functools
 import itertools
 import json
-import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -18,39 +20,33 @@ from typing import Any
 
 import pyspark
 
+from tests.spark.support import QUICK_JVM
+
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(__file__).parent / "jvm"
 BUILD = ROOT / "spark_connector" / "jvm" / "build.py"
 JAR = ROOT / "spark_connector" / "kera" / "spark_connector" / "jars" / "kera-spark-connector.jar"
-SPARK_JARS = Path(pyspark.__file__).parent / "jars" / "*"
+LIBRARIES = f"{JAR}:{Path(pyspark.__file__).parent / 'jars' / '*'}"
+QUICK = QUICK_JVM.split()
 OPENED = ("java.base/java.lang", "java.base/java.nio", "java.base/java.util", "java.base/sun.nio.ch")
 """Of what Spark's scripts open, what is needed here."""
 
 
-def compiled(name: str, folder: Path) -> list[str]:
-    """The command that runs the program `name`, compiled into `folder`; its arguments are to be added."""
+@functools.cache
+def _classes() -> str:
+    """Where the programs are: compiled at once and without a warning, as a compiler takes longest for its start."""
     subprocess.run([sys.executable, str(BUILD)], check=True)
-    javac, java = shutil.which("javac"), shutil.which("java")
-    assert javac is not None
-    assert java is not None
-    path = f"{JAR}:{SPARK_JARS}"
-    subprocess.run([javac, "--release", "17", "-cp", path, "-d", str(folder), *source_of(name)], check=True)
+    folder = tempfile.TemporaryDirectory(prefix="kera-java-")
+    atexit.register(folder.cleanup)
+    options = [*(f"-J{option}" for option in QUICK), "--release", "17", "-Xlint:all,-path,-classfile", "-Werror"]
+    subprocess.run(["javac", *options, "-cp", LIBRARIES, "-d", folder.name, *SOURCES.rglob("*.java")], check=True)
+    return folder.name
+
+
+def compiled(name: str) -> list[str]:
+    """The command that runs the program `name`; its arguments are to be added."""
     opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
-    return [
-        java,
-        "-Xmx512m",
-        "-XX:TieredStopAtLevel=1",
-        "-XX:+UseSerialGC",
-        *opened,
-        "-cp",
-        f"{folder}:{path}",
-        name,
-    ]
-
-
-def source_of(name: str) -> list[str]:
-    """What tells javac where the program is, and what it uses of the others."""
-    return ["-sourcepath", str(SOURCES), "-implicit:class", str(SOURCES / f"{name.replace('.', '/')}.java")]
+    return ["java", "-Xmx512m", *QUICK, *opened, "-cp", f"{_classes()}:{LIBRARIES}", name]
 
 
 class Harness:
@@ -113,20 +109,8 @@ def outcome(future: "Future[dict[str, Any]]", timeout_s: float) -> dict[str, Any
 
 
 @contextmanager
-def threads(name: str, folder: Path) -> "Iterator[subprocess.Popen[str]]":
-    """The process of such a program, compiled into `folder`, without a warning of the compiler."""
-    libraries = f"{JAR}:{SPARK_JARS}"
-    subprocess.run([sys.executable, str(BUILD)], check=True)
-    warnings = ["-Xlint:all,-path", "-Werror"]
-    subprocess.run(
-        ["javac", "--release", "17", *warnings, "-cp", libraries, "-d", folder, *source_of(name)], check=True
-    )
-    opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
-    with subprocess.Popen(
-        ["java", *opened, "-Xmx256m", "-XX:+UseSerialGC", "-cp", f"{folder}:{libraries}", name],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+def threads(name: str) -> "Iterator[subprocess.Popen[str]]":
+    """The process of such a program."""
+    with subprocess.Popen(compiled(name), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()

@@ -49,7 +49,7 @@ from tests.chaos.arrow_structures import Message
 from tests.chaos.chunk_uses import spark_has
 from tests.chaos.chunks import lean_source, mutated, opened, whole
 from tests.chaos.growing import GROWING, OTHERS, growing
-from tests.examples import first_quick
+from tests.examples import examples, first_quick
 from tests.spark.jvm_harness import Harness, compiled, running
 
 pytestmark = pytest.mark.timeout(180)
@@ -61,7 +61,7 @@ FIRST_RECORD = 1000
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     folder = tmp_path_factory.mktemp("columns")
-    with running([*compiled("kera.wire.ColumnsHarness", folder), str(folder)]) as harness:
+    with running([*compiled("kera.wire.ColumnsHarness"), str(folder)]) as harness:
         yield harness
 
 
@@ -705,7 +705,8 @@ def flipped_everywhere(
     """
     chunk = chunk_of(batch, codec, typed=typed, version=version)
     bits = range(8 * read_header(chunk).payload_bytes)
-    flips = bits if len(bits) <= 4_000 else random.Random(batch.num_columns).sample(bits, 4_000)
+    most = examples(4_000, quick=300)
+    flips = bits if len(bits) <= most else random.Random(batch.num_columns).sample(bits, most)
     asked = {"chunk": text(chunk), "flips": list(flips), **question(batch.schema, wanted, typed=typed)}
     answers = [java.ask(method="flip", **asked)]
     if version == LEAN_VERSION and codec == Codec.NONE:

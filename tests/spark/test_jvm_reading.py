@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-import kera.spark_connector as connector
 from kera.client import ChunkBatch, Client
 from kera.client.types import StreamDescription
 from kera.core.base.ids import Position
@@ -60,9 +58,6 @@ from tests.spark.fake_broker import (
 from tests.spark.jvm_harness import Threads, outcome, threads
 from tests.spark.support import Kera, wait_until
 
-HERE = Path(__file__).parent
-JAR = Path(connector.__file__).parent / "jars" / "kera-spark-connector.jar"
-SPARK_JARS = Path(pyspark.__file__).parent / "jars" / "*"
 SEGMENT_BYTES = 64 * KIB
 PUSHED_AND_PULLED = pytest.mark.parametrize(
     ("shared_memory", "transport"),
@@ -164,8 +159,8 @@ def _outcome(future: Future[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jvm]:
-    with threads("kera.spark.read.Reading", tmp_path_factory.mktemp("classes")) as process:
+def jvm() -> Iterator[Jvm]:
+    with threads("kera.spark.read.Reading") as process:
         yield Jvm(process)
 
 

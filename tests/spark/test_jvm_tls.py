@@ -82,14 +82,14 @@ def kera(cluster: RunningCluster) -> Kera:
 
 
 @pytest.fixture(scope="module")
-def reading(tmp_path_factory: pytest.TempPathFactory, _environment: None) -> Iterator[Jvm]:
-    with threads("kera.spark.read.Reading", tmp_path_factory.mktemp("classes")) as process:
+def reading(_environment: None) -> Iterator[Jvm]:
+    with threads("kera.spark.read.Reading") as process:
         yield Jvm(process)
 
 
 @pytest.fixture(scope="module")
-def writing(tmp_path_factory: pytest.TempPathFactory, _environment: None) -> Iterator[Threads]:
-    with threads("kera.spark.write.Writing", tmp_path_factory.mktemp("classes")) as process:
+def writing(_environment: None) -> Iterator[Threads]:
+    with threads("kera.spark.write.Writing") as process:
         yield Threads(process)
 
 

@@ -29,6 +29,7 @@ from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.local.cluster import RunningCluster
 from kera.spark_connector.service.writes import open_write, rows_as_json
 from kera.v1 import common_pb2
+from tests.examples import examples
 from tests.spark.fake_broker import TIMEOUT_S, Answering, FakeBroker, FakeService
 from tests.spark.jvm_harness import Threads, outcome, threads
 from tests.spark.support import Kera, numbers, wait_until
@@ -142,8 +143,8 @@ def refused(kind: str, message: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Threads]:
-    with threads("kera.spark.write.Writing", tmp_path_factory.mktemp("classes")) as process:
+def jvm() -> Iterator[Threads]:
+    with threads("kera.spark.write.Writing") as process:
         yield Threads(process)
 
 
@@ -236,7 +237,7 @@ def some_rows(seed: int, count: int) -> list[tuple[int, Any, Any, Any]]:
 )
 def test_chunks_are_byte_for_byte_those_that_python_makes(writers: Writers, codec: Codec, count: int) -> None:
     """But for what a compressor makes of them."""
-    for seed in range(30):
+    for seed in range(examples(30, quick=8)):
         rows = some_rows(seed, count)
         headers = "array<struct<key: string, value: binary>>"
         writer = writers.open(
