@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.grpc_pushing import METHODS, MIB, Pushed, push
@@ -10,16 +12,22 @@ RECEIVED = {"authenticate", "health"}
 """Whose messages are received, few at a time."""
 
 
-@pytest.mark.parametrize("method", sorted(METHODS.keys() - RECEIVED))
-async def test_what_one_of_whom_nothing_is_known_would_send_stays_where_it_is(method: str) -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Pushed]:
+    """For tests that do not look at its memory."""
     with Pushed() as pushed:
-        (pusher,) = await push(pushed.port, method, 36 * MIB)
-        assert pusher.ended == 1
-        assert pusher.sent <= MIB // 2
-        pusher.close()
+        yield pushed
 
 
-@pytest.mark.parametrize("method", ["unary", "bulk", "authenticate"])
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - RECEIVED))
+async def test_what_one_of_whom_nothing_is_known_would_send_stays_where_it_is(server: Pushed, method: str) -> None:
+    (pusher,) = await push(server.port, method, 36 * MIB)
+    assert pusher.ended == 1
+    assert pusher.sent <= MIB // 2
+    pusher.close()
+
+
+@pytest.mark.parametrize("method", ["unary", pytest.param("bulk", marks=pytest.mark.slow), "authenticate"])
 async def test_a_hundred_connections_that_push_take_little_memory(method: str) -> None:
     with Pushed() as pushed:
         most, _ = await pushed.most_memory(method, 4 * MIB, 100)
