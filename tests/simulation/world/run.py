@@ -254,6 +254,8 @@ def _logged(trace: Trace, outcome: Outcome) -> Iterator[None]:
 
     def note(_logger: Any, level: str, event: MutableMapping[str, Any]) -> Any:
         what, error = event.pop("event"), event.pop("exc_info", None)
+        for name in ("after_s", "for_s"):  # kera.core.base.repeated goes by the clock of the real machine
+            event.pop(name, None)
         loop = asyncio._get_running_loop()
         who = loop.process_name if isinstance(loop, ProcessLoop) else "thread"
         told = " ".join(f"{name}={value}" for name, value in event.items())
