@@ -15,12 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kera.client import Client
 from tests.spark.secured import SecuredCluster, secrets_in, secured_cluster
-from tests.spark.support import wait_until
+from tests.spark.support import both_engines, columnar_first, wait_until
 
 VALUES = sorted(b"%d" % number for number in range(300))
 WITHIN_S = 120.0
 pytestmark = pytest.mark.timeout(300)
-both_engines = pytest.mark.parametrize("engine", ["python", "columnar"])
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ async def tokens_of(client: Client) -> set[tuple[str, tuple[str, ...]]]:
     return {(token.owner, token.resources) for token in await client.access.tokens()}
 
 
-@both_engines
+@columnar_first
 def test_a_stream_has_a_token_until_it_is_stopped(
     spark: SparkSession, secured: SecuredCluster, engine: str, tmp_path: Path
 ) -> None:
@@ -121,7 +120,7 @@ def test_who_may_not_is_told_so(spark: SparkSession, secured: SecuredCluster, en
     assert secured.values(source) == VALUES
 
 
-@both_engines
+@columnar_first
 def test_a_wrong_password_is_shown_once(
     spark: SparkSession, secured: SecuredCluster, engine: str, tmp_path: Path
 ) -> None:
@@ -140,7 +139,7 @@ def test_a_wrong_password_is_shown_once(
         assert secured.failures() == before + 1
 
 
-@both_engines
+@columnar_first
 def test_nothing_that_is_shown_of_a_query_has_a_secret(
     spark: SparkSession, secured: SecuredCluster, engine: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ def test_a_batch_read_equals_what_was_produced(kera: Kera, stream: str, entries:
     assert sorted(sent(kera.read(stream))) == sorted(produced)
 
 
-@both_engines
+@columnar_first
 def test_columns_of_a_record(kera: Kera, stream: str) -> None:
     kera.create(stream)
 
@@ -148,7 +148,7 @@ def test_an_empty_stream_is_an_empty_frame(kera: Kera, stream: str) -> None:
     assert kera.read(stream).count() == 0
 
 
-@both_engines
+@columnar_first
 def test_starting_and_ending_offsets_bound_what_is_read(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     before = kera.send(stream, range(100))
@@ -187,7 +187,7 @@ def test_the_stream_may_be_named_by_subscribe(kera: Kera, stream: str) -> None:
     assert reader.option("subscribe", stream).load().count() == 3
 
 
-@both_engines
+@columnar_first
 def test_several_streams_are_read_as_one(kera: Kera, stream: str) -> None:
     produced = {}
     for name, streamlets in ((stream, 2), (f"{stream}-b", 1), (f"{stream}-c", 1)):
@@ -203,7 +203,7 @@ def test_several_streams_are_read_as_one(kera: Kera, stream: str) -> None:
     assert {row.stream for row in assigned.select("stream").distinct().collect()} == {one, two}
 
 
-@both_engines
+@columnar_first
 def test_records_are_found_by_time(kera: Kera, stream: str) -> None:
     kera.create(stream)
     produced = kera.send(stream, range(0, 1_000_000, 1000), flush_every=100)  # a record per ms, from 1970 on

@@ -23,7 +23,7 @@ from kera.core.schemas.framing import frame
 from kera.spark_connector import from_kera
 from kera.v1 import common_pb2
 from tests.docs_examples import ROOT, examples
-from tests.spark.support import Kera, both_engines
+from tests.spark.support import Kera, both_engines, columnar_first
 
 NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
 NAIVE = NOON.replace(tzinfo=None)
@@ -245,7 +245,7 @@ ORDERS = [
 ITEMS = [Item(id=number, lines=[Line(1.5)], cost=Decimal("1.25")) for number in range(3)]
 
 
-@both_engines
+@columnar_first
 def test_models_are_rows_in_spark(kera: Kera, stream: str) -> None:
     kera.create(f"{stream}-orders", schema=Order, key_column="id")
     kera.create(f"{stream}-items", schema=Item)

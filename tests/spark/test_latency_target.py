@@ -39,7 +39,7 @@ def test_records_wait_for_each_other_and_each_comes_once(kera: Kera, stream: str
         assert any(int(source["metrics"]["latencyHeldBackMs"]) > 0 for source in progress)
 
 
-@both_engines
+@columnar_first
 def test_a_backlog_is_taken_in_more_than_one_micro_batch_and_a_restart_goes_on(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:

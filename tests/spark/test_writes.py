@@ -180,7 +180,7 @@ def test_rows_with_a_key_go_where_a_producer_would_send_them(kera: Kera, stream:
     assert all(record.key == b"k%d" % (int(record.value or b"") % 10) for record in records)
 
 
-@both_engines
+@columnar_first
 def test_rows_without_a_key_go_to_one_streamlet_per_partition(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=STREAMLETS)
 
@@ -226,7 +226,7 @@ def test_rows_say_to_which_stream_and_streamlet_they_go(kera: Kera, stream: str)
         kera.delete(stream + "-other")
 
 
-@both_engines
+@columnar_first
 @pytest.mark.parametrize(
     ("column", "message"),
     [
@@ -246,7 +246,7 @@ def test_columns_that_do_not_fit_are_told_before_the_query_runs(
     assert written(kera, stream) == []
 
 
-@both_engines
+@columnar_first
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -283,7 +283,7 @@ def test_a_null_where_the_stream_takes_none_is_an_error(kera: Kera, stream: str)
         save(kera, kera.spark.sql("select cast(null as bigint) n"), stream)
 
 
-@both_engines
+@columnar_first
 def test_a_frame_without_rows_writes_nothing(kera: Kera, stream: str) -> None:
     kera.create(stream)
 
@@ -337,7 +337,7 @@ def test_with_a_latency_target_rows_are_there_while_their_task_waits_for_others(
     assert numbers(kera, stream) == Counter(range(20_000))
 
 
-@both_engines
+@columnar_first
 @pytest.mark.usefixtures("small_batches")
 def test_a_write_with_a_latency_target_that_failed_is_completed_by_its_repeat(
     kera: Kera, stream: str, tmp_path: Path
@@ -426,7 +426,7 @@ def test_where_auto_means_the_columnar_engine_python_writes_what_that_does_not(
 
 
 @pytest.mark.parametrize("codec", ["lz4", pytest.param("zstd", marks=pytest.mark.slow)])
-@both_engines
+@columnar_first
 def test_a_stream_may_be_compressed(kera: Kera, stream: str, codec: str) -> None:
     kera.create(stream, codec=codec, streamlets=2)
     value = F.rpad(F.col("value"), 100, " ").alias("value")
@@ -441,7 +441,7 @@ def test_a_stream_may_be_compressed(kera: Kera, stream: str, codec: str) -> None
 # --- batches again -----------------------------------------------------------------------------------------
 
 
-@both_engines
+@columnar_first
 def test_two_writes_of_the_same_rows_are_two_writes(kera: Kera, stream: str) -> None:
     kera.create(stream)
     for _ in range(2):
@@ -520,7 +520,9 @@ def test_a_micro_batch_that_is_run_again_adds_nothing(
     assert numbers(kera, stream) == Counter([*range(1100), *twice])
 
 
-@pytest.mark.parametrize("engines", [("python", "columnar"), ("columnar", "python")])
+@pytest.mark.parametrize(
+    "engines", [("python", "columnar"), pytest.param(("columnar", "python"), marks=pytest.mark.slow)]
+)
 def test_a_micro_batch_is_completed_by_the_other_engine(
     kera: Kera, stream: str, texts: Texts, engines: tuple[str, str]
 ) -> None:
@@ -558,7 +560,7 @@ def test_a_micro_batch_that_failed_in_the_middle_is_completed(
     assert numbers(kera, stream) == Counter(range(40_000))
 
 
-@both_engines
+@columnar_first
 def test_a_query_that_would_replace_what_was_written_is_refused(kera: Kera, stream: str, texts: Texts) -> None:
     kera.create(stream)
     texts.add([1, 2, 2])
@@ -590,7 +592,7 @@ def test_updates_are_written_by_batches_with_the_number_of_the_micro_batch(
     assert sorted((each["value"], each["count"]) for each in found) == [("1", 1), ("1", 2), ("2", 2), ("2", 4)]
 
 
-@both_engines
+@columnar_first
 @pytest.mark.parametrize(
     ("options", "message"),
     [
