@@ -180,6 +180,10 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a broker that a streamlet has left takes chunks again",
+        ((BROKER + "log/streamlet.py", "self.takes_chunks = held.owned", "self.takes_chunks = True"),),
+    ),
+    Mutant(
         "a streamlet that is sealed for a move takes chunks",
         ((BROKER + "log/streamlet.py", "self.sealed, self.takes_chunks = True, False", "self.sealed = True"),),
     ),

@@ -168,6 +168,7 @@ class _Run:
         if others.KIND in plan.kinds:
             self._do("nothing is left of other streams", self._faults.others.settle, CALM_S)
             self._outcome.problems += self._faults.others.problems
+        self._do("owners alone take chunks", self._workload.taken_by_owners, CALM_S)
         if plan.replication and disk_faults.BITS not in plan.kinds:
             self._do("everything has its replicas", self._workload.replicated, CALM_S)
         self._outcome.problems += [*violations(history), *islice(fenced_too_late(history.stored), EVIDENCE_MAX)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from kera.client import Client
@@ -16,6 +16,7 @@ from kera.core.runtime import Runtime
 from tests.simulation.wiring import programs
 from tests.simulation.world.cluster import Cluster
 from tests.simulation.world.copies import copies_of, too_few
+from tests.simulation.world.owners import not_taken_by_owners
 
 if TYPE_CHECKING:
     from tests.simulation.world.plan import Plan
@@ -188,20 +189,32 @@ class Workload:
 
     async def replicated(self, runtime: Runtime) -> None:
         """Wait until backups have as many copies of everything as were promised."""
+
+        async def too_few_of(client: Client) -> list[str]:
+            stream_id = (await client.describe(STREAM)).stream_id
+            return list(too_few(self.history, await copies_of(client, stream_id), self._plan.replication))
+
+        await self._until_none(runtime, too_few_of)
+
+    async def taken_by_owners(self, runtime: Runtime) -> None:
+        """Wait until chunks of each streamlet are taken by one broker, its owner."""
+        await self._until_none(runtime, lambda client: not_taken_by_owners(client, STREAM))
+
+    async def _until_none(self, runtime: Runtime, look: Callable[[Client], Awaitable[list[str]]]) -> None:
+        """Wait until a look finds nothing that is wrong."""
         told = list[str]()
         async with self.connected(runtime) as client:
-            stream_id = (await client.describe(STREAM)).stream_id
-            while few := (await self._too_few(client, stream_id, self._plan.replication))[:EVIDENCE_MAX]:
-                for line in few if few != told else ():
+            while True:
+                try:
+                    wrong = (await look(client))[:EVIDENCE_MAX]
+                except KeraError as error:
+                    wrong = [f"the cluster does not tell: {error!r}"]
+                if not wrong:
+                    return
+                for line in wrong if wrong != told else ():
                     self._cluster.trace.note("operator", line)
-                told = few
+                told = wrong
                 await asyncio.sleep(1.0)  # sleep: virtual time, between looks
-
-    async def _too_few(self, client: Client, stream_id: int, wanted: int) -> list[str]:
-        try:
-            return list(too_few(self.history, await copies_of(client, stream_id), wanted))
-        except KeraError as error:
-            return [f"replicas cannot be counted: {error!r}"]
 
 
 def programs_of(workload: Workload, plan: Plan) -> dict[str, Program]:
