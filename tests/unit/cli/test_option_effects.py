@@ -1,8 +1,9 @@
 """Every option of every command has an effect, or is refused.
 
 `EFFECTS` has a line for each command, and in it a value for each of its options. The command is run with the option and
-without; what it does then has to differ. What it does is what it hands to the event loop, prints and writes: nothing
-here needs a cluster. That a function uses what it is given is for the linter to see (unused arguments).
+without; what it does then has to differ. What it does is what it hands to the event loop, prints and writes, and, of a
+command that is asynchronous itself, what it asks of a client: nothing here needs a cluster. That another function uses
+what it is given is for the linter to see (unused arguments).
 
 An option that a command gets has no value here yet, and fails `test_every_option_is_in_the_table`.
 """
@@ -10,6 +11,7 @@ An option that a command gets has no value here yet, and fails `test_every_optio
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import json
@@ -30,12 +32,12 @@ import kera.core.errors
 from kera.backup.settings import BackupSettings
 from kera.broker.settings import BrokerSettings
 from kera.cli import generate
-from kera.cli._client import connecting_by
 from kera.cli._run import command_of, run_app
 from kera.cli.app import app
 from kera.cli.bench._settings import SETTINGS
 from kera.coordinator.settings import CoordinatorSettings
 from kera.core.base.settings import KeraSettings
+from tests.unit.cli.anything import Anything, run_with_anything
 
 Effect = Callable[[list[str]], tuple[int, str]]
 
@@ -193,18 +195,24 @@ ELSEWHERE = {"connect copy"}
 """`tests/unit/cli/test_connect_effects.py`."""
 SHARED = {"-b": "-b near:7401", "-o": "-o json", "--json": "--json", "--context": "--context far"}
 """Of all commands that have them."""
-SPIES = (
-    "kera.cli._schema_files._compiled",
-    "kera.cli.check._report.to_json",
-    "kera.cli.check._report.to_text",
-    "kera.cli.diagnosis.certificates.certificates",
-    "kera.cli.diagnosis.host.checkup",
-    "kera.cli.doctor._of_security",
-    "kera.cli.inspect._of_directory",
-    "kera.cli.top._print",
-    "kera.cli.verify._Check.run",
-)
-"""What commands call with what the event loop or the machine has given them."""
+SPIES: dict[str, Any] = {
+    "kera.cli._schema_files._compiled": b"",
+    "kera.cli.check._report.to_json": [],
+    "kera.cli.check._report.to_text": [],
+    "kera.cli.diagnosis.asking.look": None,
+    "kera.cli.diagnosis.certificates.certificates": [],
+    "kera.cli.diagnosis.host.checkup": [],
+    "kera.cli.doctor._of_security": [],
+    "kera.cli.group.importing._plan": None,
+    "kera.cli.group.importing._translated": None,
+    "kera.cli.inspect._of_directory": [],
+    "kera.cli.top._print": [],
+    "kera.cli.verify._Check.run": [],
+    "kera.client.diagnosis.cluster.health": [],
+    "kera.connect.streams.journal.last_round": None,
+}
+"""What commands call with what the event loop, the machine or a cluster has given them, and its answer; None:
+`Anything`."""
 GOES_ON = {"top", "check", "doctor", "cluster restore"}
 """Commands that have options for what comes behind the event loop."""
 
@@ -301,21 +309,14 @@ def effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
             raise Stopped
         return Answer()
 
-    def begin(coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Of a command that is asynchronous itself: run what it checks before it connects."""
-        given = f"{_name(coroutine)} {_shown(inspect.getcoroutinelocals(coroutine))}"
+    async def sleep(delay_s: float) -> None:
+        did.append(f"sleeps for {delay_s} s")
+        raise Stopped
 
-        def connect(bootstrap: str, **options: Any) -> Any:
-            did.append(f"{given} connects to {bootstrap} {_shown(options)}")
-            raise Stopped
-
-        with contextlib.closing(coroutine), connecting_by(connect):
-            coroutine.send(None)
-
-    def spy(name: str) -> Callable[..., Any]:
+    def spy(name: str, answer: Any) -> Callable[..., Any]:
         def called(*given: Any, **named: Any) -> Any:
             did.append(f"{name} {_shown([given, named])}")
-            return b"" if name.endswith("_compiled") else []
+            return Anything(did, f"{name}()") if answer is None else answer
 
         return called
 
@@ -340,10 +341,22 @@ def effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     for module in [module for name, module in sys.modules.items() if name.startswith("kera.cli")]:
         if hasattr(module, "run_async"):
             monkeypatch.setattr(module, "run_async", run_async)
-    monkeypatch.setattr("kera.cli._commands.run_async", begin)
-    for name in SPIES:
-        monkeypatch.setattr(name, spy(name))
+    monkeypatch.setattr("kera.cli._commands.run_async", functools.partial(run_with_anything, did))
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    monkeypatch.setattr("dataclasses.asdict", _as_dict)
+    monkeypatch.setattr("time.time", lambda: NOW_S)
+    monkeypatch.setattr("time.time_ns", lambda: NOW_S * 10**9)
+    for name, answer in SPIES.items():
+        monkeypatch.setattr(name, spy(name, answer))
     return run
+
+
+NOW_S = 1_800_000_000
+_of_dataclass = dataclasses.asdict
+
+
+def _as_dict(given: Any) -> Any:
+    return given if isinstance(given, Anything) else _of_dataclass(given)
 
 
 def _name(coroutine: Any) -> str:
