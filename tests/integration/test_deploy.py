@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import fnmatch
 import importlib.util
 import json
@@ -15,6 +16,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import urllib.request
@@ -51,6 +53,8 @@ HEADROOM_GIB = 2
 TIMEOUT_S = 60.0
 BOOTSTRAP = "127.77.0.1:7400"
 HOSTS_MAX = 5
+HOSTS_S = 1500
+"""For a test of hosts, of which three others may be before it."""
 SMALL = {
     "KERA_BROKER_ARENA_BYTES": "64MiB",
     "KERA_BACKUP_MEMORY_BYTES": "64MiB",
@@ -257,95 +261,85 @@ class Hosts:
         ).returncode
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_runbook_makes_a_cluster_of_three_hosts_and_replaces_one_that_is_gone(tmp_path: Path) -> None:
-    if any(_taken(7400 + offset) for offset in range(5)):
-        pytest.skip("the ports of a real cluster are taken here")
-    hosts = Hosts(tmp_path)
-    try:
-        said = {line: hosts.carry_out(line) for line in commands_of("From three machines to a cluster")}
-        assert said["kera cluster health"].startswith("healthy")
-        assert "hello" in said["kera consume orders --until-end"]
-
-        hosts.carry_out("seq 10000 | kera produce orders")
-        hosts.by_number.pop(3).dies()
-        until(lambda: hosts.health() != 0)
-        first, *rest = commands_of("A host is gone")
-        assert first == "kera cluster health"  # which says that it is not healthy
-        until(lambda: _is_over(hosts.carry_out("kera cluster recoveries --json"), 3))
-        for line in rest:
-            hosts.carry_out(line)
-        until(lambda: hosts.health() == 0)
-        records = hosts.carry_out("kera consume orders --until-end").splitlines()
-        assert len([line for line in records if line]) >= 10_001
-        until(lambda: "127.77.0.4" in hosts.carry_out("kera cluster describe"))
-    finally:
-        for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
-            host.stop()
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """None yet. One test at a time has their addresses, whichever checkout it is of."""
+    with (Path(tempfile.gettempdir()) / "kera-test-hosts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        until(lambda: not any(_taken(7400 + offset) for offset in range(5)))  # a real cluster has them for good
+        hosts = Hosts(tmp_path)
+        try:
+            yield hosts
+        finally:
+            for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
+                host.stop()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_runbook_makes_a_secured_cluster_and_replaces_its_secret(tmp_path: Path) -> None:
-    if any(_taken(7400 + offset) for offset in range(5)):
-        pytest.skip("the ports of a real cluster are taken here")
+@pytest.mark.timeout(HOSTS_S)
+def test_the_runbook_makes_a_cluster_of_three_hosts_and_replaces_one_that_is_gone(hosts: Hosts) -> None:
+    said = {line: hosts.carry_out(line) for line in commands_of("From three machines to a cluster")}
+    assert said["kera cluster health"].startswith("healthy")
+    assert "hello" in said["kera consume orders --until-end"]
+
+    hosts.carry_out("seq 10000 | kera produce orders")
+    hosts.by_number.pop(3).dies()
+    until(lambda: hosts.health() != 0)
+    first, *rest = commands_of("A host is gone")
+    assert first == "kera cluster health"  # which says that it is not healthy
+    until(lambda: _is_over(hosts.carry_out("kera cluster recoveries --json"), 3))
+    for line in rest:
+        hosts.carry_out(line)
+    until(lambda: hosts.health() == 0)
+    records = hosts.carry_out("kera consume orders --until-end").splitlines()
+    assert len([line for line in records if line]) >= 10_001
+    until(lambda: "127.77.0.4" in hosts.carry_out("kera cluster describe"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(HOSTS_S)
+def test_the_runbook_makes_a_secured_cluster_and_replaces_its_secret(hosts: Hosts) -> None:
     needs("openssl")
-    hosts = Hosts(tmp_path)
-    try:
-        lines = list(commands_of("From nothing to a secured cluster", SECURITY))
-        assert len(lines) == 10
-        said = {line: hosts.carry_out(line) for line in lines}
-        assert said["kera cluster health"].startswith("healthy")
-        assert "everybody has to authenticate, and may do what rules allow" in said["kera cluster health"]
-        for line in commands_of("Users and rights", SECURITY):
-            said[line] = hosts.carry_out(line)
-        assert any("may read, write stream:orders" in text for text in said.values())
-        assert any("hello" in text for text in said.values())
-    finally:
-        for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
-            host.stop()
+    lines = list(commands_of("From nothing to a secured cluster", SECURITY))
+    assert len(lines) == 10
+    said = {line: hosts.carry_out(line) for line in lines}
+    assert said["kera cluster health"].startswith("healthy")
+    assert "everybody has to authenticate, and may do what rules allow" in said["kera cluster health"]
+    for line in commands_of("Users and rights", SECURITY):
+        said[line] = hosts.carry_out(line)
+    assert any("may read, write stream:orders" in text for text in said.values())
+    assert any("hello" in text for text in said.values())
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_runbook_replaces_the_host_of_the_coordinator(tmp_path: Path) -> None:
-    if any(_taken(7400 + offset) for offset in range(5)):
-        pytest.skip("the ports of a real cluster are taken here")
-    hosts = Hosts(tmp_path)
-    try:
-        for line in commands_of("From three machines to a cluster"):
-            hosts.carry_out(line)
-        lines = iter(list(commands_of("The host of the coordinator is gone")))
-        hosts.carry_out(next(lines))
-        hosts.carry_out("seq 10000 | kera produce orders")
-        hosts.by_number.pop(1).dies()
+@pytest.mark.timeout(HOSTS_S)
+def test_the_runbook_replaces_the_host_of_the_coordinator(hosts: Hosts) -> None:
+    for line in commands_of("From three machines to a cluster"):
+        hosts.carry_out(line)
+    lines = iter(list(commands_of("The host of the coordinator is gone")))
+    hosts.carry_out(next(lines))
+    hosts.carry_out("seq 10000 | kera produce orders")
+    hosts.by_number.pop(1).dies()
 
-        for line in lines:
-            if line == "kera cluster health":  # of one that is not healthy yet
-                hosts.health()
-                continue
-            hosts.carry_out(line)
-            if line == "kera cluster recoveries":  # after the minute that the coordinator waits for the lost broker
-                until(lambda: _is_over(hosts.carry_out("kera cluster recoveries --json"), 1), 2 * TIMEOUT_S)
-        until(lambda: hosts.health() == 0)
-        records = hosts.carry_out("kera consume orders --until-end").splitlines()
-        assert len(set(records)) == 10_001
-    finally:
-        for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
-            host.stop()
+    for line in lines:
+        if line == "kera cluster health":  # of one that is not healthy yet
+            hosts.health()
+            continue
+        hosts.carry_out(line)
+        if line == "kera cluster recoveries":  # after the minute that the coordinator waits for the lost broker
+            until(lambda: _is_over(hosts.carry_out("kera cluster recoveries --json"), 1), 2 * TIMEOUT_S)
+    until(lambda: hosts.health() == 0)
+    records = hosts.carry_out("kera consume orders --until-end").splitlines()
+    assert len(set(records)) == 10_001
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(HOSTS_S)
 async def test_the_runbook_grows_a_cluster_to_five_hosts_and_shrinks_it_again_under_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for setting, file in (("CA", "ca.pem"), ("CERT", "admin.pem"), ("KEY", "admin-key.pem")):
         monkeypatch.setenv(f"KERA_CLIENT_TLS_{setting}", str(tmp_path / "certificates" / file))
-    if any(_taken(7400 + offset) for offset in range(5)):
-        pytest.skip("the ports of a real cluster are taken here")
-    hosts = Hosts(tmp_path)
     lines = iter(list(commands_of("Growing and shrinking")))
 
     async def upto(command: str) -> None:
@@ -359,27 +353,23 @@ async def test_the_runbook_grows_a_cluster_to_five_hosts_and_shrinks_it_again_un
             streams = await client.admin.list_streams()
             return Counter(one.broker_id for stream in streams for one in stream.assignments.values())
 
-    try:
-        await upto("seq 1000 | kera produce orders")
-        options = Options(LOAD_S_MAX, replication=1, streamlets=8, rate=300.0, seed=1)
-        async with under_check(BOOTSTRAP, options) as load:
-            await load.goes_on()
-            assert set(await owners()) == {1}
-            for brokers in (3, 5):
-                await upto("kera cluster rebalance")
-                while set(await owners()) != set(range(1, brokers + 1)):  # what was moved just now rests for a while
-                    await load.goes_on()
-                    await asyncio.to_thread(hosts.carry_out, "kera cluster rebalance")
-            await upto("kera cluster health")
-            await load.goes_on()
-            assert set(await owners()) == {1, 2, 3}
-            assert len(hosts.running()) == 3
-        assert load.outcome.verdict == "kept"
-        records = await asyncio.to_thread(hosts.carry_out, "kera consume orders --until-end")
-        assert len(records.splitlines()) >= 1000
-    finally:
-        for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
-            await asyncio.to_thread(host.stop)
+    await upto("seq 1000 | kera produce orders")
+    options = Options(LOAD_S_MAX, replication=1, streamlets=8, rate=300.0, seed=1)
+    async with under_check(BOOTSTRAP, options) as load:
+        await load.goes_on()
+        assert set(await owners()) == {1}
+        for brokers in (3, 5):
+            await upto("kera cluster rebalance")
+            while set(await owners()) != set(range(1, brokers + 1)):  # what was moved just now rests for a while
+                await load.goes_on()
+                await asyncio.to_thread(hosts.carry_out, "kera cluster rebalance")
+        await upto("kera cluster health")
+        await load.goes_on()
+        assert set(await owners()) == {1, 2, 3}
+        assert len(hosts.running()) == 3
+    assert load.outcome.verdict == "kept"
+    records = await asyncio.to_thread(hosts.carry_out, "kera consume orders --until-end")
+    assert len(records.splitlines()) >= 1000
 
 
 def _is_over(recoveries: str, broker_id: int) -> bool:
