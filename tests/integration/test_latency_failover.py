@@ -40,12 +40,12 @@ async def leader_of(cluster: LocalCluster, client: Client) -> str:
     return next(name for name, ready in cluster.ready.items() if ready.get("grpc_address") == leader_at)
 
 
-async def send(producer: Producer, stream: str, took_s: list[float]) -> None:
-    """One record after the other, until cancelled; how long each has taken."""
+async def send(producer: Producer, stream: str, sent: list[tuple[float, float]]) -> None:
+    """One record after the other, until cancelled; when each has begun, and how long it has taken."""
     while True:
         begun_s = time.monotonic()
         await producer.send(stream, b"x" * 100)
-        took_s.append(time.monotonic() - begun_s)
+        sent.append((begun_s, time.monotonic() - begun_s))
 
 
 async def test_brokers_go_on_and_figures_come_back_when_the_leader_is_lost(
@@ -56,22 +56,24 @@ async def test_brokers_go_on_and_figures_come_back_when_the_leader_is_lost(
             await client.admin.create_stream(stream, replication=0)
         made = await client.latency.create("slow", ["slow"], LIMIT_MS, window_ms=WINDOW_MS)
         await client.latency.create("broken", ["broken"], 50, window_ms=WINDOW_MS)
-        took_s: list[float] = []
+        sent: list[tuple[float, float]] = []
         async with client.producer() as producer, client.producer(linger_ms=OWN_LINGER_MS) as own:
             await producer.prepare("slow")
             await own.prepare("broken")
             sending = [
-                asyncio.create_task(send(producer, "slow", took_s)),
+                asyncio.create_task(send(producer, "slow", sent)),
                 asyncio.create_task(send(own, "broken", [])),
             ]
             try:
-                await watch_a_failover(cluster, client, made, took_s)
+                await watch_a_failover(cluster, client, made, sent)
             finally:
                 for each in sending:
                     each.cancel()
 
 
-async def watch_a_failover(cluster: LocalCluster, client: Client, made: LatencyConstraint, took_s: list[float]) -> None:
+async def watch_a_failover(
+    cluster: LocalCluster, client: Client, made: LatencyConstraint, sent: list[tuple[float, float]]
+) -> None:
     async def violated(name: str = "broken") -> LatencyDescription | None:
         found = await client.latency.describe(name)
         return found if found.state == "violated" and found.violations else None
@@ -81,25 +83,26 @@ async def watch_a_failover(cluster: LocalCluster, client: Client, made: LatencyC
         waits = found.hops[0].mean_us > WAITS_S * 1e6
         return found if found.state == "held" and waits and found.hops[0].advised_us > WAITS_S * 1e6 else None
 
+    async def goes_on() -> bool:
+        return any(begun_s > killed_s for begun_s, _ in sent)
+
     before = await until_found(violated)
     await until_found(held)
     lost = await leader_of(cluster, client)
-    took_s.clear()
+    sent.clear()
     await cluster.kill(lost)
+    killed_s = time.monotonic()
     listed = await client.latency.constraints()  # as soon as another one leads
-    led_s = time.monotonic()
-    assert took_s
-    assert min(took_s) > WAITS_S, took_s  # with nobody who tells them, and by one that has not heard of brokers yet
+    await until_found(goes_on)
     assert {each.constraint.name for each in listed} == {"slow", "broken"}
     assert next(each for each in listed if each.constraint.name == "slow").constraint == made
 
     await until_found(held)
-    busy_s = max(took_s)  # a machine may be, and records wait for it likewise
-    assert time.monotonic() - led_s < 2 * WINDOW_MS / 1000 + busy_s
-    assert min(took_s) > WAITS_S, took_s
+    # Also with nobody who tells them, and by one that has not heard of brokers yet.
+    assert min(took_s for _, took_s in sent) > WAITS_S, sent
     again = await until_found(violated)
-    windows = (time.monotonic() - led_s) / (WINDOW_MS / 1000)
-    assert 1 <= again.violations <= windows + 2  # it may have led before it was heard of
+    windows = (time.monotonic() - killed_s) / (WINDOW_MS / 1000)
+    assert 1 <= again.violations <= windows + 1
     assert (again.created_us, again.reason) == (before.created_us, again.reason)
     assert "most beyond its part is gather of broken; a producer of broken has a linger_ms of 300" in again.reason
 
