@@ -38,7 +38,7 @@ def secure(runtime: Runtime, settings: CredentialSettings) -> Runtime:
     """A client's runtime, whose connections are encrypted, and shown who we are over, as its settings say.
 
     What the runtime has of that already stays (`as_daemon`). Raises `InvalidSettings` if the settings are not complete,
-    and `InvalidTls` if the files are no good.
+    and `InvalidTls` if the files are invalid.
     """
     tls, introduction = tls_of(settings) or runtime.tls, runtime.introduction or _credentials(settings)
     return runtime if tls is None and introduction is None else secured(runtime, tls, introduction)

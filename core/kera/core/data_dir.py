@@ -181,7 +181,7 @@ class DataDirectory:
     def _replace(self, path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             if path.read_bytes() == data:
-                return  # as at almost every start: a full disk is no reason to fail it
+                return  # as at almost every start: a full disk is not a reason to fail it
         replace_durably(path, data, self._calls)
 
     def close(self) -> None:

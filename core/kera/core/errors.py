@@ -131,7 +131,7 @@ class InvalidArgument(NotAccepted):
 
 
 class ProtocolError(NotAccepted):
-    """Bytes that are no message of KerA: another protocol, another version, or over the size limit."""
+    """Bytes that are not a message of KerA: another protocol, another version, or over the size limit."""
 
     code = "protocol"
 
@@ -293,7 +293,7 @@ class NotFramed(CannotDecode):
 
 
 class InvalidSchema(InvalidArgument):
-    """A definition that is no schema of its kind, or has what the registry does not take; the message says where."""
+    """A definition that is not a schema of its kind, or has what the registry does not take; the message says where."""
 
     code = "invalid_schema"
 
@@ -358,7 +358,7 @@ class BackupFull(NotAccepted):
 
 
 class TooFewBackups(NotAccepted):
-    """Fewer backups can take replicas than the stream asks for; it goes on by itself when there are enough."""
+    """Fewer backups can take replicas than the stream asks for; writing resumes when there are enough."""
 
     code = "too_few_backups"
     retriable = True
@@ -478,7 +478,7 @@ def error_from_wire(code: str, message: str, attributes: dict[str, str]) -> Kera
 def _to_json(value: Any) -> str:
     try:
         return json.dumps(value, default=str)
-    except (TypeError, ValueError, RecursionError):  # keys that are no text, or a value that contains itself
+    except (TypeError, ValueError, RecursionError):  # keys that are not text, or a value that contains itself
         return json.dumps(str(value))
 
 

@@ -3,7 +3,7 @@
 A message is a length, a kind and a body. `Decoder` takes them out of a byte stream; `runs_to_bytes` and `runs_of` are
 the structure of `RUNS`, which is all that is sent while chunks flow: one of 64 bytes for many chunks.
 
-Limits: a body is at most `BODY_BYTES_MAX`. A longer one, or bytes that are no message, raise `ProtocolError`: after
+Limits: a body is at most `BODY_BYTES_MAX`. A longer one, or bytes that are not a message, raise `ProtocolError`: after
 them nothing on the connection can be trusted.
 """
 

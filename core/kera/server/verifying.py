@@ -70,4 +70,4 @@ def check_identity(data_dir: Path, kind: type[MemberIdentity]) -> Iterator[Defec
     formats = {identity.format for identity in identities.values() if identity is not None} or kind.formats
     for path, identity in identities.items():
         if identity is None and 1 not in formats:  # the one of format 1 had no copy
-            yield Defect("warning", path, None, 0, "is missing; the next start writes it anew")
+            yield Defect("warning", path, None, 0, "is missing; the next start rewrites it")

@@ -116,7 +116,7 @@ async def test_what_counts_is_when_the_last_answered_request_was_sent() -> None:
         one.error = Unavailable("not now")
         one.answering.set()
         await until(lambda: one.beats > 3)
-        assert registration.last_sent_s == 0, "an error is no answer"
+        assert registration.last_sent_s == 0, "an error is not an answer"
 
         one.answering.clear()
         one.error = None

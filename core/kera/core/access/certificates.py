@@ -35,7 +35,7 @@ class CertificateNames(NamedTuple):
 
     @classmethod
     def of(cls, daemons: Iterable[str], users: Iterable[str]) -> CertificateNames:
-        """Raises `InvalidArgument` for what is no pattern, or one of users without the group."""
+        """Raises `InvalidArgument` for what is not a pattern, or one of users without the group."""
         patterns = cls(tuple(map(_pattern, daemons)), tuple(map(_pattern, users)))
         for pattern in patterns.users:
             if "user" not in pattern.groupindex:
@@ -63,7 +63,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise InvalidArgument(f"{text!r} is no regular expression: {error}") from error
+        raise InvalidArgument(f"{text!r} is not a valid regular expression: {error}") from error
 
 
 @lru_cache(CACHED_MAX)

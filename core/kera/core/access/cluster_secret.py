@@ -3,7 +3,7 @@
 The first line is shown to others, and the second to those who do not know the first; either is taken from others. So
 another secret comes in without an interruption: at all daemons it goes before the old one, and then the old one goes.
 
-The file is read again when it has changed. What is no good is not taken: what was there before goes on, and a warning
+The file is read again when it has changed. An invalid one is ignored: what was there before goes on, and a warning
 says why. Who was known by a secret that is gone is known no more.
 """
 
@@ -98,9 +98,9 @@ class ClusterSecret:
     def look(self) -> Observation:
         """For `Health.add`: whether what the file has is what this daemon goes by."""
         if problem := self.problem:
-            return concern(f"what the file holds now is not taken, and that from before goes on: {problem}")
+            return concern(f"the file's new content is not accepted, the previous secret stays in use: {problem}")
         if len(self.shown()) > 1:
-            return well("the one from before is taken, too: once all daemons have the new one, remove it")
+            return well("the previous secret is accepted, too: remove it once all daemons have the new one")
         return well()
 
     def _current(self) -> Sequence[_Secret]:
@@ -116,11 +116,11 @@ class ClusterSecret:
         except InvalidSettings as error:
             self._problem = error.message
             self._failing.goes_on(
-                "the cluster's secret is not taken; going on with that from before", reason=error.message
+                "the cluster's new secret is not accepted; keeping the previous one", reason=error.message
             )
             return
         self._problem = ""
-        self._failing.over("the cluster's secret is taken again")
+        self._failing.over("the cluster's secret is accepted again")
         if known != self._known:
             self._known = known
             self._changes += 1
@@ -147,7 +147,7 @@ def _secrets_in(path: Path) -> Sequence[str]:
     except AuthenticationFailed as error:
         raise InvalidSettings(error.message, **error.attributes) from error
     if len(found) > SECRETS_MAX:
-        text = f"has {len(found)} lines, and a secret is one of them, the one from before a second one: {_HOW}"
+        text = f"has {len(found)} lines: expected the secret, and on a second line the previous one: {_HOW}"
         raise InvalidSettings(f"{SETTING} {path} {text}", path=str(path))
     for secret in found:
         if len(secret) < SECRET_CHARS_MIN:

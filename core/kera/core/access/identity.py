@@ -20,9 +20,9 @@ DAEMONS = "daemons"
 NOBODY = "nobody"
 """The name of peers that have not authenticated."""
 
-CHANGED = "what you may do has changed, or who you are is good no more: connect again"
+CHANGED = "your rights have changed, or your credentials are no longer valid: connect again"
 """To who has lost something while it was here."""
-EXPIRED = "the token expired, or the session that stands for it: authenticate again, with one that is good"
+EXPIRED = "the token, or the session made with it, has expired: authenticate again with a valid token"
 """To who was here when its time was up."""
 
 

@@ -18,7 +18,7 @@ CLOSED_AT_ONCE = "it closes the connection at once; if it speaks TLS, set tls_ca
 """To who speaks plainly. A peer that speaks TLS has nothing to say to it."""
 _UNKNOWN_AUTHORITY = ("issuer certificate", "self signed", "self-signed")
 _NO_TLS = "it does not speak TLS"
-_NO_SAFE_TLS = "it speaks no version of TLS that is safe, 1.2 or 1.3"
+_NO_SAFE_TLS = "it speaks neither TLS 1.2 nor TLS 1.3"
 _NO_CIPHER = "it has no cipher in common with this side"
 _NOT_TAKEN = "it does not take this certificate"
 _TLS_REASONS = {
@@ -36,7 +36,7 @@ _TLS_REASONS = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate: set tls_cert and tls_key",
     "TLSV1_ALERT_UNKNOWN_CA": f"{_NOT_TAKEN}: it is of an authority that it does not know",
     "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": f"{_NOT_TAKEN}, which is not issued for this purpose",
-    "SSLV3_ALERT_BAD_CERTIFICATE": f"{_NOT_TAKEN}: it is spoilt, or not yet valid",
+    "SSLV3_ALERT_BAD_CERTIFICATE": f"{_NOT_TAKEN}: it is damaged, or not yet valid",
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _NOT_TAKEN,
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": f"{_NOT_TAKEN}, which has expired",
     "TLSV1_ALERT_DECRYPT_ERROR": f"{_NOT_TAKEN}: another authority than it names has signed it",
@@ -65,7 +65,7 @@ def split_address(address: str) -> tuple[str, int]:
         or not (port.isascii() and port.isdigit())
         or int(port) > PORT_MAX
     ):
-        raise InvalidArgument(f"{address!r} is no address of the form host:port{_way_out(address)}", address=address)
+        raise InvalidArgument(f"{address!r} is not an address (host:port){_way_out(address)}", address=address)
     return host, int(port)
 
 
@@ -148,7 +148,7 @@ def tls_reason(name: str) -> str:
 def not_taken(why: str) -> str:
     """The reason why a peer's certificate is not accepted; `why` in the words of a library."""
     asked = "; is its authority in tls_ca?" if any(words in why for words in _UNKNOWN_AUTHORITY) else ""
-    return f"its certificate is not taken: {why}{asked}"
+    return f"its certificate is not accepted: {why}{asked}"
 
 
 def reason_of(error: OSError) -> str:

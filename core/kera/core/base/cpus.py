@@ -30,7 +30,7 @@ def parse_cpus(text: str) -> frozenset[int]:
         first = int(match[1]) if match is not None else 0
         last = int(match[2] or first) if match is not None else 0
         if match is None or not first <= last < CPUS_MAX:
-            raise InvalidArgument(f"{text!r} is no list of CPUs; they are written as 0-3,8", cpus=text)
+            raise InvalidArgument(f"{text!r} is not a list of CPUs; write it as 0-3,8", cpus=text)
         found.update(range(first, last + 1))
     return frozenset(found)
 

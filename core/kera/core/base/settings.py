@@ -80,7 +80,7 @@ class _TomlSection(PydanticBaseSettingsSource):
         try:
             with path.open("rb") as file:
                 document = tomllib.load(file)
-        except (OSError, ValueError) as error:  # it cannot be read, is no TOML, or not even text
+        except (OSError, ValueError) as error:  # it cannot be read, is not TOML, or not even text
             raise InvalidSettings(f"cannot read settings file {path}: {error}", path=str(path)) from error
         section = getattr(self.settings_cls, "section", "")
         known = {*SECTIONS, section}
@@ -92,7 +92,7 @@ class _TomlSection(PydanticBaseSettingsSource):
             if name not in known:
                 renamed = [now for now, before in FORMER_SECTIONS.items() if before == name]
                 meant = f", it is [{renamed[0]}] now" if renamed else hint(name, known)
-                raise InvalidSettings(f"[{name}] is no table of settings{meant} ({path})", path=str(path))
+                raise InvalidSettings(f"[{name}] is not a settings table{meant} ({path})", path=str(path))
         values = document.get(section, {})
         if not isinstance(values, dict):
             raise InvalidSettings(f"[{section}] in {path} must be a table", path=str(path))
@@ -172,7 +172,7 @@ class KeraSettings(BaseSettings):
         """Python has True for 1, which nobody means where a number belongs."""
         field = cls.model_fields.get(info.field_name or "")
         if isinstance(value, bool) and field is not None and not _takes_flags(field.annotation):
-            raise PydanticCustomError("no_number", "it takes no true or false")
+            raise PydanticCustomError("no_number", "true and false are not allowed")
         return value
 
     @field_validator("*", mode="before")

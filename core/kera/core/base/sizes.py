@@ -18,7 +18,7 @@ _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,12})?)\s*([a-z]*)")
 
 
 def size_bytes(text: str) -> int | None:
-    """Bytes in `text`: a number, and one of `UNITS` if any; a fraction of a byte is cut off. None: it is no size."""
+    """Bytes in `text`: a number, and one of `UNITS` if any; a fraction of a byte is cut off. None: it is not a size."""
     found = _SIZE.fullmatch(text.replace("_", "").strip().lower())
     if found is None or found[2] not in _UNITS_BYTES:
         return None

@@ -11,7 +11,7 @@ _SPAN = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-z]+)")
 
 
 def span_ms(text: str) -> float | None:
-    """Milliseconds in `text`, a number with one of `UNITS`, which may be less than one; None: it is no span."""
+    """Milliseconds in `text`, a number with one of `UNITS`, which may be less than one; None: it is not a span."""
     found = _SPAN.fullmatch(text.strip().lower())
     if found is None or found[2] not in _UNITS_MS:
         return None

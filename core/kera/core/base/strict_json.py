@@ -22,9 +22,9 @@ def parsed_object(data: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at character {error.pos}") from None
     except UnicodeDecodeError:
-        raise ValueError("it is no text") from None
+        raise ValueError("it is not text") from None
     if not isinstance(document, dict):
-        raise ValueError("it is no object")  # noqa: TRY004 - one error for all that it may be instead
+        raise ValueError("it is not an object")  # noqa: TRY004 - one error for all that it may be instead
     return document
 
 
@@ -45,4 +45,4 @@ def unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")

@@ -367,7 +367,7 @@ def check_sent(header: ChunkHeader) -> None:
     """Check the fields that a producer has chosen: any program may write a header whose checksums are right.
 
     Raises `InvalidArgument`, naming the field, for a chunk without records or without a payload, for a codec or flags
-    that nobody knows or that do not agree, for times that are no range, and for a chunk that has been placed before.
+    that nobody knows or that do not agree, for times that are not a range, and for a chunk that has been placed before.
     """
     if (
         header.record_count
@@ -415,7 +415,7 @@ def iterate_chunks(buffer: Any, start: int = 0, end: int | None = None) -> Itera
     """Each chunk between `start` and `end` as (header, offset), from the headers alone.
 
     Neither checksum is verified: for bytes that were verified on their way in. Raises `CorruptChunk` where the bytes
-    are no sequence of whole chunks.
+    are not a sequence of whole chunks.
     """
     end = len(memoryview(buffer)) if end is None else end
     offset = start

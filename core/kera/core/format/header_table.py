@@ -76,7 +76,7 @@ def as_headers(headers: Headers) -> list[ChunkHeader]:
 
 
 def column(headers: Headers, name: str) -> Column:
-    """A field of all headers. What does not fit into 63 bits is no number that a log comes to."""
+    """A field of all headers. What does not fit into 63 bits is a number that no log reaches."""
     values: Any = headers[name]
     return values.astype(np.int64)  # type: ignore[no-any-return]  # numpy does not say so of fields
 

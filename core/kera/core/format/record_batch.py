@@ -70,7 +70,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(payload: Any) -> Shape:
-    """Read the metadata of a payload. Raises `CorruptChunk` if it is no record-batch message."""
+    """Read the metadata of a payload. Raises `CorruptChunk` if it is not a record-batch message."""
     try:
         continuation, metadata_bytes, root = _PREFIX.unpack_from(payload, 0)
         body_at = _METADATA_AT + metadata_bytes
@@ -208,7 +208,7 @@ def decode_payload(
     """The record batch in a chunk's payload, in place: unless it is compressed, its columns are `payload`'s memory.
 
     Whatever the bytes are, no column reaches out of its buffers, and text is text: a checksum only says that they are
-    what somebody has written. Raises `CorruptChunk` when they are no record batch of `schema`, another number of
+    what somebody has written. Raises `CorruptChunk` when they are not a record batch of `schema`, another number of
     `records`, or would take more than `decompressed_bytes_max`, also when each value is written out (`room_of`).
     `trusted`: only the number of records is looked at, and none of this is promised of a payload that no honest writer
     has made.
@@ -220,7 +220,7 @@ def decode_payload(
             else _validated(payload, schema, decompressed_bytes_max)
         )
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
-        raise CorruptChunk(f"chunk payload is no Arrow record batch of the expected schema: {error}") from error
+        raise CorruptChunk(f"chunk payload is not an Arrow record batch of the expected schema: {error}") from error
     if records is not None and batch.num_rows != records:
         raise CorruptChunk(
             f"chunk header says {records} records, and its record batch has {batch.num_rows}",
@@ -248,7 +248,7 @@ def _validated(payload: Any, schema: pa.Schema, decompressed_bytes_max: int) -> 
 def check_payload(chunk: memoryview, at: int, header: ChunkHeader) -> None:
     """Check the payload of the chunk at `at` against its header, whose checksums were verified.
 
-    Raises `CorruptChunk` if it is no record batch, or another number of records than the header says, compressed
+    Raises `CorruptChunk` if it is not a record batch, or another number of records than the header says, compressed
     without saying so, or too large when decompressed.
     """
     payload_at = at + HEADER_BYTES
@@ -275,4 +275,4 @@ def check_payload(chunk: memoryview, at: int, header: ChunkHeader) -> None:
 
 
 def _no_batch(why: str) -> CorruptChunk:
-    return CorruptChunk(f"chunk payload is no Arrow record batch: {why}")
+    return CorruptChunk(f"chunk payload is not an Arrow record batch: {why}")

@@ -27,7 +27,7 @@ def schema_to_bytes(schema: pa.Schema) -> bytes:
 
 
 def schema_from_bytes(data: bytes) -> pa.Schema:
-    """The schema in an Arrow IPC message. Raises `SchemaMismatch` when it is none, or has names that are no text."""
+    """The schema in an Arrow IPC message. Raises `SchemaMismatch` when it is none, or has names that are not text."""
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
         for field in schema:

@@ -279,4 +279,4 @@ def _too_large(size: float, limit: int) -> CorruptChunk:
 
 
 def _no_batch(why: str) -> CorruptChunk:
-    return CorruptChunk(f"chunk payload is no Arrow record batch: {why}")
+    return CorruptChunk(f"chunk payload is not an Arrow record batch: {why}")

@@ -12,7 +12,7 @@ the bulk that has not arrived yet is received straight into the buffer where it 
 Memory for a frame is taken as its bytes come, whatever its header announces.
 
 Limits: a head is at most `HEAD_BYTES_MAX`, a bulk at most what the endpoint was configured with. A frame over a limit,
-or bytes that are no frame, end the connection with a `ProtocolError`: after them nothing can be trusted. A server says
+or bytes that are not a frame, end the connection with a `ProtocolError`: nothing behind them is trusted. A server says
 why before it closes, with an error frame for request 0, which no request has.
 """
 
@@ -199,7 +199,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         """All frames that have arrived were handled: the time to send what was gathered meanwhile."""
 
     def protocol_failed(self, error: ProtocolError) -> None:
-        """The peer sent what is no frame; the connection is closed after this call."""
+        """The peer sent what is not a frame; the connection is closed after this call."""
 
     # -- what a subclass may do --------------------------------------------------------------------------------
 

@@ -374,7 +374,7 @@ class _BulkStream:
                 error, refused = why, isinstance(why, REFUSALS)
             unread = rpc_error.code() is grpc.StatusCode.UNIMPLEMENTED
             if not (isinstance(error, Unavailable | Uncertain) or unread or refused):
-                error = _lost(self._address, error.message)  # what ended the stream is no answer to each request
+                error = _lost(self._address, error.message)  # what ended the stream is not an answer to each request
         except ProtocolError as protocol_error:
             self._call.cancel()
             error = _lost(self._address, protocol_error.message)

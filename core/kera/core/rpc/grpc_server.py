@@ -279,7 +279,7 @@ def _ending(context: Any) -> Callable[[], None]:
 
     async def end() -> None:
         with contextlib.suppress(Exception):  # gRPC has no one name for it, and raises one of them in any case
-            await context.abort(grpc.StatusCode.ABORTED, "what you may do has changed")
+            await context.abort(grpc.StatusCode.ABORTED, "your rights have changed")
         if task is not None:
             task.cancel()
 

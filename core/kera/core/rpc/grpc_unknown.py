@@ -1,7 +1,7 @@
 """Calls of methods that a gRPC server does not have: answered here, without a look at what they are called.
 
 A path is bytes of whoever calls. gRPC's own server makes text of it in the loop that accepts calls, for all methods it
-was not told of beforehand: a single path that is no UTF-8 ends that loop, and with it the server, while the process
+was not told of beforehand: a single path that is not UTF-8 ends that loop, and with it the server, while the process
 lives on without its port (grpcio 1.85). So it is told of all methods there are (`GrpcServer`), and of the others none
 gets to that loop. An older gRPC, which accepts all calls in the same way, reads paths in tasks of their own.
 

@@ -133,7 +133,7 @@ class Doorkeeper(Protocol):
     """Finds out who peers are."""
 
     def admit(self, peer: Peer, evidence: Evidence) -> None:
-        """Set `Peer.identity`, if the evidence is enough. Raises `AuthenticationFailed` for a token that is no good."""
+        """Set `Peer.identity`, if the evidence is enough. Raises `AuthenticationFailed` for a token that is invalid."""
         ...
 
 

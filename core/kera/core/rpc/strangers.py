@@ -85,7 +85,7 @@ def check_requests(requests: int) -> None:
 def _evidence(peer: Peer, transport: asyncio.BaseTransport) -> Evidence:
     """The evidence that a transport has of the peer."""
     if peer.transport == "unix":
-        # The loop's own is no real socket everywhere.
+        # The loop's own is not a real socket everywhere.
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
             return Evidence(user_id=peer_user(sock))
     ssl_object = transport.get_extra_info("ssl_object")

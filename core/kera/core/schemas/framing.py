@@ -47,7 +47,7 @@ _VARINT_BYTES_MAX = 5
 def frame_of(schema_id: int) -> bytes:
     """The prefix of payloads that were written with this schema. Raises `InvalidArgument`."""
     if not 0 < schema_id <= SCHEMA_ID_MAX:
-        raise InvalidArgument(f"{schema_id} is no id of a schema: they are 1 to {SCHEMA_ID_MAX}", schema_id=schema_id)
+        raise InvalidArgument(f"{schema_id} is not a schema id: ids are 1 to {SCHEMA_ID_MAX}", schema_id=schema_id)
     return b"\x00" + schema_id.to_bytes(4, "big")
 
 
@@ -82,7 +82,7 @@ def unframe(value: bytes) -> tuple[int, bytes]:
 def message_path_to_bytes(path: Sequence[int]) -> bytes:
     """The way to a message of Protobuf within its file, as it is put in front of it. Raises `InvalidArgument`."""
     if not 0 < len(path) <= _PATH_NUMBERS_MAX or not all(0 <= number <= SCHEMA_ID_MAX for number in path):
-        raise InvalidArgument(f"{list(path)} is no way to a message", path=list(path))
+        raise InvalidArgument(f"{list(path)} is not a path to a message", path=list(path))
     if list(path) == [0]:
         return b"\x00"
     return b"".join(_zigzag(number) for number in (len(path), *path))
@@ -94,12 +94,12 @@ def split_message_path(payload: bytes) -> tuple[tuple[int, ...], bytes]:
     if count == 0:
         return (0,), payload[at:]
     if not 0 < count <= _PATH_NUMBERS_MAX:
-        raise NotFramed(f"the way to the message has {count} numbers, and at most {_PATH_NUMBERS_MAX} are taken")
+        raise NotFramed(f"the path to the message has {count} numbers, and at most {_PATH_NUMBERS_MAX} are taken")
     path = []
     for _ in range(count):
         number, at = _read_zigzag(payload, at)
         if number < 0:
-            raise NotFramed(f"the way to the message has the number {number}")
+            raise NotFramed(f"the path to the message has the number {number}")
         path.append(number)
     return tuple(path), payload[at:]
 
@@ -121,4 +121,4 @@ def _read_zigzag(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return (value >> 1) ^ -(value & 1), at + index + 1
-    raise NotFramed("the way to the message ends within a number", at=at)
+    raise NotFramed("the path to the message ends within a number", at=at)

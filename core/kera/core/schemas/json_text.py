@@ -23,9 +23,9 @@ def parsed_json(text: str, what: str) -> Any:
     except RecursionError:
         raise InvalidSchema(f"{what} is nested too deep") from None
     except json.JSONDecodeError as error:
-        raise InvalidSchema(f"{what} is no JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+        raise InvalidSchema(f"{what} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
     except ValueError as error:
-        raise InvalidSchema(f"{what} is no JSON: {error}") from None
+        raise InvalidSchema(f"{what} is not JSON: {error}") from None
 
 
 def check_depth(text: str, what: str) -> None:
@@ -44,11 +44,11 @@ def check_depth(text: str, what: str) -> None:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{shown(text)} is no number that can be kept")
+        raise ValueError(f"{shown(text)} is not a number that can be kept")
     return value

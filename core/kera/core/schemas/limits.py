@@ -66,7 +66,7 @@ def checked_message(message: Any, schema_type: SchemaType) -> str:
         or (message and not _MESSAGE.fullmatch(message))
     ):
         shown = repr(message)[:MESSAGE_CHARS_MAX]
-        raise InvalidArgument(f"{shown} is no full name of a Protobuf message, such as shop.v1.Order", message=shown)
+        raise InvalidArgument(f"{shown} is not a full Protobuf message name, such as shop.v1.Order", message=shown)
     return str(message)
 
 

@@ -52,7 +52,7 @@ def alert_of(error: BaseException) -> bytes:
 
 
 async def send_alert(sock: socket.socket, alert: bytes) -> None:
-    """Have the peer take `alert`, and end; the caller closes `sock`, which is no transport's."""
+    """Have the peer take `alert`, and end; the caller closes `sock`, which is not a transport's."""
     loop = asyncio.get_running_loop()
     taken_bytes = 0
     try:

@@ -82,6 +82,6 @@ def lasting(cert: Path | None, not_after_s: float, now_s: float) -> Observation:
     day = f"{datetime.fromtimestamp(not_after_s, UTC):%Y-%m-%d %H:%M} UTC"
     left_days = (not_after_s - now_s) / _DAY_S
     if left_days <= 0:
-        return wrong(f"{cert} expired on {day}: nobody takes it any more")
-    text = f"{cert} is good until {day}"
+        return wrong(f"{cert} expired on {day} and is refused")
+    text = f"{cert} is valid until {day}"
     return concern(text) if left_days < WARNED_DAYS else well(text)

@@ -124,9 +124,9 @@ def identify(context: ssl.SSLContext, files: TlsFiles, cert: bytes | None, key: 
         if reason == "KEY_VALUES_MISMATCH":
             text = f"tls_key {files.key} is not the key of tls_cert {files.cert}"
         elif reason.endswith(("TOO_SMALL", "TOO_WEAK")):
-            text = f"tls_cert {files.cert} is not safe any more, and nobody would take it ({reason})"
+            text = f"tls_cert {files.cert} uses cryptography that is no longer safe, and would be refused ({reason})"
         else:
-            text = f"tls_cert {files.cert} and tls_key {files.key} are no certificate and its key in PEM ({reason})"
+            text = f"tls_cert {files.cert} and tls_key {files.key} are not a certificate and its key in PEM ({reason})"
         raise InvalidTls(text, path=str(files.cert)) from error
 
 
@@ -195,7 +195,7 @@ def _read(setting: str, path: Path | None) -> bytes | None:
     except OSError as error:
         raise InvalidTls(f"{setting} {path} cannot be read: {error.strerror}", path=str(path)) from error
     if len(data) > FILE_BYTES_MAX:
-        raise InvalidTls(f"{setting} {path} has more than {FILE_BYTES_MAX} bytes: it is no PEM file", path=str(path))
+        raise InvalidTls(f"{setting} {path} has more than {FILE_BYTES_MAX} bytes: it is not a PEM file", path=str(path))
     return data
 
 

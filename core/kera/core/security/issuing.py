@@ -125,12 +125,12 @@ def check_request(hosts: Sequence[str], clients: Sequence[str], days: int) -> No
     for name in (*hosts, *clients):
         reason = _no_file_name(name) or (_no_host(name) if name in hosts else _no_user(name))
         if reason:
-            raise InvalidArgument(f"{name!r} is no name of a host or client{reason}", name=name)
+            raise InvalidArgument(f"{name!r} is not a host or client name{reason}", name=name)
     both = [name for name in hosts if name in clients]
     if both:
         raise InvalidArgument(f"{both[0]!r} is given as a host and as a client: give the client another name")
     if not 1 <= days <= CERT_DAYS_MAX:
-        raise InvalidArgument(f"a certificate is good for 1 to {CERT_DAYS_MAX} days, not {days}", days=days)
+        raise InvalidArgument(f"a certificate is valid for 1 to {CERT_DAYS_MAX} days, not {days}", days=days)
 
 
 def _no_file_name(name: str) -> str:
@@ -155,7 +155,7 @@ def _no_host(name: str) -> str:
     if ":" in name:
         return ": give it without a port"
     if _NUMBERS.fullmatch(name):
-        return ": it is no IP address"
+        return ": it is not an IP address"
     if any(not label or len(label) > _LABEL_CHARS_MAX or label.endswith("-") for label in name.split(".")):
         return ": it has a part that is empty, too long, or ends with a hyphen"
     return ""
@@ -182,7 +182,7 @@ def _load_authority(cert_path: Path, key_path: Path) -> tuple[x509.Certificate, 
     except OSError as error:
         raise InvalidArgument(f"{error.filename} cannot be read: {error.strerror}", path=str(error.filename)) from error
     except (ValueError, TypeError) as error:
-        text = f"{cert_path} and {key_path} are no certificate and its key in PEM, without a password"
+        text = f"{cert_path} and {key_path} are not a certificate and its key in PEM, without a password"
         raise InvalidArgument(text, path=str(cert_path)) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != cert.public_key():
         raise InvalidArgument(f"{key_path} is not the key of {cert_path}", path=str(key_path))

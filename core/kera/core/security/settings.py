@@ -51,7 +51,7 @@ class DaemonTlsSettings(TlsSettings):
 def tls_of(settings: TlsSettings) -> Tls | None:
     """A client's certificates; None: its connections are not encrypted.
 
-    Raises `InvalidSettings` if they are not complete, and `InvalidTls` if the files are no good.
+    Raises `InvalidSettings` if they are not complete, and `InvalidTls` if the files are invalid.
     """
     return _tls(settings, required=("tls_ca",), who="a client", client_auth="none")
 
@@ -98,7 +98,7 @@ def is_on_this_host(host: str) -> bool:
 
 
 def _names(settings: DaemonTlsSettings, host: str) -> tuple[str, ...]:
-    """Where others are told to call a daemon; without what is no address, which the daemon itself says."""
+    """Where others are told to call a daemon; without what is not an address, which the daemon itself says."""
     found = []
     told = [getattr(settings, name, "") for name in ("advertised_address", "advertised_frames_address")]
     for address in [each for each in told if each] or [host]:

@@ -1,7 +1,7 @@
 """The certificates of a process: its own, and the authorities whose certificates it takes from others.
 
 The files are read anew when they have changed: each connection is made with what they hold then, and those that are
-there already go on. What is no good is not taken: what cannot be read, or does not belong together (half of a change is
+there already go on. Invalid ones are ignored: what cannot be read, or does not belong together (half of a change is
 there), and what nobody else would take (it has expired, is of another authority or for another host) as long as what
 was there before is better. The process goes on with that, and says so, until the files are good again.
 
@@ -53,7 +53,7 @@ class Tls:
 
     @property
     def problem(self) -> str:
-        """Why what the files hold now is not taken; empty: it is."""
+        """Why new files are not accepted; empty: they are."""
         self._current()
         return self._problem
 
@@ -133,7 +133,7 @@ class Tls:
         except InvalidTls as error:
             self._not_taken(error.message)
             return
-        self._failing.over("certificates are taken again")
+        self._failing.over("certificates are accepted again")
         self._problem, self._unfit = "", worse
         if is_new:
             self._loaded = loaded
@@ -143,7 +143,7 @@ class Tls:
 
     def _not_taken(self, problem: str) -> None:
         self._problem = problem
-        self._failing.goes_on("certificates are not taken; going on with those from before", reason=problem)
+        self._failing.goes_on("certificates are not accepted; keeping the previous ones", reason=problem)
 
     def _unfitness(self, loaded: Loaded) -> str:
         return unfit(self.files, loaded) if self.files.names and loaded.cert is not None else ""

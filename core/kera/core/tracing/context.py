@@ -3,7 +3,7 @@
     traceparent   00-<trace id, 32 hex digits>-<span id, 16>-<flags, 2>
     tracestate    what vendors add; passed on as it is
 
-What others have written is checked: of anything that is no context there is none, and nobody fails of it.
+What others have written is checked: of anything that is not a context there is none, and nobody fails of it.
 """
 
 from __future__ import annotations

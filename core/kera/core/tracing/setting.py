@@ -116,7 +116,7 @@ def _checked(url: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise InvalidArgument(f"{url!r} is no URL of a collector; {_SYNTAX}")
+        raise InvalidArgument(f"{url!r} is not a collector URL; {_SYNTAX}")
     return url
 
 
@@ -126,7 +126,7 @@ def _ratio(text: str) -> float:
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio <= 1:
-        raise InvalidArgument(f"{text!r} is no part of 1, from 0 to 1; {_SYNTAX}")
+        raise InvalidArgument(f"{text!r} is not a ratio from 0 to 1; {_SYNTAX}")
     return ratio
 
 

@@ -114,7 +114,7 @@ class Audit:
 
 
 def _with(untold: int, reason: str) -> str:
-    return f"{reason}; {untold} more of this kind before it are not told" if untold else reason
+    return f"{reason}; {untold} earlier ones of this kind are not recorded" if untold else reason
 
 
 def _cut(text: str) -> str:

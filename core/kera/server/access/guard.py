@@ -100,7 +100,7 @@ class Door:
         return service
 
     def may_watch(self, evidence: Evidence) -> bool:
-        """Whether somebody may see metrics and health. Raises `AuthenticationFailed` for what is no good."""
+        """Whether somebody may see metrics and health. Raises `AuthenticationFailed` for what is invalid."""
         del evidence
         return True
 
@@ -338,7 +338,7 @@ class Guard(Door):
         self, peer: Peer, who: Identity, method: Method[Any, Any], requirement: Requirement, message: Any
     ) -> None:
         if requirement.who is Who.DAEMONS:
-            self.audit.denied_to(who.principal, peer.address, method.name, "cluster", "it is no daemon")
+            self.audit.denied_to(who.principal, peer.address, method.name, "cluster", "it is not a daemon")
             raise NotAllowed(
                 f"{method.name} serves daemons of the cluster only, and {who.principal} is not a daemon",
                 principal=who.principal,

@@ -1,7 +1,7 @@
 """The keys of an issuer of tokens: public ones, that the signatures of its tokens are verified with.
 
 They are read on a thread of their own (`jwt_sources`), again and again, as issuers change them: the event loop takes
-what is there, and never waits. What cannot be read, or is no key set, is not taken, and what was there before goes on.
+what is there, and never waits. What cannot be read, or is not a key set, is ignored, and the keys from before stay.
 
 A token that names a key which is not there has them read again, though at most once in `ReadIntervals.unknown_s`. Until
 that is done it is not known whether the key is a new one, and who shows the token is told to try again.
@@ -65,9 +65,9 @@ class KeySet(NamedTuple):
         try:
             given = parsed_object(data).get("keys")
         except ValueError as error:
-            raise NotRead(f"it is no key set: {error}") from error
+            raise NotRead(f"it is not a key set: {error}") from error
         if not isinstance(given, list):
-            raise NotRead("it is no key set: it has no list of keys")
+            raise NotRead("it is not a key set: it has no list of keys")
         if len(given) > KEYS_MAX:
             raise NotRead(f"it has {len(given)} keys, and {KEYS_MAX} are taken at most")
         keys, unused = [], []
@@ -96,10 +96,10 @@ class KeySet(NamedTuple):
 def _key(given: Any) -> Key | None:
     """None: it is for something else. Raises whatever PyJWT and others do for what cannot be used."""
     if not isinstance(given, dict):
-        raise TypeError("it is no object")
+        raise TypeError("it is not an object")
     key_id, kind, curve = given.get("kid", ""), given.get("kty"), given.get("crv")
     if not isinstance(key_id, str) or len(key_id) > KEY_ID_CHARS_MAX:
-        raise ValueError(f"its id (kid) is no text of up to {KEY_ID_CHARS_MAX} characters")
+        raise ValueError(f"its id (kid) is not text of up to {KEY_ID_CHARS_MAX} characters")
     if "d" in given:
         raise ValueError("it is a private key, which only the issuer may hold; publish the public key")
     if given.get("use", "sig") != "sig" or "verify" not in given.get("key_ops", ["verify"]):
@@ -109,11 +109,11 @@ def _key(given: Any) -> Key | None:
     elif kind in {"EC", "OKP"} and curve in CURVES and (CURVES[curve] == "EdDSA") == (kind == "OKP"):
         algorithms = frozenset({CURVES[curve]})
     else:
-        raise ValueError(f"keys of the kind {shown(kind)}{f' {shown(curve)}' if curve else ''} are not taken")
+        raise ValueError(f"keys of the kind {shown(kind)}{f' {shown(curve)}' if curve else ''} are not accepted")
     algorithm = given.get("alg")
     if algorithm is not None:
         if algorithm not in algorithms:
-            raise ValueError(f"it is for {shown(algorithm)}, which is not taken")
+            raise ValueError(f"it is for {shown(algorithm)}, which is not accepted")
         algorithms = frozenset({algorithm})
     public = PyJWK(given, algorithm=min(algorithms)).key
     if isinstance(public, RSAPublicKey):
@@ -245,7 +245,7 @@ class JwtKeys:
         except NotRead as error:
             self._failing.goes_on("keys of the issuer cannot be read", source=str(self._source), reason=str(error))
             self._failed = str(error)
-        except Exception as error:  # noqa: BLE001 - a defect is no reason never to read them again
+        except Exception as error:  # noqa: BLE001 - a defect is not a reason never to read them again
             self._failing.goes_on(
                 "keys of the issuer cannot be read", level="error", source=str(self._source), exc_info=error
             )

@@ -80,7 +80,7 @@ class FileSource:
             # Not blocking: a pipe that nobody writes to would keep us for ever.
             with os.fdopen(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise NotRead("it is no file")
+                    raise NotRead("it is not a file")
                 data = file.read(KEYS_BYTES_MAX + 1)
         except OSError as error:
             raise NotRead(error.strerror or "it cannot be read") from error
@@ -100,12 +100,12 @@ class UrlSource:
             parts = urlsplit(url)
             self._host, self._port = parts.hostname or "", parts.port
         except ValueError as error:
-            raise InvalidArgument(f"{url!r} is no address: {error}") from error
+            raise InvalidArgument(f"{url!r} is not an address: {error}") from error
         self._encrypted = parts.scheme == "https"
         if not self._host or not url.isascii() or not url.isprintable() or " " in url:
-            raise InvalidArgument(f"{url!r} is no address: https://HOST/PATH")
+            raise InvalidArgument(f"{url!r} is not an address: https://HOST/PATH")
         if "@" in parts.netloc:
-            raise InvalidArgument("an address with a user name or a password is not taken: key sets are public")
+            raise InvalidArgument("an address must not have a user name or a password: key sets are public")
         if not (self._encrypted or (parts.scheme == "http" and _is_loopback(self._host))):
             raise InvalidArgument(
                 f"{url!r}: another host on the network path could replace the keys; use https://, or http:// on this"
@@ -166,7 +166,7 @@ class UrlSource:
 
 def _checked(data: bytes) -> bytes:
     if len(data) > KEYS_BYTES_MAX:
-        raise NotRead(f"it has more than {KEYS_BYTES_MAX} bytes, and is no key set")
+        raise NotRead(f"it has more than {KEYS_BYTES_MAX} bytes, and is not a key set")
     return data
 
 
@@ -179,7 +179,7 @@ def _cut(sock: socket.socket, late: threading.Event) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not taken: {error.verify_message}"
+        return f"its certificate is not accepted: {error.verify_message}"
     if isinstance(error, TimeoutError):
         return "there was no answer in time"
     if isinstance(error, http.client.HTTPException):

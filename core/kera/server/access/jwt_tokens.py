@@ -27,7 +27,7 @@ from kera.server.access.jwt_keys import ALGORITHMS, Key
 
 TOKEN_BYTES_MAX = 16 << 10
 EXPIRES_S_MAX = 1 << 40
-"""In seconds since 1970: later is no time that anybody means."""
+"""In seconds since 1970: a later time is an error."""
 REMEMBERED_MAX = 4096
 MINUTE_S, HOUR_S = 60.0, 3600.0
 _PARTS = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
@@ -95,18 +95,18 @@ class JwtTokens:
         """The claims of a token that its issuer has signed."""
         parts = _PARTS.fullmatch(text)
         if parts is None:
-            what = "it is encrypted" if text.count(".") == 4 else "it has not three parts in base64url"
+            what = "it is encrypted" if text.count(".") == 4 else "it does not have three parts in base64url"
             raise AuthenticationFailed(f"the token is neither one of this cluster nor a JWT: {what}")
         header = _part(parts[1], "header")
         algorithm, key_id = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise AuthenticationFailed(
-                f"the token is signed with {shown(algorithm)}, which is not taken: only {', '.join(sorted(ALGORITHMS))}"
+                f"the token is signed with {shown(algorithm)}; accepted are {', '.join(sorted(ALGORITHMS))}"
             )
         if key_id is not None and not isinstance(key_id, str):
             raise AuthenticationFailed(f"the token names a key (kid) that is not text: {shown(key_id)}")
         if "crit" in header:
-            raise AuthenticationFailed("the token wants something understood that is not (crit)")
+            raise AuthenticationFailed("the token requires an extension that is not supported (crit)")
         key = self._keys.find(key_id or None, algorithm)
         try:
             self._jws.decode_complete(text, key.public, [algorithm])
@@ -133,7 +133,7 @@ class JwtTokens:
             check_name("user", user)
         except InvalidArgument as error:
             raise AuthenticationFailed(
-                f"the token's {rules.user_claim} is no name of a user: {error.message}"
+                f"the token's {rules.user_claim} is not a valid user name: {error.message}"
             ) from None
         until_s = self._clock.boottime_s() + left_s
         return Identity(user, how="jwt", brought=self._roles(claims), until_s=until_s)
@@ -158,7 +158,7 @@ class JwtTokens:
         given = _claim(claims, self._rules.roles_claim)
         roles = given.split() if isinstance(given, str) else [] if given is None else given
         if not isinstance(roles, list) or not all(isinstance(each, str) for each in roles):
-            raise AuthenticationFailed(f"the token's {self._rules.roles_claim} is no list of names: {shown(given)}")
+            raise AuthenticationFailed(f"the token's {self._rules.roles_claim} is not a list of names: {shown(given)}")
         return frozenset(filter(_is_role, roles))
 
 
@@ -185,7 +185,7 @@ def _time(claims: dict[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= EXPIRES_S_MAX:
-        raise AuthenticationFailed(f"the token's {name} is no time: {shown(value)}")
+        raise AuthenticationFailed(f"the token's {name} is not a time: {shown(value)}")
     return float(value)
 
 

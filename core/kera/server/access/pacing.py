@@ -106,7 +106,7 @@ class _Limited:
         finally:
             wait.end()
         if not wait.is_paid:
-            has = f"asks so much that a call would wait for more than {usages.CALL_S_MAX:g} s"
+            has = f"asks so much that calls would wait for more than {usages.CALL_S_MAX:g} s"
             error = exceeded(usage.who.principal, usages.REQUESTS, usage.quota.requests_per_s, has)
             raise TooManyRequests(error.message, **error.attributes)
         result = self._handler(call)

@@ -10,8 +10,8 @@ def exceeded(principal: str, quota: str, value: int, has: str) -> QuotaExceeded:
     """`quota`: its name, as messages have it; `has`: in words, what the principal has."""
     user, flag = principal.removeprefix(USER), quota.replace("_", "-")
     return QuotaExceeded(
-        f"{principal} {has}, and its quota of {quota.replace('_', ' ')} is {value}; who administers the cluster can"
-        f" change that: kera quota set {user} --{flag} MORE",
+        f"{principal} {has}, and its quota of {quota.replace('_', ' ')} is {value}; an administrator can"
+        f" raise it: kera quota set {user} --{flag} MORE",
         quota=quota,
         value=value,
         principal=principal,

@@ -12,7 +12,7 @@ Nothing holds calls of gRPC back that come side by side, so they are served only
 that came before over its connection; what has not been by then is refused after `CALL_S_MAX`.
 
 Whoever goes before it has paid leaves that behind, for as long as it would have waited: until then no request of the
-principal is served. To connect anew is no way around a quota.
+principal is served. To connect anew is not a way around a quota.
 
 Clients of the daemon's own user on its host, and what is pushed to those, count as daemons: they have no quotas.
 """

@@ -16,7 +16,7 @@ _COUNTED = {
     "bytes_in": ("bytes_in", "Bytes of chunks that a principal has written."),
     "bytes_out": ("bytes_out", "Bytes of chunks that a principal has read."),
     "waits": ("throttled", "Answers that were held back as the principal's quota was used up."),
-    "waited_s": ("throttled_seconds", "For how long they were, altogether."),
+    "waited_s": ("throttled_seconds", "Total time that answers were held back."),
 }
 """The figures of each principal, and their metrics."""
 
@@ -32,10 +32,8 @@ class AccessCounts:
         yield
         audit, known = self._guard.audit, self._guard.known
         families: list[Metric] = [
-            CounterMetricFamily(
-                "kera_access_authentications_failed", "Times that somebody showed nothing that is good.", audit.failed
-            ),
-            CounterMetricFamily("kera_access_denied", "Requests of what somebody may not do.", audit.denied),
+            CounterMetricFamily("kera_access_authentications_failed", "Authentications that failed.", audit.failed),
+            CounterMetricFamily("kera_access_denied", "Requests that were denied.", audit.denied),
             CounterMetricFamily(
                 "kera_access_changes",
                 "Changes of users, rules, streams, groups and members that this daemon carried out.",
@@ -68,7 +66,7 @@ class AccessCounts:
             connections.add_metric([principal], of["connections"])
         left_out = GaugeMetricFamily(
             "kera_principals_left_out",
-            "Principals that have asked something and have no series of their own.",
+            "Principals with requests, but without series of their own.",
             value=max(0, len(self._guard.usages) - PRINCIPALS_MAX),
         )
         return [*families, connections, left_out]

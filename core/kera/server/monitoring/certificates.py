@@ -25,7 +25,7 @@ class Certificates:
         if not_after_s is not None:
             found = lasting(cert, not_after_s, self._clock.now_us() / 1e6)
         if problem := self._tls.problem:
-            text = f"what the files hold now is not taken: {problem}"
+            text = f"new files are not accepted: {problem}"
             return wrong(f"{found.text}; {text}") if found.state is State.PROBLEM else concern(text)
         if found.state is State.OK and (unfit := self._tls.unfit):
             found = concern(unfit)
@@ -43,7 +43,7 @@ class Certificates:
             families.append(
                 GaugeMetricFamily(
                     "kera_certificate_not_after_seconds",
-                    "Until when this daemon's certificate is good, in seconds since 1970.",
+                    "When this daemon's certificate expires, in seconds since 1970.",
                     not_after_s,
                 )
             )

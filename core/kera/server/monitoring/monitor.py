@@ -275,11 +275,11 @@ class Monitor:
         except KeraError as error:
             return text(HTTPStatus.UNAUTHORIZED, error.message)
         if may is None:
-            return text(HTTPStatus.SERVICE_UNAVAILABLE, "it is starting, and does not know yet who may see this")
+            return text(HTTPStatus.SERVICE_UNAVAILABLE, "it is starting, and cannot check rights yet")
         if not may:
             return text(
                 HTTPStatus.FORBIDDEN,
-                "show a certificate, or a token (Authorization: Bearer …), of somebody who may describe the cluster:"
+                "show a certificate, or a token (Authorization: Bearer …), of a user who may describe the cluster:"
                 " kera acl grant user:NAME describe cluster",
             )
         return None

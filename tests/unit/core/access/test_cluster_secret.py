@@ -106,7 +106,7 @@ async def test_who_was_known_by_a_secret_that_is_gone_is_known_no_more(tmp_path:
         (f"{NEW}\nshort", "has 5 characters"),
         (
             f"{NEW}\n{OLD}\n{OLD} once more",
-            "has 3 lines, and a secret is one of them, the one from before a second one",
+            "has 3 lines: expected the secret, and on a second line the previous one",
         ),
         ("x" * 1025, "8 to 1024 characters"),
         ("a secret with a \x07 bell", "characters that passwords cannot have"),

@@ -32,7 +32,7 @@ def test_a_list_of_cpus(text: str, cpus: set[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "1-", "-1", "3-1", "1,,2", "8192", "0-8192", "99999", "1.5", "١", "0-3-5"])
 def test_what_is_no_list_of_cpus(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="written as 0-3,8"):
+    with pytest.raises(InvalidArgument, match="write it as 0-3,8"):
         parse_cpus(text)
 
 

@@ -154,8 +154,8 @@ def test_sections_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[exmaple]\nlinger_ms = 1", r"\[exmaple\] is no table of settings; did you mean 'example'\?"),
-        ("[Example]\nlinger_ms = 1", r"\[Example\] is no table of settings; did you mean 'example'\?"),
+        ("[exmaple]\nlinger_ms = 1", r"\[exmaple\] is not a settings table; did you mean 'example'\?"),
+        ("[Example]\nlinger_ms = 1", r"\[Example\] is not a settings table; did you mean 'example'\?"),
         ("[producr]\nlinger_ms = 1", "did you mean 'producer'"),
         ("[zzz]\nx = 1", "there are .*'broker'"),
         ("linger_ms = 1", "linger_ms is outside of any table"),
@@ -186,7 +186,7 @@ def test_what_is_set_under_a_former_name_is_refused_with_the_name_of_now(
     for now, before in FORMER_SECTIONS.items():
         file = tmp_path / "kera.toml"
         file.write_text(f'[{before}]\nstart = "latest"\n')
-        with pytest.raises(InvalidSettings, match=rf"\[{before}\] is no table of settings, it is \[{now}\] now"):
+        with pytest.raises(InvalidSettings, match=rf"\[{before}\] is not a settings table, it is \[{now}\] now"):
             ExampleSettings.load(file)
     monkeypatch.setenv(f"KERA_{FORMER_SECTIONS['group_consumer']}_START".upper(), "latest")
     with pytest.raises(InvalidSettings, match="did you mean 'KERA_GROUP_CONSUMER_START'"):
@@ -226,7 +226,7 @@ def test_all_wrong_settings_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("value", [True, False])
 def test_true_is_no_number_and_no_name(value: bool) -> None:
     for name in ("linger_ms", "name"):
-        with pytest.raises(InvalidSettings, match=f"{name} is {value}: it takes no true or false"):
+        with pytest.raises(InvalidSettings, match=f"{name} is {value}: true and false are not allowed"):
             ExampleSettings.load(None, **{name: value})
     with pytest.raises(InvalidSettings, match=r"linger_ms is 1\.5: "):
         ExampleSettings.load(linger_ms=1.5)

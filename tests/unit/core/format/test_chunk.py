@@ -389,7 +389,7 @@ def test_compression_makes_what_repeats_smaller(codec: Codec) -> None:
     ids=["nothing", "zeros", "end mark", "ones", "a schema", "a batch cut short"],
 )
 def test_what_is_no_batch_is_refused(payload: bytes) -> None:
-    with pytest.raises(CorruptChunk, match="no Arrow record batch"):
+    with pytest.raises(CorruptChunk, match="not an Arrow record batch"):
         decode_payload(payload, BATCH.schema)
 
 

@@ -103,7 +103,7 @@ def test_a_header_that_says_something_else_of_compression_is_refused(said: Codec
 
 @pytest.mark.parametrize("data", [b"\0", bytes(64), b"x" * 200, DEFAULT_SCHEMA.serialize().to_pybytes()])
 def test_what_is_no_record_batch_is_refused(data: bytes) -> None:
-    with pytest.raises(CorruptChunk, match="no Arrow record batch"):
+    with pytest.raises(CorruptChunk, match="not an Arrow record batch"):
         check(chunk(memoryview(data), 1))
 
 

@@ -218,7 +218,7 @@ async def test_connecting_takes_a_bounded_time() -> None:
 
 
 async def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="'nowhere' is no address"):
+    with pytest.raises(InvalidArgument, match="'nowhere' is not an address"):
         await FrameChannel.connect_tcp("nowhere", timeout_s=TIMEOUT_S)
 
 

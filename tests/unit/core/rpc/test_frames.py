@@ -303,7 +303,7 @@ async def test_nothing_is_allocated_for_a_bulk_over_the_limit() -> None:
     assert recorder.transport.closed
 
 
-# --- bytes that are no frames ------------------------------------------------------------------------------
+# --- bytes that are not frames ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from tests.unit.core.rpc.transports import (
 REFUSED = [
     ("", "it asks for a certificate: set tls_cert and tls_key", "it shows no certificate"),
     ("expired", "it does not take this certificate, which has expired", "certificate has expired"),
-    ("not_yet_valid", "it does not take this certificate: it is spoilt, or not yet valid", "not yet valid"),
+    ("not_yet_valid", "it does not take this certificate: it is damaged, or not yet valid", "not yet valid"),
     ("self_signed", "it is of an authority that it does not know", "self-signed certificate"),
     ("of_a_stranger", "it is of an authority that it does not know", "unable to get local issuer certificate"),
     ("of_servers_only", "which is not issued for this purpose", "unsuitable certificate purpose"),

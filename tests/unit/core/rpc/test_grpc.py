@@ -339,7 +339,7 @@ async def test_the_server_says_that_it_is_well_and_what_it_serves(harness: Harne
     "path", ["/kera.test.Other/Call", "/", "/x/\xa1\xff", "\xff" * 300], ids=["other", "none", "no text", "long"]
 )
 async def test_a_call_of_what_there_is_not_is_refused_and_the_server_goes_on(harness: Harness, path: str) -> None:
-    """Also of a path that is no text: it ended the loop in which gRPC accepts calls."""
+    """Also of a path that is not text: it ended the loop in which gRPC accepts calls."""
     await harness.serve({UNARY: unary_echo})
     channel = harness.channel()
     pairs = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "h", "te": "trailers"}

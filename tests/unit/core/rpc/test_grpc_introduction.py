@@ -50,7 +50,7 @@ class Gate:
 
     async def authenticate(self, call: Call[messages.AuthenticateRequest]) -> Reply[messages.AuthenticateResponse]:
         if call.message.token != self.good:
-            raise AuthenticationFailed("that is no good")
+            raise AuthenticationFailed("that is invalid")
         self.good = "a-session"
         return Reply(messages.AuthenticateResponse(session=self.good, expires_in_ms=1000))
 

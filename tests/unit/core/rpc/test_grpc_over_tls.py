@@ -87,7 +87,7 @@ async def test_who_finds_nothing_wrong_with_its_certificate_is_sent_to_the_log(
     assert text == f"{CLOSED}, as if it did not take {one.cert}; its log says why"
 
 
-NOT_TAKEN = "its certificate is not taken: "
+NOT_TAKEN = "its certificate is not accepted: "
 
 
 @pytest.mark.parametrize(

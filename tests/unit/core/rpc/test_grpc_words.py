@@ -21,7 +21,7 @@ FAILED = (
         (f"{FAILED}PEER_DID_NOT_RETURN_A_CERTIFICATE: Invalid certificate", "it shows no certificate"),
         (
             f"{FAILED}CERTIFICATE_VERIFY_FAILED: certificate has expired",
-            "its certificate is not taken: certificate has expired",
+            "its certificate is not accepted: certificate has expired",
         ),
         (f"{FAILED}HTTP_REQUEST: OK", "it does not speak TLS"),
         (f"{FAILED}WRONG_CURVE", "TLS failed: WRONG_CURVE"),

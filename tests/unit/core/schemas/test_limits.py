@@ -53,7 +53,7 @@ def test_a_definition_may_be_as_long_as_the_limit_says() -> None:
 
 @pytest.mark.parametrize("message", ["1a", "a..b", ".a", "a.", "a b", "a" * (MESSAGE_CHARS_MAX + 1), "a\n", None, 7])
 def test_a_name_that_no_message_can_have_is_refused(message: Any) -> None:
-    with pytest.raises(InvalidArgument, match="no full name of a Protobuf message"):
+    with pytest.raises(InvalidArgument, match="not a full Protobuf message name"):
         checked_message(message, SchemaType.PROTOBUF)
 
 

@@ -46,7 +46,7 @@ NO_NAMES = [
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_names_that_are_none_are_refused(authority: Authority, name: str) -> None:
     before = sorted(authority.path.parent.iterdir())
-    with pytest.raises(InvalidArgument, match="is no name of a host or client"):
+    with pytest.raises(InvalidArgument, match="is not a host or client name"):
         authority.issue(name)
     assert sorted(authority.path.parent.iterdir()) == before
 
@@ -87,7 +87,7 @@ def test_a_long_name_as_pods_have_it_is_that_of_a_host(authority: Authority) -> 
 
 @pytest.mark.parametrize("days", [0, -1, 3651])
 def test_days_that_are_none_are_refused(authority: Authority, days: int) -> None:
-    with pytest.raises(InvalidArgument, match="is good for 1 to 3650 days"):
+    with pytest.raises(InvalidArgument, match="is valid for 1 to 3650 days"):
         authority.issue("localhost", days=days)
 
 
@@ -105,7 +105,7 @@ def test_what_is_no_authority_is_refused(authority: Authority, tmp_path: Path) -
     with pytest.raises(InvalidArgument, match=r"ca\.pem is not the certificate of an authority"):
         Authority.open_or_make(directory)
     key.write_text("nothing")
-    with pytest.raises(InvalidArgument, match="are no certificate and its key in PEM"):
+    with pytest.raises(InvalidArgument, match="are not a certificate and its key in PEM"):
         Authority.open_or_make(directory)
     key.unlink()
     with pytest.raises(InvalidArgument, match=r"ca-key\.pem cannot be read: No such file or directory"):

@@ -1,4 +1,4 @@
-"""The certificates of a process: files that are no good, and files that change."""
+"""The certificates of a process: files that are invalid, and files that change."""
 
 import contextlib
 import re
@@ -139,8 +139,8 @@ BAD: list[tuple[Callable[[TlsFiles], None], str]] = [
     (a_key_instead, r"tls_cert .*127\.0\.0\.1\.pem has no certificate in it"),
     (a_certificate_instead, r"tls_key .*127\.0\.0\.1-key\.pem has no key in it"),
     (a_key_that_grpc_does_not_know, r"tls_cert .* has a key of a kind that gRPC does not know \(Ed25519\)"),
-    (truncated, r"are no certificate and its key in PEM"),
-    (too_large, r"tls_ca .*ca\.pem has more than 1048576 bytes: it is no PEM file"),
+    (truncated, r"are not a certificate and its key in PEM"),
+    (too_large, r"tls_ca .*ca\.pem has more than 1048576 bytes: it is not a PEM file"),
     (no_authorities, r"tls_ca .*ca\.pem has no certificates of authorities in PEM"),
     (binary_authorities, r"tls_ca .*ca\.pem has no certificates of authorities in PEM"),
     (another_key, r"tls_key .*-key\.pem is not the key of tls_cert .*127\.0\.0\.1\.pem"),

@@ -54,12 +54,12 @@ def test_where_traces_go(setting: str, environ: dict[str, str], target: Target |
     [
         ("zipkin http://x", "says nothing; write off, otlp"),
         ("on", "says nothing"),
-        ("otlp collector:4318", "no URL of a collector"),
-        ("otlp ftp://collector", "no URL of a collector"),
-        ("otlp http://", "no URL of a collector"),
-        ("otlp http://x:99999", "no URL of a collector"),
-        ("otlp http://x 2", "'2' is no part of 1"),
-        ("otlp http://x nan", "'nan' is no part of 1"),
+        ("otlp collector:4318", "not a collector URL"),
+        ("otlp ftp://collector", "not a collector URL"),
+        ("otlp http://", "not a collector URL"),
+        ("otlp http://x:99999", "not a collector URL"),
+        ("otlp http://x 2", "'2' is not a ratio from 0 to 1"),
+        ("otlp http://x nan", "'nan' is not a ratio from 0 to 1"),
         ("otlp http://x 1 2", "says nothing"),
     ],
 )

@@ -71,7 +71,7 @@ def test_who_names_another_user_or_stream_each_time_fills_no_log() -> None:
         audit.authentication_failed("10.0.0.9:1", "grpc", "the password is not right", user="bob")
         audit.changed_by("user:admin", "10.0.0.9:2", "grant", rule_id=7)
     assert [line.get("untold") for line in lines[-2:]] == [1000 - TOLD_MAX, None]
-    assert f"{1000 - TOLD_MAX} more of this kind" in events[-2].reason
+    assert f"{1000 - TOLD_MAX} earlier ones of this kind" in events[-2].reason
     assert (audit.failed, audit.denied) == (1001, 1000)
 
 

@@ -173,9 +173,9 @@ def test_who_has_lost_something_is_nobody_before_its_connection_has_ended(door: 
     served = door.guarded({api.DESCRIBE_STREAMLETS: lambda _: pytest.fail("it was asked")})[api.DESCRIBE_STREAMLETS]
     door.check(connection.peer, Need(READ, ORDERS))
     changed(door, rule("user:alice", "stream:orders", WRITE))
-    with pytest.raises(AuthenticationFailed, match="what you may do has changed"):
+    with pytest.raises(AuthenticationFailed, match="your rights have changed"):
         door.check(connection.peer, Need(WRITE, ORDERS))
-    with pytest.raises(AuthenticationFailed, match="what you may do has changed"):
+    with pytest.raises(AuthenticationFailed, match="your rights have changed"):
         served(Call(broker_pb2.DescribeStreamletsRequest(stream_id=ORDERS), memoryview(b""), connection.peer))
     connection.peer.closed()
     assert door.known.peers == 0
@@ -247,7 +247,7 @@ async def test_what_is_good_no_more_is_ended_by_and_by(now: Now) -> None:
         async with asyncio.timeout(5):
             while not connection.peer.dismissed:
                 await asyncio.sleep(0.001)
-        with pytest.raises(AuthenticationFailed, match="the token expired"):
+        with pytest.raises(AuthenticationFailed, match="the token, or"):
             door.check(connection.peer, Need(READ, ORDERS))
 
 

@@ -97,13 +97,13 @@ def rsa_of(bits: int, exponent: int = 65537) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("text", "no object"),
-        ([], "no object"),
+        ("text", "not an object"),
+        ([], "not an object"),
         ({}, "kind None"),
         ({"kty": "oct", "k": "c2VjcmV0", "kid": "weak"}, "kind 'oct'"),
         ({"kty": "oct", "k": "c2VjcmV0", "alg": "HS256"}, "kind 'oct'"),
-        ({"kty": "EC", "crv": "secp256k1", "x": "AA", "y": "AA"}, "'secp256k1' are not taken"),
-        ({"kty": "EC", "crv": "Ed25519", "x": "AA"}, "'Ed25519' are not taken"),
+        ({"kty": "EC", "crv": "secp256k1", "x": "AA", "y": "AA"}, "'secp256k1' are not accepted"),
+        ({"kty": "EC", "crv": "Ed25519", "x": "AA"}, "'Ed25519' are not accepted"),
         ({"kty": "EC", "crv": ["P-256"], "x": "AA"}, "unhashable"),
         ({"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}, "32 bytes"),
         ({"kty": "EC", "crv": "P-256", "x": "A" * 43, "y": "A" * 43}, ""),
@@ -114,7 +114,7 @@ def rsa_of(bits: int, exponent: int = 65537) -> dict[str, Any]:
         (jwk("weak", "RS256", alg="HS256"), "it is for 'HS256'"),
         (jwk("weak", "RS256", alg="none"), "it is for 'none'"),
         (jwk("weak", "RS256", d="AQAB"), "private key"),
-        (jwk("weak", "ES256", kid=7), "no text"),
+        (jwk("weak", "ES256", kid=7), "not text"),
         (jwk("weak", "ES256", key_ops=7), ""),
     ],
 )

@@ -409,8 +409,8 @@ async def test_a_call_that_would_wait_for_too_long_is_refused(door: Guard, monke
     assert raised.value.retriable
     assert raised.value.attributes == {"quota": "requests_per_s", "value": 1, "principal": "user:alice"}
     assert raised.value.message == (
-        "user:alice asks so much that a call would wait for more than 0.05 s, and its quota of requests per s is 1; who"
-        " administers the cluster can change that: kera quota set alice --requests-per-s MORE"
+        "user:alice asks so much that calls would wait for more than 0.05 s, and its quota of requests per s is 1; an"
+        " administrator can raise it: kera quota set alice --requests-per-s MORE"
     )
     assert calls.served == 1
     door.apply(quotas(4), 1)
@@ -423,12 +423,12 @@ async def test_connections_are_counted_and_one_too_many_is_refused(door: Guard) 
     with pytest.raises(QuotaExceeded) as raised:
         Connection(door)
     assert raised.value.message == (
-        "user:alice has 2 connections to this daemon, and its quota of connections is 2; who administers the cluster"
-        " can change that: kera quota set alice --connections MORE"
+        "user:alice has 2 connections to this daemon, and its quota of connections is 2; an administrator"
+        " can raise it: kera quota set alice --connections MORE"
     )
     assert raised.value.attributes == {"quota": "connections", "value": 2, "principal": "user:alice"}
     for _ in range(3):
-        Connection(door, transport="call")  # of gRPC, one by one, they are no connections
+        Connection(door, transport="call")  # of gRPC, one by one, they are not connections
         Connection(door, "bob")
     door.known.meet(first.peer, Identity("alice", how="password"))  # it shows again who it is
     with pytest.raises(QuotaExceeded):

@@ -15,12 +15,12 @@ PUT = "put a new one in its place"
 @pytest.mark.parametrize(
     ("left_days", "problem", "unfit", "state", "text"),
     [
-        (365, "", "", State.OK, "is good until"),
+        (365, "", "", State.OK, "is valid until"),
         (3, "", "", State.WARNING, PUT),
-        (-1, "", "others would not take it: certificate has expired", State.PROBLEM, "nobody takes it any more; put"),
+        (-1, "", "others would not take it: certificate has expired", State.PROBLEM, "and is refused; put"),
         (365, "", "others would not take it: unsuitable certificate purpose", State.WARNING, f"purpose; {PUT}"),
-        (365, "tls_key is no good", "", State.WARNING, "what the files hold now is not taken: tls_key is no good"),
-        (-1, "tls_key is no good", "", State.PROBLEM, "nobody takes it any more; what the files hold now is not taken"),
+        (365, "tls_key is invalid", "", State.WARNING, "new files are not accepted: tls_key is invalid"),
+        (-1, "tls_key is invalid", "", State.PROBLEM, "and is refused; new files are not accepted"),
     ],
 )
 def test_the_worst_of_it_is_said(left_days: int, problem: str, unfit: str, state: State, text: str) -> None:

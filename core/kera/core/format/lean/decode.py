@@ -37,7 +37,7 @@ def decode(
     bytes_max: int,
     trusted: bool,
 ) -> pa.RecordBatch:
-    """The record batch in a payload. Raises `CorruptChunk` if it is no payload of `schema`.
+    """The record batch in a payload. Raises `CorruptChunk` if it is not a payload of `schema`.
 
     `codec` is Arrow's name of what the body was compressed with. `trusted`: nothing is looked at but what is needed to
     find the buffers; for what `check` was done with, or what an honest writer has made.
@@ -106,7 +106,7 @@ def _has_values_below(column: pa.Array) -> bool:
 
 
 def _none_of_schema(error: pa.ArrowException) -> CorruptChunk:
-    return no_payload(f"its values are none of the schema: {error}")
+    return no_payload(f"its values do not fit the schema: {error}")
 
 
 def _decompressed(body: pa.Buffer, codec: str, size: int) -> pa.Buffer:

@@ -39,7 +39,7 @@ def storage_of(kind: pa.DataType) -> pa.DataType:
 
 
 def kind_of(kind: pa.DataType) -> Kind | None:
-    """The kind of node of a type that is no extension; None: there is none for it."""
+    """The kind of node of a type that is not an extension; None: there is none for it."""
     for found, is_of in _KINDS:
         if is_of(kind):
             return found

@@ -346,4 +346,4 @@ class _Reader:
 
 def no_payload(why: str) -> CorruptChunk:
     """The error for a payload that is none."""
-    return CorruptChunk(f"chunk payload is no lean one: {why}")
+    return CorruptChunk(f"chunk payload is not a valid lean one: {why}")

@@ -89,7 +89,7 @@ class _Parser:
         if isinstance(document, list):
             return self._union(document, namespace, path)
         if not isinstance(document, dict):
-            raise _invalid(path, f"{shown(document)} is no type: it is a name, an object or a list")
+            raise _invalid(path, f"{shown(document)} is not a type: it is a name, an object or a list")
         kind = document.get("type")
         of_kind = self._of_kind.get(kind) if isinstance(kind, str) else None
         if of_kind is not None:
@@ -97,7 +97,7 @@ class _Parser:
         known = ", ".join(self._of_kind)
         raise _invalid(
             path,
-            f'{shown(kind)} is no "type" of an object: {known}. Refer to a type that is defined earlier by its'
+            f'{shown(kind)} is not a "type" of an object: {known}. Refer to a type that is defined earlier by its'
             " name alone",
         )
 
@@ -210,7 +210,7 @@ class _Parser:
 
     def _check_default(self, kind: Type, value: Any, path: str) -> None:
         if not self._takes(kind, value):
-            raise _invalid(path, f"the default {shown(value)} is no value of its type")
+            raise _invalid(path, f"the default {shown(value)} is not a value of its type")
 
     def _takes(self, kind: Type, value: Any) -> bool:
         """Whether a default may be this."""

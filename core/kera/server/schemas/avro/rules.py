@@ -130,7 +130,7 @@ class _Resolution:
         return matches
 
     def _plain(self, writes: Type, reads: Type, path: str) -> None:
-        """Compare what are no unions and no references."""
+        """Compare what are neither unions nor references."""
         match writes, reads:
             case Primitive(), Primitive():
                 self._primitives(writes, reads, path)

@@ -122,7 +122,7 @@ class _Reader:
         if isinstance(schema, bool):
             return
         if not isinstance(schema, dict):
-            raise _invalid(path, f"{shown(schema)} is no schema: it is an object, true or false")
+            raise _invalid(path, f"{shown(schema)} is not a schema: it is an object, true or false")
         self._read[id(schema)] = schema
         if is_root:
             self._hides = _draft(schema)
@@ -135,7 +135,7 @@ class _Reader:
         if keyword in {"$id", "$schema"} and not is_root:
             raise _invalid(path, f"{keyword} is taken of the whole schema only")
         if keyword in _TEXTS and not isinstance(value, str):
-            raise _invalid(path, f"{shown(value)} is no text")
+            raise _invalid(path, f"{shown(value)} is not text")
         if keyword in _REFERENCES:
             self._reference(value, path)
         elif keyword == "$anchor":
@@ -155,7 +155,7 @@ class _Reader:
 
     def _reference(self, value: Any, path: str) -> None:
         if not isinstance(value, str):
-            raise _invalid(path, f"{shown(value)} is no reference")
+            raise _invalid(path, f"{shown(value)} is not a reference")
         if not value.startswith("#"):
             raise _invalid(
                 path,
@@ -225,7 +225,7 @@ class _Reader:
             else:
                 raise _invalid(path, f"the schema has no value at {shown(reference)}")
         if not isinstance(found, bool) and id(found) not in self._read:
-            raise _invalid(path, f"{shown(reference)} is no schema")
+            raise _invalid(path, f"{shown(reference)} is not a schema")
         return found  # type: ignore[no-any-return]
 
 
@@ -258,15 +258,15 @@ def _check_value(keyword: str, value: Any, path: str) -> None:
             or not all(isinstance(each, str) and each in TYPES for each in kinds)
             or len(set(kinds)) < len(kinds)
         ):
-            raise _invalid(path, f"{shown(value)} is no type, and no list of types: {', '.join(TYPES)}")
+            raise _invalid(path, f"{shown(value)} is neither a type nor a list of types: {', '.join(TYPES)}")
     elif keyword == "enum" and (not isinstance(value, list) or not value):
         raise _invalid(path, "it is a list of values")
     elif keyword == "required":
         _check_names(value, path)
     elif keyword in _COUNTS and not (_is_number(value) and value >= 0 and value == int(value)):
-        raise _invalid(path, f"{shown(value)} is no number of things")
+        raise _invalid(path, f"{shown(value)} is not a whole number from 0")
     elif keyword in _NUMBERS and not (_is_number(value) and (keyword != "multipleOf" or value > 0)):
-        raise _invalid(path, f"{shown(value)} is no number that it can be")
+        raise _invalid(path, f"{shown(value)} is not a number that is allowed here")
     elif keyword == "uniqueItems" and not isinstance(value, bool):
         raise _invalid(path, f"{shown(value)} is neither true nor false")
     elif keyword == "pattern":
@@ -292,7 +292,7 @@ def _check_pattern(pattern: str, path: str) -> None:
             warnings.simplefilter("ignore")
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise _invalid(path, f"{shown(pattern)} is no pattern that Python knows: {error}") from None
+        raise _invalid(path, f"{shown(pattern)} is not a regular expression that Python knows: {error}") from None
 
 
 def _is_number(value: Any) -> bool:

@@ -256,7 +256,7 @@ class _Resolution:
         """Only one branch of a ``oneOf`` may apply: that the others do not is to be seen from what they are."""
         for other in others:
             if not self._excluded(writes, other):
-                self._pair.say(path, "it cannot be told whether only one branch of oneOf applies")
+                self._pair.say(path, "it is unknown whether only one branch of oneOf applies")
                 return
 
     def _excluded(self, writes: _Written, other: Schema) -> bool:

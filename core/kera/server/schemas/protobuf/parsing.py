@@ -79,7 +79,7 @@ class ProtoEnum:
     name: str
     values: Mapping[int, tuple[str, ...]]
     closed: bool
-    """Other numbers are no values of it (proto2)."""
+    """Other numbers are not values of it (proto2)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +102,7 @@ def parsed_protobuf(definition: str, message: str) -> ProtoSchema:
     try:
         files = FileDescriptorSet.FromString(data).file
     except DecodeError:
-        raise InvalidSchema("the definition is no FileDescriptorSet") from None
+        raise InvalidSchema("the definition is not a FileDescriptorSet") from None
     if not 0 < len(files) <= FILES_MAX:
         raise InvalidSchema(f"a FileDescriptorSet has 1 to {FILES_MAX} files, not {len(files)}")
     schema = _Parser().schema(files, message)
@@ -121,7 +121,7 @@ class _Parser:
         last = FileDescriptorProto()
         for last in files:
             if last.syntax not in {"", "proto2", "proto3"}:
-                raise InvalidSchema(f"file {last.name}: syntax {last.syntax!r} is not taken: proto2 and proto3 are")
+                raise InvalidSchema(f"file {last.name}: syntax {last.syntax!r} is not supported: use proto2 or proto3")
             missing = next((name for name in last.dependency if name not in known), None)
             if missing is not None:
                 raise InvalidSchema(f"file {last.name} imports {missing}, which has to come before it in the set")
@@ -168,7 +168,7 @@ class _Parser:
         names: set[str] = set()
         for field in message.field:
             if not 0 < field.number <= NUMBER_MAX or field.number in _RESERVED:
-                raise InvalidSchema(f"field {name}.{field.name}: {field.number} is no number that a field can have")
+                raise InvalidSchema(f"field {name}.{field.name}: {field.number} is not a valid field number")
             if field.number in fields or field.name in names:
                 raise InvalidSchema(f"message {name} has two fields {field.name}, or two with number {field.number}")
             names.add(field.name)
