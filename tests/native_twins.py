@@ -36,7 +36,7 @@ needs_native = pytest.mark.skipif(native is None, reason=f"without native core: 
 
 
 def twin_of(function: Any) -> Callable[..., Any] | None:
-    """The twin in Python of a function of the extension; None if it is no such function."""
+    """The twin in Python of a function of the extension; None if it is none."""
     bound = getattr(function, "__self__", None) if isinstance(function, BuiltinFunctionType) else None
     return bound[0] if isinstance(bound, tuple) else None
 

@@ -1,7 +1,7 @@
 """Builds the extension ``kera.core._native`` from the C sources beside this file, into the tree.
 
     python core/native/build.py              build it, unless it is current
-    python core/native/build.py --auto       the same; without a compiler a line says so, and that is no failure
+    python core/native/build.py --auto       the same; without a compiler a line says so, and that is not a failure
     python core/native/build.py --check      exit with 1 unless it is current
     python core/native/build.py --sanitize   build it with the sanitizers of the compiler (make test-native-asan)
 

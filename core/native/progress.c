@@ -28,7 +28,7 @@ static void *checked(PyObject *object, PyTypeObject *type)
     if (object != NULL && PyObject_TypeCheck(object, type))
         return object;
     if (object != NULL)
-        PyErr_Format(PyExc_TypeError, "%R is no part of a log", object);
+        PyErr_Format(PyExc_TypeError, "%R is not part of a log", object);
     return NULL;
 }
 

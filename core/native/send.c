@@ -211,7 +211,7 @@ PyObject *sender(PyObject *module, PyObject *args)
     if (partitioner == NULL)
         return PyErr_Format(PyExc_LookupError, "there is no partitioner %s", name);
     if (!PyType_Check(accepted) || !PyType_IsSubtype((PyTypeObject *)accepted, accepted_type))
-        return PyErr_Format(PyExc_TypeError, "%R is no type of what is accepted", accepted);
+        return PyErr_Format(PyExc_TypeError, "%R is not the type of an accepted record", accepted);
     Sender *made = (Sender *)((allocfunc)PyType_GetSlot(sender_type, Py_tp_alloc))(sender_type, 0);
     if (made == NULL)
         return NULL;

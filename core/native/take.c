@@ -309,7 +309,7 @@ PyObject *held_answers(PyObject *module, PyObject *const *args, Py_ssize_t count
     if (put_places(&places, virtual_segment_id, args[2]) && put_answers(&answers, held, virtual_segment_id, &places))
         result = PyBytes_FromStringAndSize((const char *)answers.at, (Py_ssize_t)answers.size);
     else if (PyErr_Occurred() == NULL)
-        PyErr_SetString(PyExc_ValueError, "these are no answers that were held");
+        PyErr_SetString(PyExc_ValueError, "these are not answers that were held");
     free_bytes(&answers);
     free_bytes(&places);
     return result;
