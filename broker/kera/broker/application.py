@@ -338,7 +338,7 @@ async def hand_over(registration: BrokerRegistration, broker: BrokerService, han
     if answer is not None:
         await registration.stops()
         log.info(
-            "handed over; starting again is no crash for a time",
+            "handed over; a restart in the grace period is not counted as a crash",
             streamlets=answer.streamlets_given,
             streamlets_that_wait=answer.streamlets_left,
             grace_ms=answer.grace_ms,

@@ -59,7 +59,7 @@ def watch_clock(health: Health, offset: ClockOffset) -> None:
         direction = "ahead of" if off_s > 0 else "behind"
         return concern(
             f"it is {abs(off_s):.1f} s {direction} the coordinator's: epochs of streams with a grace of"
-            f" {offset.told_us / 1e6:g} s stay open where nobody writes; synchronize clocks (chrony, systemd-timesyncd)"
+            f" {offset.told_us / 1e6:g} s stay open in idle entries; synchronize clocks (chrony, systemd-timesyncd)"
         )
 
     health.add("clock", clock)

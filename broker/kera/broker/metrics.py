@@ -44,21 +44,21 @@ _HELP = {
     "bytes_appended": "bytes of the chunks that were appended, headers included",
     "chunks_duplicate": "chunks that had been appended before, acknowledged again",
     "chunks_refused": "chunks refused with an error",
-    "promises": "entries of which a reader was told that nothing older than a time comes",
-    "punctuations": "punctuations written, as a chunk came that was older than what readers had been promised",
+    "promises": "promises to readers that nothing older than a time will come",
+    "punctuations": "punctuations written because a chunk was older than readers had been promised",
     "read_requests": "multiReadChunks requests",
     "bytes_read": "bytes of chunks returned to readers as copies",
-    "not_owner": "chunks and ranges of reads refused because another broker has what they are about",
+    "not_owner": "chunks and reads refused because another broker owns the streamlet",
     "writes_without_lease": "chunks refused because the coordinator could not be reached for too long",
 }
 
 _PUSH_HELP = {
-    "runs": "times that a reader was told where chunks lie in memory",
-    "bytes": "bytes of chunks that readers were told of, to be read in place",
+    "runs": "announcements to readers of where chunks are in memory",
+    "bytes": "bytes of chunks announced to readers, which read them in place",
     "refused": "connections of readers refused: of another user, or too many",
 }
 _PUSH_NOW_HELP = {
-    "connections": "readers of this node that are pushed to",
+    "connections": "readers of this node that get pushed chunks",
     "subscriptions": "ranges of entries that are being pushed",
 }
 
@@ -76,14 +76,14 @@ _TOTALS_HELP = {
     "disk_errors": "reads and writes that failed",
 }
 _REPLICATION_HELP = {
-    "batches": "requests' worth of chunks that all their backups have",
+    "batches": "batches of chunks that all their backups have",
     "bytes": "bytes of chunks that all their backups have",
     "batches_sent_again": "batches that were sent once more, because a backup failed",
     "virtual_segments_opened": "virtual segments opened",
     "virtual_segments_closed": "virtual segments closed",
     "virtual_segments_sealed": "virtual segments that a backup left while they were not closed",
     "virtual_segments_repaired": "virtual segments with too few replicas that were replaced",
-    "virtual_segments_retired": "virtual segments of which nothing is left in the log, or that were replaced",
+    "virtual_segments_retired": "virtual segments with nothing left in the log, or replaced",
     "bytes_repaired": "bytes of chunks that were replicated again",
     "backups_failed": "times that a backup failed",
     "backups_full": "times that a backup had no room",
@@ -98,7 +98,7 @@ _RECOVERY_HELP = {
 _FOUND_HELP = {
     "attached": "1: found the memory of the last launch",
     "lost_memory": "1: the last launch was killed and its memory is gone",
-    "repaired": "1: the index was damaged and made anew from the segments",
+    "repaired": "1: the index was damaged and rebuilt from the segments",
     "segments_in_memory": "segments found in memory",
     "bytes_in_memory": "bytes of chunks found in memory",
     "open_files": "files of open segments read, because their memory is gone",
@@ -192,13 +192,12 @@ class BrokerCollector:
     def _latency(self) -> Iterator[Metric]:
         appends = HistogramMetricFamily(
             "kera_broker_append_seconds",
-            "from when a request to write is handled to when it is answered, by when that was: at once, or later, when"
-            " it had waited for backups, for the disk or for room",
+            "time from handling a write to answering it: at once, or later, after a wait for backups, the disk or room",
             labels=["answered"],
         )
         reads = HistogramMetricFamily(
             "kera_broker_fetch_seconds",
-            "the same of requests to read; later: when it had waited for chunks to come or to be loaded, or for others",
+            "time from handling a read to answering it: at once, or later, after a wait for chunks or other requests",
             labels=["answered"],
         )
         for family, at_once, later in (
@@ -215,7 +214,7 @@ class BrokerCollector:
             yield CounterMetricFamily(f"kera_broker_push_{name}", text, value=getattr(pushed, name))
         for name, text in _PUSH_NOW_HELP.items():
             yield GaugeMetricFamily(f"kera_broker_push_{name}", text, value=getattr(pushed, name))
-        ends = CounterMetricFamily("kera_broker_push_ends", "ranges that are pushed no more", labels=["reason"])
+        ends = CounterMetricFamily("kera_broker_push_ends", "ranges whose push has ended", labels=["reason"])
         for reason, count in pushed.ends.items():
             ends.add_metric([reason], count)
         yield ends

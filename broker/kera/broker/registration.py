@@ -203,9 +203,9 @@ class BrokerRegistration(registration.Registration):
             try:
                 self._directory.store(self.broker_id, self._cluster_id, answer.coordinator_epoch)
             except PathNotWritable as error:
-                self._cannot_store.goes_on("cannot write down which coordinator leads", error=error.message)
+                self._cannot_store.goes_on("cannot store which coordinator leads", error=error.message)
             else:
-                self._cannot_store.over("wrote down which coordinator leads")
+                self._cannot_store.over("stored which coordinator leads")
         self._apply(answer)
 
     def _apply(self, answer: coordinator_pb2.RegisterBrokerResponse | coordinator_pb2.HeartbeatResponse) -> None:

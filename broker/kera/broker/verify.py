@@ -73,12 +73,12 @@ class IndexCopy:
 def verify(data_dir: Path, totals: SegmentsChecked, progress: Callable[[], None] = lambda: None) -> Iterator[Defect]:
     """Check everything in `data_dir`; `totals` grow as it goes, and `progress` is called after each segment.
 
-    Raises `StartError` when it is no data directory, when a broker uses it, or when a newer version has written it.
+    Raises `StartError` when it is not a data directory, when a broker uses it, or when a newer version has written it.
     """
     data_dir = data_dir.absolute()
     if not any((data_dir / name).exists() for name in (*BrokerIdentity.names(), "log")):
         raise StartError(
-            f"{data_dir} is no data directory of a broker: it has neither {BrokerIdentity.names()[0]} nor log"
+            f"{data_dir} is not a broker's data directory: it has neither {BrokerIdentity.names()[0]} nor log"
         )
     with unused(data_dir) as free:
         if not free:
@@ -151,7 +151,7 @@ def _content(path: Path) -> str:
 def _check_index(path: Path, copy: IndexCopy) -> Iterator[Defect]:
     """`path`: of the index itself."""
     data, checksum = path / "data.mdb", path / "data.crc32"
-    anew = "the next start makes it anew from the segment files"
+    anew = "the next start rebuilds it from the segment files"
     if copy.error:
         yield Defect("damage", data, None, 0, f"cannot be read ({copy.error}); {anew}")
     elif copy.index is None:

@@ -86,7 +86,7 @@ def commit(log: Log) -> None:
 
 
 def read_all(log: Log) -> tuple[list[int], list[Position]]:
-    """Sequences of all chunks, and where a reader of them all is told of a loss, and goes on behind it."""
+    """Sequences of all chunks, and where a reader of them all is told of a loss, and continues after it."""
     sequences: list[int] = []
     losses: list[Position] = []
     position, following = Position(-1, 0, 0), EARLIEST

@@ -63,7 +63,7 @@ EVERYTHING = 1 << 20
 
 
 def chunk(producer: int = 1, sequence: int = 0, *, size: int = CHUNK_BYTES, fill: bytes = b"x", **fields: Any) -> bytes:
-    """A chunk of `size` bytes, whose payload is no Arrow but `fill`: the broker never looks into it."""
+    """A chunk of `size` bytes, whose payload is not Arrow but `fill`: the broker never looks into it."""
     header: dict[str, Any] = {
         "record_count": 1,
         "stream_id": STREAM_ID,

@@ -150,7 +150,7 @@ async def test_a_promise_is_written_down_only_before_a_chunk_that_is_older(engin
         (False, promised_us + 2),
     ]
     entry = await described(broker)
-    assert (entry.first_record, entry.next_record) == (0, 3), "a punctuation is no record"
+    assert (entry.first_record, entry.next_record) == (0, 3), "a punctuation is not a record"
     assert entry.watermark_us == promised_us + 2000 * MS, "as brokers tell it"
     assert broker.counters.punctuations == 1
     streamlet = broker.streams.streamlet(STREAM_ID, 0)

@@ -37,7 +37,7 @@ async def test_loads_are_rates_since_the_last_heartbeat(broker: Broker, clock: F
     report = HeartbeatReport(broker.streams, clock=clock)
     broker.append(*(chunk(1, sequence, streamlet_id=0, record_count=10) for sequence in range(2)))
     broker.append(*(chunk(1, sequence, streamlet_id=2, record_count=10) for sequence in range(4)))
-    broker.append(chunk(1, 3, streamlet_id=2))  # a repeat is no load
+    broker.append(chunk(1, 3, streamlet_id=2))  # a repeat is not load
     broker.read(read_range(EARLIEST, streamlet=0))
     clock.advance(2)
     first = filled(report)

@@ -280,7 +280,7 @@ def test_a_reader_who_does_not_come_keeps_others_from_the_reserve_for_a_moment_o
 def test_who_finds_no_room_is_told_why_and_what_to_do(make_engine: MakeEngine) -> None:
     log = on_disk_only(Log(make_engine()), 1)
     plain = log.engine.memory.loads.not_loaded(log.entry, (1, 1))
-    assert "let go by its readers" in plain.message
+    assert "released by its readers" in plain.message
     Log(log.engine).append_many(2 * SEGMENT)
     log.engine.disk.write_error = errno.ENOSPC
     log.engine.run()
@@ -296,7 +296,7 @@ def test_who_finds_no_room_is_told_why_and_what_to_do(make_engine: MakeEngine) -
     [
         (errno.ENOSPC, "has no room; make room for"),
         (errno.EROFS, "mount it writable, and start the broker again"),
-        (errno.EIO, "the kernel's log may say why: it goes on by itself when"),
+        (errno.EIO, "the kernel's log may say why: writing resumes when"),
     ],
 )
 def test_a_disk_that_takes_nothing_is_told_with_the_way_out_of_that(

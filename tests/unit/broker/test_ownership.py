@@ -62,7 +62,7 @@ def test_who_has_only_older_intervals_does_not_own_the_streamlet() -> None:
 
 
 def test_an_owner_without_the_last_interval_takes_nothing() -> None:
-    """A map that contradicts itself is no leave to write."""
+    """A map that contradicts itself does not allow writing."""
     assert not holding(assignment(1, (1, 1, []), (5, 2, [])), 1).owned
 
 

@@ -122,7 +122,7 @@ async def test_what_cannot_be_punctuated_is_refused(engine: Engine) -> None:
     for error, fields in cases:
         with pytest.raises(error):
             await punctuate(broker, 5, **fields)
-    with pytest.raises(InvalidArgument, match="none is named"):
+    with pytest.raises(InvalidArgument, match="at least one streamlet"):
         await broker.ask(api.PUNCTUATE, api.PUNCTUATE.request(stream_id=STREAM_ID))
     with pytest.raises(InvalidArgument, match="65536 streamlets"):
         await punctuate(broker, 5, *range(65537))

@@ -165,7 +165,7 @@ def test_an_index_that_cannot_be_changed_for_long_is_logged_once_and_when_that_i
             assert log.engine.memory.totals.disk_errors > 2
         log.engine.run()
     events = [line["event"] for line in lines if "index" in line["event"]]
-    assert events == ["cannot change the index; it is tried again", "the index can be changed again"]
+    assert events == ["cannot change the index; retrying", "the index can be changed again"]
 
 
 # --- dropping a stream -------------------------------------------------------------------------------------

@@ -319,7 +319,7 @@ async def test_a_reader_who_waits_is_told_when_its_interval_closes(cluster: Clus
     state = await cluster.seal(1)
     cluster.info = moved(cluster.info, state, 2) if sent else assign(cluster.info, 2, [(1, 1, []), (1, 2, [0])])
     await cluster.open(2, state)
-    assert not waiting.done(), "a seal alone is no end"
+    assert not waiting.done(), "a seal alone is not an end"
     await cluster.open(1)
 
     async with asyncio.timeout(10):

@@ -113,7 +113,7 @@ async def test_streams_of_who_is_full_take_no_more(broker: Broker) -> None:
         known.check(stream)
     assert raised.value.message == (
         f"user:alice has stored 2000 bytes in its streams, as {stream.name!r}, and its quota of stored bytes is 1500;"
-        " who administers the cluster can change that: kera quota set alice --stored-bytes MORE"
+        " an administrator can raise it: kera quota set alice --stored-bytes MORE"
     )
     assert raised.value.attributes == {"quota": "stored_bytes", "value": 1500, "principal": ALICE}
     assert not raised.value.retriable

@@ -137,7 +137,7 @@ def test_no_broker_starts_while_a_directory_is_looked_at_but_others_may_look(dat
 def test_what_is_no_data_directory_is_refused(tmp_path: Path, name: str) -> None:
     if name:
         (tmp_path / name).touch()
-    with pytest.raises(StartError, match="is no data directory of a broker"):
+    with pytest.raises(StartError, match="is not a broker's data directory"):
         look(tmp_path)
 
 
@@ -177,7 +177,7 @@ def test_an_index_that_is_gone_is_found_and_its_segments_are_looked_at_neverthel
 
     places, whole, (text,) = look(data_dir)
     assert (places, whole) == ([("damage", "log/index/data.mdb", None, 0)], WHOLE)
-    assert text == "is missing; the next start makes it anew from the segment files"
+    assert text == "is missing; the next start rebuilds it from the segment files"
 
 
 def test_damage_is_found_in_segments_without_an_index(data_dir: Path) -> None:

@@ -360,16 +360,16 @@ class Arena:
         """The error for want of a slot."""
         return ArenaFull(
             f"the {len(self._slots)} segments of the broker's memory are in use;"
-            " it goes on when some are written to disk or let go by their readers",
+            " writing resumes when some are written to disk or released by their readers",
             slots=len(self._slots),
             slot_bytes=self.slot_bytes,
         )
 
     def _short_of(self, domain: str, reason: str) -> ArenaFull:
-        text = f"no memory could be had in {self._shm_dir} for memory domain {domain!r}: {reason}"
+        text = f"cannot allocate memory in {self._shm_dir} for memory domain {domain!r}: {reason}"
         if domain not in self._short:
             self._short.add(domain)
-            log.error("a segment gets no memory in the file of its memory domain", domain=domain, reason=reason)
+            log.error("cannot allocate a segment in the file of its memory domain", domain=domain, reason=reason)
         return ArenaFull(text, domain=domain, slot_bytes=self.slot_bytes)
 
     def reuse(self, slot: Slot) -> None:

@@ -153,7 +153,7 @@ class ArenaFile:
 
     @classmethod
     def _take(cls, path: Path, data_dir: Path, lock: str, calls: FileCalls) -> Self | None:
-        """One of them; None if the file is no memory that was left to us. `lock`: of our data directory."""
+        """One of them; None if the file is not memory that was left to us. `lock`: of our data directory."""
         try:
             fd = open_own(path, os.O_RDWR)
         except PermissionError as error:
@@ -321,7 +321,7 @@ def _arenas_in(shm_dir: Path) -> list[Path]:
     """Files with names like arenas of this user; none in a directory that does not exist."""
     try:
         return sorted(shm_dir.glob(f"kera-{os.getuid()}-*.arena"))
-    except OSError as error:  # a name that is too long; pathlib takes what is no directory, or not ours, for empty
+    except OSError as error:  # a name that is too long; pathlib takes what is not a directory, or not ours, for empty
         raise _unusable(shm_dir, error) from error
 
 

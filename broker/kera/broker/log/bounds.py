@@ -1,6 +1,6 @@
 """Where the entries and groups of a streamlet start and end at this broker, and how much a reader has before it.
 
-Only what is durable at the stream's level counts. What is at other brokers is no part of it, though ordinals count it.
+Only what is durable at the stream's level counts. What is at other brokers is not part of it, though ordinals count it.
 """
 
 from __future__ import annotations

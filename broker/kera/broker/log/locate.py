@@ -35,7 +35,7 @@ class Query(NamedTuple):
 
     end: Position | None = None
     records_max: int | None = None
-    """The furthest boundary with at most so many records before it, but at least one chunk, if there is one."""
+    """The furthest boundary with at most this many records before it, but at least one chunk, if there is one."""
     bytes_max: int | None = None
     """The same in bytes of chunks."""
     timestamp_us: int | None = None
@@ -251,7 +251,7 @@ def _readable(found: Segment | SegmentRecord, key: Key, end: Position | None) ->
 
 
 def _check_end(streamlet: Streamlet, piece: _Piece, end: Position | None) -> None:
-    """Raise `InvalidCursor` for an end that is no boundary, as far as that can be seen."""
+    """Raise `InvalidCursor` for an end that is not a boundary, as far as that can be seen."""
     if end is None or piece.segment is None or piece.key != end[:2] or piece.limit != end.offset:
         return
     if not piece.segment.is_boundary(end.offset):

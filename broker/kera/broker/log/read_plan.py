@@ -59,7 +59,7 @@ def plan_read(
     exact gap.
     """
     entry = entry_of(streamlet, index)
-    if entry.unsure is not None:  # it is no end that a reader has come to
+    if entry.unsure is not None:  # it is not an end that a reader has come to
         end = entry.end if end is None else min(end, entry.end)
     at_head = _plan_at_head(streamlet, entry, start, bytes_max) if end is None else None
     return at_head or _plan(streamlet, entry, start, end, bytes_max, strict=strict)
@@ -239,7 +239,7 @@ def check_possible(position: Position) -> None:
     """Raise `InvalidCursor` for what no entry ever had as a position: it must not be taken for one that is gone."""
     if position.group_id and not position.segment_id:
         raise InvalidCursor(
-            f"{tuple(position)} is no position: segments are counted from 1, and a group starts at"
+            f"{tuple(position)} is not a position: segments are counted from 1, and a group starts at"
             f" {(position.group_id, 1, 0)}",
             position=list(position),
         )
@@ -316,9 +316,9 @@ def _limit(streamlet: Streamlet, segment: Segment, end: Position | None) -> int:
 
 
 def no_boundary(streamlet: Streamlet, position: Position) -> InvalidCursor:
-    """The error for a position that is no chunk boundary."""
+    """The error for a position that is not a chunk boundary."""
     return InvalidCursor(
-        f"{tuple(position)} is no chunk boundary behind the durable head of streamlet {streamlet.streamlet_id}",
+        f"{tuple(position)} is not a chunk boundary before the durable head of streamlet {streamlet.streamlet_id}",
         streamlet_id=streamlet.streamlet_id,
         position=list(position),
     )

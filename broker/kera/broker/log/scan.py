@@ -3,9 +3,9 @@
 Every chunk says where it belongs, so what is left in a slot or a file by an earlier segment is never taken for this
 one's. Damage is told from an end that was never finished by what chunks know (`ChunkHeader.durable_head`):
 
-* Bytes that are no chunk, before a point that some later chunk knows to have been durable, are **damage**: a hole of
+* Bytes that are not a chunk, before a point that some later chunk knows to have been durable, are **damage**: a hole of
   exactly the chunk that was there. What follows is served.
-* Bytes that are no chunk behind that point are a **torn tail**: a write that was never finished, so never acknowledged.
+* Bytes that are not a chunk behind that point are a **torn tail**: an unfinished write, which was never acknowledged.
   The segment ends before them, at a chunk boundary.
 
 Pure: no I/O.

@@ -50,7 +50,7 @@ class MovedStarts:
     def forget(self, entry: Entry) -> None:
         """It is not here any more, as whoever waits for a removal is told."""
         for done in self._untold.pop(entry, []):
-            done(NotOwner(f"streamlet {entry.log_id.streamlet_id} has gone from this broker while it was truncated"))
+            done(NotOwner(f"streamlet {entry.log_id.streamlet_id} left this broker while it was truncated"))
 
     def when_removed(self, entry: Entry, done: Done) -> None:
         """`done` when that is gone for good which somebody has had removed."""
@@ -70,7 +70,7 @@ class MovedStarts:
             done(
                 NotOwner(
                     f"streamlet {entry.log_id.streamlet_id} is being recovered by another broker from replicas of this"
-                    " one, so nothing of it is removed here any more; ask the other one"
+                    " one, so its records cannot be removed here; ask that broker"
                 )
             )
 

@@ -140,9 +140,7 @@ class Orders:
             except KeraError as error:
                 failing.goes_on("cannot recover streamlets yet", stream=info.name, error=error.message)
             except Exception as error:  # noqa: BLE001 - a defect must not leave them closed for ever
-                failing.goes_on(
-                    "opening streamlets failed; it is tried again", level="error", stream=info.name, exc_info=error
-                )
+                failing.goes_on("opening streamlets failed; retrying", level="error", stream=info.name, exc_info=error)
             else:
                 failing.over("streamlets are open", stream=info.name)
                 return
@@ -274,7 +272,7 @@ class Orders:
         """Find out from backups where streamlets of a lost broker end."""
         await self._coordinator.confirm(request.coordinator_epoch)
         if self._takeovers is None:
-            raise Unavailable("this broker knows no backups to take anything over from")
+            raise Unavailable("this broker knows no backups to recover from")
         return await self._takeovers.take_over(request)
 
 

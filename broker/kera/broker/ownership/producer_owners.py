@@ -114,10 +114,10 @@ class ProducerOwners:
             try:
                 answer = await find(request)
             except KeraError as error:  # those who want to know ask again
-                failing.goes_on("cannot ask whose the ids of producers are", ids=len(uses), error=error.message)
+                failing.goes_on("cannot look up owners of producer ids", ids=len(uses), error=error.message)
                 await asyncio.sleep(PAUSE_S)
                 continue
-            failing.over("the coordinator knows whose the ids of producers are")
+            failing.over("owners of producer ids can be looked up again")
             for use, owner in zip(uses, answer.owners, strict=True):
                 self._note(use, owner)
 

@@ -164,7 +164,7 @@ class Merge:
         return {address_at(part, 0): part for part in parts}
 
     def finish(self) -> Recovered:
-        """The runs of all chunks that belong to the log, and what is no part of it."""
+        """The runs of all chunks that belong to the log, and what is not part of it."""
         result = Recovered()
         chunks, taken = self._ordered()
         bounds = [*np.flatnonzero(differs_from_before(chunks.headers, *ENTRY)).tolist(), len(taken)]
@@ -203,7 +203,7 @@ class Merge:
         stretches = parted(chunks, begins)
         start = self._starts.get(entry)
         if start is not None:
-            # What retention has removed may be left, in virtual segments that others need: it is no part of the log.
+            # What retention has removed may be left, in virtual segments that others need: it is not part of the log.
             left = [_end_record(each) > start or _first_record(each[-1:]) >= start for each in stretches]
             result.removed += [each for each, is_left in zip(stretches, left, strict=True) if not is_left]
             stretches = [each for each, is_left in zip(stretches, left, strict=True) if is_left]

@@ -351,9 +351,9 @@ class Rebuild:
         try:
             if quiet:
                 await self._look_for_lacking()
-            self._cannot_look.over("what is missing can be looked for again")
+            self._cannot_look.over("missing chunks can be searched for again")
         except KeraError as error:
-            self._cannot_look.goes_on("cannot look for what is missing; it is tried again", error=error.message)
+            self._cannot_look.goes_on("cannot search for missing chunks; retrying", error=error.message)
 
     def _note_waits(self, failed: Iterable[tuple[ReplicasToRead, str]]) -> None:
         """Have each streamlet say what it waits for, of that which is known."""

@@ -139,7 +139,7 @@ class ReplicaFetcher:
             answer, chunks = await link.read(request)
             length = answer.replica.length
             if answer.next_offset <= request.offset:
-                return f"it answers nothing at offset {request.offset}"
+                return f"it returned nothing at offset {request.offset}"
             if answer.replica.chunks_damaged:
                 wrong = f"{answer.replica.chunks_damaged} chunks are damaged"
             if len(chunks):

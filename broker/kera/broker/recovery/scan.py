@@ -61,7 +61,7 @@ class ReplicasToRead:
     also: set[SegmentAddress] = field(default_factory=set)
     """Segments of which it has chunks that others have, too."""
     tried: set[int] = field(default_factory=set)
-    """Backups whose replicas were read, and are no use."""
+    """Backups whose replicas were read, and are useless."""
 
     @property
     def segments(self) -> tuple[SegmentAddress, ...]:
@@ -183,7 +183,7 @@ class _Scan:
             try:
                 async with self._links[backup_id].turns:
                     missing = await self._replica(self._links[backup_id], info, number, source)
-            except KeraError as error:  # that is no damage: it may well be able to later
+            except KeraError as error:  # that is not damage: it may well be able to later
                 missing = error.message
                 self._result.away[backup_id] = f"it cannot read a replica: {missing}"
             if not missing and info.length < source.wanted_bytes:
@@ -212,7 +212,7 @@ class _Scan:
         while request.offset < info.length:
             answer, headers = await link.read(request)
             if answer.next_offset <= request.offset:
-                return f"it answers nothing at offset {request.offset}"
+                return f"it returned nothing at offset {request.offset}"
             if answer.replica.chunks_damaged:
                 wrong = f"{answer.replica.chunks_damaged} chunks are damaged"
             having = sum(replica.length >= answer.next_offset for _, replica in source.replicas)

@@ -109,7 +109,7 @@ class Backups:
         self.unneeded = backup_ids
 
     def refused(self, backup_id: int, now_ms: int, *, full: bool) -> None:
-        """It has no room, or is no place for something for another reason: asking again at once does not help."""
+        """It has no room, or cannot take something for another reason: asking again at once does not help."""
         backup = self._backups.get(backup_id)
         if backup is None:
             return
@@ -136,7 +136,7 @@ class Backups:
         if up < replication:
             raise TooFewBackups(
                 f"stream {stream!r} is replicated on {replication} backups, and {up} can be used;"
-                " it goes on by itself when there are enough",
+                " writing resumes when there are enough",
                 stream=stream,
                 replication=replication,
                 backups=up,

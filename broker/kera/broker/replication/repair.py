@@ -64,7 +64,7 @@ class Repair:
                     self._replication.backlog.rest()
                     await asyncio.sleep(self._rest_s)
             except KeraError as error:
-                self._failing.goes_on("cannot repair now; it is tried again", error=str(error))
+                self._failing.goes_on("cannot repair now; retrying", error=str(error))
                 self._replication.backlog.extents.rotate(-1)  # what cannot be read does not hold up the others
                 await asyncio.sleep(FAILED_REST_S)
             except Exception as error:  # noqa: BLE001 - a defect must not end all repair

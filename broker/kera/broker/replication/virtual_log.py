@@ -283,7 +283,7 @@ class VirtualLog:
         return effects + self._complete()
 
     def leave(self, place: VirtualSegment, backup_id: int, effects: list[Effect]) -> None:
-        """One backup is no place for a virtual segment (any more): seal it, and go on elsewhere."""
+        """One backup cannot take a virtual segment (any more): seal it, and go on elsewhere."""
         if place not in self._places or backup_id not in place.backups:
             return
         place.backups.remove(backup_id)

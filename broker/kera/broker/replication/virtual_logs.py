@@ -246,7 +246,7 @@ class VirtualLogs:
             self._events.room()
 
     def refused(self, effect: Send | Close, *, full: bool) -> None:
-        """A backup is no place for one virtual segment: another one is found."""
+        """A backup cannot take one virtual segment: another one is found."""
         if isinstance(effect, Send) and effect.batch.place is not effect.place:
             return  # it was given up meanwhile, and goes elsewhere
         if effect.log is None:  # a replica that came too late to count

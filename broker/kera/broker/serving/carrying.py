@@ -120,7 +120,7 @@ class Carrying:
             self._counters.writes_without_lease += 1
             raise Unavailable(
                 f"the broker cannot reach the coordinator, and streamlets of stream {stream.name!r} may be given to"
-                " another broker; it goes on by itself when the coordinator answers",
+                " another broker; writing resumes when the coordinator answers",
                 stream=stream.name,
             )
         if level > _LEADER:

@@ -67,7 +67,7 @@ class CursorChanges:
     async def truncate_streamlets(
         self, call: Call[broker_pb2.TruncateStreamletsRequest]
     ) -> Reply[broker_pb2.TruncateStreamletsResponse]:
-        """Remove what is before cursors; answered when it cannot come back. What is gone already is no error."""
+        """Remove what is before cursors; answered when it cannot come back. What is gone already is not an error."""
         results = await self._for_each(call, Operation.DELETE, self._truncate)
         return Reply(broker_pb2.TruncateStreamletsResponse(results=results))
 

@@ -68,7 +68,7 @@ class Follower:
             self.watched.sleep(self)
 
     def unwatch(self) -> None:
-        """Be woken no more, and be no reader."""
+        """Stop waking it, and forget it as a reader."""
         if self.watched is not None:
             self.watched.remove(self)
 

@@ -76,7 +76,7 @@ class PendingWrite:
         """The statuses that it concerns."""
 
     def wait_for(self, batch: Batch, first: int, count: int) -> int:
-        """So many statuses are no answers before backups have `batch`, from the one after the next `first` on."""
+        """So many statuses are not answers before backups have `batch`, from the one after the next `first` on."""
         at = len(self.statuses) + first
         self.placed.append((range(at, at + count), batch))
         waiters, replicated = batch.waiters, self._replicated

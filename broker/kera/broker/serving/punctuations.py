@@ -77,7 +77,7 @@ class Punctuations:
         """Raises `InvalidArgument`, `UnknownStream`, `NotAllowed`, `QuotaExceeded` for what is refused as a whole."""
         request = call.message
         if not request.streamlet_ids:
-            raise InvalidArgument("a punctuation goes to streamlets, and none is named")
+            raise InvalidArgument("a punctuation needs at least one streamlet")
         if len(request.streamlet_ids) > STREAMLETS_MAX:
             raise InvalidArgument(f"at most {STREAMLETS_MAX} streamlets in a request", limit=STREAMLETS_MAX)
         check_level(request.durability)

@@ -268,7 +268,7 @@ class _Connection(asyncio.Protocol):
 
     @staticmethod
     def _real_socket(transport: asyncio.BaseTransport) -> socket.socket:
-        """A duplicate: the loop's own is no real socket everywhere."""
+        """A duplicate: the loop's own is not a real socket everywhere."""
         return socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
 
     def _took_too_long(self) -> None:

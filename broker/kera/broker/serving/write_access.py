@@ -130,7 +130,7 @@ class WriteAccess:
 
     def _refuse(self, peer: Peer, stream: Stream, producer_id: int, principal: str) -> NoReturn:
         resource = f"stream:{stream.name}"
-        reason = f"producer id {producer_id} was given to somebody else, or to nobody"
+        reason = f"producer id {producer_id} belongs to another principal, or to none"
         self._guard.audit.denied_to(principal, peer.address, Operation.WRITE.word, resource, reason)
         raise NotAllowed(
             f"{principal} may not write to {resource} under producer id {producer_id}: another principal owns it, or"

@@ -146,7 +146,7 @@ class Arrivals:
         if job.error is not None:
             self._books.totals.disk_errors += 1
             self._failing.goes_on(
-                "cannot take in segments; it is tried again", level="error", error=str(job.error), retry_ms=RETRY_MS
+                "cannot take in segments; retrying", level="error", error=str(job.error), retry_ms=RETRY_MS
             )
             # Its entries stay locked: what has to be written of them has been decided.
             self._failed = replace(job, error=None)

@@ -35,9 +35,7 @@ class DiskHealth:
 
     def fails(self, error: OSError, now_ms: int) -> None:
         """Something could not be written."""
-        self._failing.goes_on(
-            "cannot write the log; it is tried again", level="error", error=str(error), retry_ms=RETRY_MS
-        )
+        self._failing.goes_on("cannot write the log; retrying", level="error", error=str(error), retry_ms=RETRY_MS)
         self.error = error
         self._retry_ms = now_ms + RETRY_MS
 
@@ -54,14 +52,14 @@ class DiskHealth:
     def full(self, error: OSError) -> DiskFull:
         """The error for writers while the disk takes nothing."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = f"has no room; make room for {self._directory}, or delete or truncate streams: it goes on by itself"
+            what = f"has no room; make room for {self._directory}, or delete or truncate streams, and writing resumes"
         elif error.errno == errno.EROFS:
             what = (
                 f"is read-only ({error}); the kernel's log says why: stop the broker, repair the file system of"
                 f" {self._directory}, mount it writable, and start the broker again"
             )
         else:
-            what = f"fails ({error}); the kernel's log may say why: it goes on by itself when {self._directory} works"
+            what = f"fails ({error}); the kernel's log may say why: writing resumes when {self._directory} works"
         return DiskFull(
             f"the broker's disk {what}",
             path=str(error.filename or self._directory),

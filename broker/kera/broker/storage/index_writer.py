@@ -135,7 +135,7 @@ class IndexWriter:
         else:
             self._books.totals.disk_errors += 1
             self._failing.goes_on(
-                "cannot change the index; it is tried again", level="error", error=str(job.error), retry_ms=RETRY_MS
+                "cannot change the index; retrying", level="error", error=str(job.error), retry_ms=RETRY_MS
             )
             error = DiskFailed(f"cannot change the index: {job.error}", path=str(job.error.filename))
             self.failed = replace(job, done=[], error=None)

@@ -86,7 +86,7 @@ class Loads:
                 f"segment {key} is being recovered from backups, after its broker was lost; try again",
                 log=list(entry.log_id),
             )
-        why = "all of it is in use; try again, it goes on when some is written to disk or let go by its readers"
+        why = "all of it is in use; try again when some is written to disk or released by its readers"
         attributes: dict[str, Any] = {"log": list(entry.log_id)}
         if self._books.disk.error is not None:
             cause = self._books.disk.full(self._books.disk.error)

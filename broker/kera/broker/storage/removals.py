@@ -116,7 +116,7 @@ class Removals:
         else:
             self._totals.disk_errors += 1
             self._failing.goes_on(
-                "cannot remove files; it is tried again", level="error", error=str(job.error), retry_ms=RETRY_MS
+                "cannot remove files; retrying", level="error", error=str(job.error), retry_ms=RETRY_MS
             )
             self._retry_ms = now_ms + RETRY_MS
             self._marked += job.physical_ids

@@ -399,7 +399,7 @@ class Restart:
 def behind(position: Position) -> Position:
     """Where a loss begins for readers who are at `position` not to be in it: they have seen all there was.
 
-    It is no place where a chunk could begin: those are multiples of the alignment.
+    No chunk could begin there: chunks begin at multiples of the alignment.
     """
     return position if position.offset % ALIGNMENT_BYTES else position._replace(offset=position.offset + 1)
 

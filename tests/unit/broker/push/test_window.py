@@ -17,7 +17,7 @@ def test_nothing_is_pushed_beyond_the_window_until_something_is_taken(node: Push
     node.run()
     assert reader.sequences == {1: [0, 1, 2, 3]}
     node.append(1)
-    assert node.loop.soon == [], "an append is no work while the window is shut"
+    assert node.loop.soon == [], "an append is not work while the window is shut"
     reader.take(3 * CHUNK_BYTES)
     node.run()
 
