@@ -194,4 +194,4 @@ async def hand_over(registration: BackupRegistration, engine: Engine, handover_m
             if clock.monotonic_s() >= begun_s + handover_ms / 1000:
                 break
     await registration.stops()
-    log.info("handed over; starting again is no crash for a time", replicas_open=engine.replicas_open)
+    log.info("handed over; a restart in the grace period is not counted as a crash", replicas_open=engine.replicas_open)

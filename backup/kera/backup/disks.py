@@ -108,7 +108,7 @@ def disk_error(error: OSError, name: str) -> KeraError:
     """The error for a broker when a disk fails."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskFull(
-            f"the backup's disk has no room for {name}; make room there: it goes on by itself",
+            f"the backup's disk has no room for {name}; make room there, and writing resumes by itself",
             path=name,
             errno=error.errno,
         )

@@ -221,7 +221,7 @@ class Persistence:
             return
         self.totals.disk_errors += 1
         self._failing[job.disk].goes_on(
-            "cannot write to the disk; it is tried again", level="error", path=disk.name, error=str(job.error)
+            "cannot write to the disk; retrying", level="error", path=disk.name, error=str(job.error)
         )
         disk.error = job.error
         disk.retry_ms = self.now_ms + RETRY_MS

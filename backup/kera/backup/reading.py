@@ -1,6 +1,6 @@
 """Chunks of a replica, for whom recovers: verified, filtered, whole, and no more than asked for.
 
-Damage (bytes that are no chunk, or one that does not match its checksums) is skipped and told, never served: what
+Damage (bytes that are not a chunk, or one that does not match its checksums) is skipped and told, never served: what
 follows it is found by the next header that is whole. Who asks for headers only gets them without a look at what they
 are the headers of, and who asks for chunks of some streamlets without a look at others: of a replica on disk, large
 ones are then skipped and not read. What was read stays in the buffer, and is not read again. Runs on threads.

@@ -105,7 +105,7 @@ class Replica:
         """
         count = bisect_left(self.chunk_ends, length) + 1 if length else 0
         if length and (count > len(self.chunk_ends) or self.chunk_ends[count - 1] != length):
-            raise CorruptChunk(f"offset {length} is no end of a chunk of {self}", length=self.length, offset=length)
+            raise CorruptChunk(f"offset {length} is not an end of a chunk of {self}", length=self.length, offset=length)
         found = chained_checksums(self.view, 0, self.chunk_ends[:count], 0)
         if found != checksum:
             raise CorruptChunk(

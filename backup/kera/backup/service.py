@@ -169,7 +169,7 @@ class BackupService:
         replica = self._store.replicas.get(request.broker_id, request.virtual_segment_id)
         if request.offset > replica.length:
             raise InvalidArgument(
-                f"{replica} has {replica.length} bytes, and is to be read from {request.offset}",
+                f"{replica} has {replica.length} bytes, and cannot be read from {request.offset}",
                 length=replica.length,
                 offset=request.offset,
             )

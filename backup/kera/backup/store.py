@@ -128,7 +128,7 @@ class ReplicaStore:
         if not self.slots.free:
             raise BackupFull(
                 f"all {self.slots.count} segments of the backup's memory are in use;"
-                " it goes on by itself when some are on disk, or give it more --memory-bytes",
+                " writing resumes when some are on disk; or give it more --memory-bytes",
                 resource="memory",
                 limit_bytes=self.slots.count * self.slots.slot_bytes,
                 free_bytes=0,

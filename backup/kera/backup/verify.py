@@ -7,7 +7,7 @@
     and a broker's log                           each of its chunks with the replicas of it (what it has, others read)
 
 Promises: nothing is changed; damage is reported and never raised; two replicas are in memory at a time, and of each
-chunk a few numbers. A write that was never finished is no damage: the next start cuts it, see ``kera.backup.restart``.
+chunk a few numbers. A write that was never finished is not damage: the next start cuts it, see ``kera.backup.restart``.
 """
 
 from __future__ import annotations
@@ -408,6 +408,6 @@ def _check_files(directory: Path) -> Iterator[Defect]:
         for path, reason in damaged.items():
             yield Defect("damage", path, None, 0, reason)
         if len(missing) == 1:
-            yield Defect("warning", missing[0], None, 0, "is missing; the next start writes it anew")
+            yield Defect("warning", missing[0], None, 0, "is missing; the next start rewrites it")
     except StartError as error:
         yield Defect("damage", directory / fences.NAME, None, 0, error.message)
