@@ -1,4 +1,4 @@
-"""The coordinator: which streams there are, who owns their streamlets, who is alive (thesis 6.3.1).
+"""The coordinator: the streams, the owners of their streamlets, the live daemons (thesis 6.3.1).
 
 From the bottom up, and nothing imports what is above it:
 

@@ -122,7 +122,7 @@ class CoordinatorMetrics:
             ),
             GaugeMetricFamily(
                 "kera_latency_constraints",
-                "Latency constraints that there are.",
+                "Latency constraints.",
                 value=leader.latency.planning.count if leader is not None else 0,
             ),
             GaugeMetricFamily(
@@ -253,7 +253,7 @@ def _of_latency(planning: Planning, hops_max: int) -> list[Metric]:
     )
     clocks = GaugeMetricFamily(
         "kera_latency_clock_error_seconds",
-        "By how much what records take for the path can be off, as clocks of writers and readers are known no better.",
+        "Error bound of the time on the path, as the clocks of writers and readers are not known exactly.",
         labels=("constraint",),
     )
     hops = GaugeMetricFamily(
@@ -302,7 +302,7 @@ class _OfRecoveries(Collector):
         yield phases
         yield GaugeMetricFamily(
             "kera_coordinator_recoveries_waiting",
-            "Recoveries of lost brokers that wait for somebody; kera cluster recoveries says for whom.",
+            "Recoveries of lost brokers that wait; kera cluster recoveries shows for what.",
             value=sum(bool(one.waits_for) for one in found),
         )
         for name, field, text in (

@@ -31,7 +31,7 @@ class CoordinatorSettings(NetworkSettings):
     zookeeper: str = Field(
         "",
         description="Addresses of a ZooKeeper ensemble, host:port separated by commas, with a path behind them if"
-        " /kera is another cluster's. Metadata are kept there, and of all coordinators with the same one leads. Empty:"
+        " /kera is another cluster's. Metadata are kept there, and one of the coordinators that share it leads. Empty:"
         " one coordinator, with its metadata in data_dir.",
     )
     zookeeper_session_timeout_ms: int = Field(

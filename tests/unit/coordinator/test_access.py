@@ -346,7 +346,7 @@ async def test_who_loses_its_rights_while_its_change_waits_changes_nothing(secur
         caller(ROOT)
         secured.guard.apply(table, secured.cluster.coordinator.state.coordinator_epoch)
     for task in (waiting, queued):
-        with pytest.raises(AuthenticationFailed, match="what you may do has changed"):
+        with pytest.raises(AuthenticationFailed, match="your rights have changed"):
             await task
     assert not secured.service.list_users(messages.ListUsersRequest()).users
 

@@ -43,7 +43,7 @@ async def test_nobody_has_more_streams_than_its_quota_lets_it(secured: Cluster) 
     with pytest.raises(QuotaExceeded) as raised:
         await create(secured, ALICE, "three")
     assert raised.value.message == (
-        "user:alice has created 2 streams, and its quota of streams is 2; who administers the cluster can change that:"
+        "user:alice has created 2 streams, and its quota of streams is 2; an administrator can raise it:"
         " kera quota set alice --streams MORE"
     )
     assert raised.value.attributes == {"quota": "streams", "value": 2, "principal": "user:alice"}

@@ -228,7 +228,7 @@ async def test_a_backup_is_empty_when_it_has_no_replica(two: Cluster) -> None:
     two.backups.replicas[2] = 7
     status = await drain(two, backup_id=2)
     assert (status.done, status.replicas) == (False, 7)
-    assert list(status.reasons) == ["brokers make the replicas anew on other backups"]
+    assert list(status.reasons) == ["brokers create the replicas again on other backups"]
     assert [one.draining for one in two.coordinator.state.backups.describe_all()] == [False, True]
 
     two.backups.replicas[2] = 0
@@ -249,10 +249,10 @@ async def test_what_keeps_replicas_on_a_backup_is_told(two: Cluster) -> None:
         "broker 2 is not alive: its replicas stay until it is back, or recovered",
     }
     two.backups.failures[2] = Unavailable("nobody there")
-    assert list((await drain(two, backup_id=2)).reasons) == ["it does not say what it has: nobody there"]
+    assert list((await drain(two, backup_id=2)).reasons) == ["it does not report its content: nobody there"]
     two.clock.advance(3600)
     status = await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(backup_id=2))
-    assert list(status.reasons) == ["it is not alive: nobody knows what it has"]
+    assert list(status.reasons) == ["it is not alive: its content is unknown"]
 
 
 async def test_who_only_asks_changes_nothing(two: Cluster) -> None:

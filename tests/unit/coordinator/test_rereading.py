@@ -73,8 +73,8 @@ async def test_health_tells_of_it_for_a_while(led: Cluster) -> None:
     spoil(led, first, None)
     await go_round(led)
     assert led.coordinator.rereading.problem == (
-        f"somebody else deleted record {first} in the store, and the coordinator put it back; find who writes there:"
-        " only coordinators may"
+        f"another program deleted record {first} in the store, and the coordinator put it back; find the other writer:"
+        " only coordinators may write"
     )
     led.clock.advance(rereading.SHOWN_S + 1)
     assert led.coordinator.rereading.problem == ""

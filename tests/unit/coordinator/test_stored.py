@@ -97,8 +97,8 @@ async def test_who_has_too_much_creates_no_streams(secured: Cluster) -> None:
     with pytest.raises(QuotaExceeded) as raised:
         await create(secured, ALICE, "two")
     assert raised.value.message == (
-        "user:alice has stored 1000 bytes in its streams, and its quota of stored bytes is 1000; who administers the"
-        " cluster can change that: kera quota set alice --stored-bytes MORE"
+        "user:alice has stored 1000 bytes in its streams, and its quota of stored bytes is 1000; an administrator can"
+        " raise it: kera quota set alice --stored-bytes MORE"
     )
     await create(secured, ROOT, "of-root")
     await tell(secured, SECOND)

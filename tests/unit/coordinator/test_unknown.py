@@ -187,7 +187,7 @@ async def test_who_has_been_an_owner_since_a_copy_is_told_that_another_broker_is
 
 
 async def test_a_broker_that_holds_what_is_elsewhere_by_now_is_told_so(two: Cluster) -> None:
-    """Whatever it comes from: it is no news, and nobody else would tell it."""
+    """Whatever it comes from: it is not news, and nobody else would tell it."""
     await two.register("c")
     known, _ = await moved_since_a_copy(two)
 

@@ -317,7 +317,7 @@ class AccessService:
             record, now_us = self._token(request.token_id), self._state.clock.now_us()
             expires_us = min(now_us + record.lifetime_ms * 1000, record.renewable_until_us)
             if record.expires_us <= now_us or expires_us <= now_us:
-                raise InvalidArgument(f"token {request.token_id} has expired; its owner gets a new one")
+                raise InvalidArgument(f"token {request.token_id} has expired; get a new one")
             record.expires_us = max(record.expires_us, expires_us)
             answer.expires_in_ms = (record.expires_us - now_us) // 1000
             self._audit("token renewed", token_id=request.token_id)

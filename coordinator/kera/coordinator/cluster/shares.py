@@ -34,17 +34,15 @@ DESCRIPTIONS = Limit(
 MEMORY_DOMAINS = Limit(
     "memory_domains", "streams in {} memory domains", "put the stream into one of those, or delete all streams of one"
 )
-CONSUMER_GROUPS = Limit("consumer_groups", "{} consumer groups", "delete those that nobody needs")
-SCHEMAS = Limit("schemas", "schemas of {} bytes", "delete subjects that nobody reads")
+CONSUMER_GROUPS = Limit("consumer_groups", "{} consumer groups", "delete unused ones")
+SCHEMAS = Limit("schemas", "schemas of {} bytes", "delete unused subjects")
 PRODUCER_NAMES = Limit(
     "producer_names",
     "{} producers with a name",
-    "use a name that there is, or none: a name is for a producer that comes back, others need none",
+    "reuse a name, or give none: only a producer that restarts needs a name",
 )
-LATENCY_CONSTRAINTS = Limit("latency_constraints", "{} latency constraints", "delete those that nobody needs")
-LATENCY_STREAMS = Limit(
-    "latency_streams", "latency constraints about {} streams", "delete constraints that nobody needs"
-)
+LATENCY_CONSTRAINTS = Limit("latency_constraints", "{} latency constraints", "delete unused ones")
+LATENCY_STREAMS = Limit("latency_streams", "latency constraints about {} streams", "delete unused constraints")
 
 
 class Shares:

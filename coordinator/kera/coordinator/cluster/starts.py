@@ -33,7 +33,7 @@ def merged(
         elif new[-1].removed:  # whoever removes something does so with all that is older
             kept.append(max([*old, new[-1]], key=_order))
         elif not old:
-            # The sender may not know yet that it has an older interval, too: where its own began is no news then.
+            # The sender may not know yet that it has an older interval, too: where its own began is not news then.
             kept += [] if assignment.sources else [new[-1]]
         elif assignment.sources:
             kept += [old[0], max(old[-1], new[-1], key=_order)] if old[0] != new[-1] else [old[0]]

@@ -265,7 +265,7 @@ def _check_retention(config: common_pb2.StreamConfig) -> None:
 def checked_schema(schema: common_pb2.StreamSchema) -> common_pb2.StreamSchema:
     """The first schema of a stream: the default one unless `schema` has Arrow bytes, which make the stream typed.
 
-    Raises `SchemaMismatch` when the bytes are no Arrow schema, `InvalidArgument` when it is not one for a stream.
+    Raises `SchemaMismatch` when the bytes are not an Arrow schema, `InvalidArgument` when it is not one for a stream.
     """
     if not schema.arrow_schema:
         if schema.key_column or schema.timestamp_column:
@@ -297,7 +297,7 @@ def extended_schema(
     """The version of `stream`'s schema that has the columns of `add_columns`, too; empty if the newest one has them.
 
     So a repeated request adds nothing. Raises `InvalidArgument`, and `SchemaMismatch` when a column of that name is
-    there with another type, or the bytes are no Arrow schema.
+    there with another type, or the bytes are not an Arrow schema.
     """
     newest = max(stream.schemas, key=lambda version: version.schema_id)
     if not newest.typed:

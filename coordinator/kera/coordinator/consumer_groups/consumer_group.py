@@ -163,7 +163,7 @@ class ConsumerGroup:
         return self._discovery.next_s
 
     def _speaking(self, request: messages.ConsumeRoundRequest, now_s: float) -> Member | None:
-        """The member that speaks; None if it is stuck: it is no member then, until it goes on."""
+        """The member that speaks; None if it is stuck: it is not a member then, until it goes on."""
         member = self.members.get(request.member_id)
         if request.busy_ms > request.progress_timeout_ms:
             self._remove(request.member_id, now_s)

@@ -91,9 +91,9 @@ class GroupLags:
             begun_s = loop.time()
             try:
                 await self.ask()
-                failing.over("lags of consumer groups are found out again")
+                failing.over("lags of consumer groups are computed again")
             except Exception as error:  # noqa: BLE001 - it is logged
-                failing.goes_on("lags of consumer groups cannot be found out", level="error", exc_info=error)
+                failing.goes_on("cannot compute lags of consumer groups", level="error", exc_info=error)
             pause_s = max(self._interval_s, SHARE * (loop.time() - begun_s))
 
     async def ask(self) -> None:

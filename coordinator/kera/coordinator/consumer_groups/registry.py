@@ -170,7 +170,7 @@ class ConsumerGroupRegistry:
                 consumer_group=name[: NAME_CHARS_MAX + 1],
             )
         if len(self.groups) >= self._groups_max:
-            self.tidy(now_s)  # names of requests that were refused are no consumer groups
+            self.tidy(now_s)  # names of requests that were refused are not consumer groups
         if len(self.groups) >= self._groups_max:
             raise InvalidArgument(
                 f"there are {self._groups_max} consumer groups, which is the limit; delete unused ones",

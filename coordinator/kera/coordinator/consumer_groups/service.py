@@ -152,7 +152,7 @@ class ConsumerGroups:
     ) -> None:
         """Wait until the member holds something else than it was told, or it is time to look for groups.
 
-        One that is stuck, and so is no member, waits as long as it has said.
+        One that is stuck, and so is not a member, waits as long as it has said.
         """
         name, member_id = request.consumer_group, request.member_id
         until_s = asyncio.get_running_loop().time() + min(request.wait_ms, WAIT_MS_MAX) / 1000

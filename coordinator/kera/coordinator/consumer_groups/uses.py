@@ -62,7 +62,7 @@ class Uses:
             self._makers.pop(name, None)
 
     def maker(self, name: str) -> str:
-        """The principal that has made a consumer group; empty: nobody knows."""
+        """The principal that has made a consumer group; empty: unknown."""
         return self._makers.get(name, "")
 
     def clock_ms(self, now_s: float) -> int:

@@ -243,14 +243,14 @@ def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures], 
             p99_us,
             least_us,
             (slowest, *(hop for hop in violators if hop != slowest)),
-            f"it takes longer also when no buffer waits, most of it in {in_words(slowest)}:"
-            f" the least limit would be {math.ceil(least_us / 1000)} ms",
+            f"records take longer even without buffering, most of it in {in_words(slowest)}:"
+            f" the minimum limit is {math.ceil(least_us / 1000)} ms",
         )
     statistic = WORDS[P99] if wanted.by_p99 else "mean"
-    reason = f"the {statistic} is {took_us / 1000:.1f} ms, most beyond its part is {in_words(violators[0])}"
+    reason = f"the {statistic} is {took_us / 1000:.1f} ms; {in_words(violators[0])} exceeds its share the most"
     for hop, figures in own.items():
         own_ms = figures.own_linger_us / 1000
-        reason += f"; a producer of {hop.stream} has a linger_ms of {own_ms:g} of its own, which counts for more"
+        reason += f"; a producer of {hop.stream} sets linger_ms {own_ms:g} itself, which overrides the constraint"
     return Verdict(messages.LATENCY_STATE_VIOLATED, mean_us, p99_us, least_us, violators, reason)
 
 

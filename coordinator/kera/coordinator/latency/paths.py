@@ -201,6 +201,6 @@ def _check_path(path: Iterable[str]) -> None:
             )
         if element in elements[:number]:
             raise InvalidArgument(
-                f"{element!r} is twice on the path, which would be a cycle: records are never through it",
+                f"{element!r} is twice on the path, which would be a cycle without an end",
                 element=element,
             )

@@ -328,7 +328,7 @@ class Planning:
         """Which stream is not there, in words; empty: all are."""
         for stream in each.streams:
             if self._stream(stream) is None:
-                return f"stream {stream!r} is not there: it counts for nothing until it is, or the path is another one"
+                return f"stream {stream!r} does not exist: the constraint is ignored until it does, or the path changes"
         return ""
 
     def _stream(self, name: str) -> common_pb2.StreamInfo | None:

@@ -216,7 +216,7 @@ class LatencyService:
             if hop.group and not known.reads(hop.group, hop.stream):
                 return f"consumer group {hop.group!r} does not read {hop.stream!r} any more"
         silent = not_heard(view.wanted.hops, view.current)
-        return "; ".join(f"of {GROUP}{group}, which reads {name}, nothing was measured" for name, group in silent)
+        return "; ".join(f"nothing was measured of {GROUP}{group}, which reads {name}" for name, group in silent)
 
     def _hop(self, hop: Hop, view: View) -> messages.HopDescription:
         found = messages.HopDescription(

@@ -226,12 +226,12 @@ class Drains:
     async def _backup_status(self, backup_id: int) -> coordinator_pb2.DrainResponse:
         state = self._state
         if not state.backups.is_alive(backup_id):
-            return coordinator_pb2.DrainResponse(reasons=["it is not alive: nobody knows what it has"])
+            return coordinator_pb2.DrainResponse(reasons=["it is not alive: its content is unknown"])
         backup = state.backups.describe(backup_id)
         try:
             replicas = await state.backup_calls.count_replicas(backup, state.brokers.ids())
         except KeraError as error:
-            return coordinator_pb2.DrainResponse(reasons=[f"it does not say what it has: {error.message}"])
+            return coordinator_pb2.DrainResponse(reasons=[f"it does not report its content: {error.message}"])
         reasons = self._why_replicas_stay() if replicas else []
         return coordinator_pb2.DrainResponse(done=not replicas and backup.draining, replicas=replicas, reasons=reasons)
 
@@ -248,7 +248,7 @@ class Drains:
             for broker_id in {one for stream in self._replicated() for one in self._state.catalog.holders(stream)}
             if not state.brokers.is_alive(broker_id)
         )
-        return _told(reasons) or ["brokers make the replicas anew on other backups"]
+        return _told(reasons) or ["brokers create the replicas again on other backups"]
 
     def _replicated(self) -> list[common_pb2.StreamInfo]:
         return [stream for stream in self._state.catalog.streams() if stream.config.replication]

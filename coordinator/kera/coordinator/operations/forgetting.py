@@ -64,7 +64,7 @@ class Forgetting:
             of_broker = self._forget_broker(request.broker_id, force=request.force)
             lost, streams = await self._state.change(of_broker, for_caller=True)
             for stream in streams:
-                await self._state.tell(stream, otherwise="broker does not know yet that it owns what nobody has")
+                await self._state.tell(stream, otherwise="broker not yet notified that it owns streamlets without data")
         return coordinator_pb2.ForgetMemberResponse(lost=lost)
 
     # --- backups -----------------------------------------------------------------------------------------------

@@ -84,8 +84,8 @@ def check_room(name: str, names: int) -> None:
     """Raises `InvalidArgument` when there are too many names for another one."""
     if names >= NAMES_MAX:
         raise InvalidArgument(
-            f"no room for a producer with the new name {name!r}: there are {names} names already; a name is for a"
-            " producer that comes back, others need none",
+            f"no room for a producer with the new name {name!r}: there are {names} names already; only a"
+            " producer that restarts needs a name",
             name=name,
             limit=NAMES_MAX,
         )

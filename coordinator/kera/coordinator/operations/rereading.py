@@ -93,6 +93,6 @@ class Rereading:
             changed=[key for key in changed if key not in deleted],
         )
         one, others = next(iter(changed)), f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        what = f"somebody else {'deleted' if one in deleted else 'changed'} record {one}{others} in the store"
+        what = f"another program {'deleted' if one in deleted else 'changed'} record {one}{others} in the store"
         self._put_back_s = state.clock.monotonic_s()
-        self._put_back = f"{what}, and the coordinator put it back; find who writes there: only coordinators may"
+        self._put_back = f"{what}, and the coordinator put it back; find the other writer: only coordinators may write"

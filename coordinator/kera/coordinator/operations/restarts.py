@@ -1,7 +1,7 @@
 """Planned restarts: a broker or a backup stops in order to start again, and nobody is to take it for lost.
 
     broker       "I am about to stop" ──► its streamlets move to others, as many as can in the time that it gives
-                 "I stop now"         ──► stored: it restarts; its absence is no loss until the grace is over
+                 "I stop now"         ──► stored: it restarts; its absence is not a loss until the grace is over
                  registers, beats     ──► its streamlets move back
     backup       "I am about to stop" ──► brokers hear of it, and go on at other backups
                  "I stop now"         ──► likewise; its replicas count as being there until the grace is over

@@ -170,7 +170,7 @@ class StreamOperations:
     def _ended(self, name: str, creation_id: str) -> None:
         creation = self._creations.pop((name, creation_id))
         if not creation.cancelled():
-            creation.exception()  # whoever waited has got it; if nobody does any more, it is no defect
+            creation.exception()  # whoever waited has got it; if nobody does any more, it is not a defect
 
     async def _create(self, stream: common_pb2.StreamInfo, who: Identity | None) -> common_pb2.StreamInfo:
         state, catalog = self._state, self._state.catalog
@@ -329,7 +329,7 @@ class StreamOperations:
                 await state.write(registration.changes, [stream])
                 registration.apply()
                 log.info("stream altered", stream=stream.name, config_version=stream.config_version)
-        await state.tell(stream, otherwise="broker could not be told of a stream's new configuration yet")
+        await state.tell(stream, otherwise="broker not yet notified of a stream's new configuration")
         try:
             return state.catalog.with_id(stream.stream_id)
         except UnknownStream:

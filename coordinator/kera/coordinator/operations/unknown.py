@@ -72,7 +72,7 @@ class UnknownStreams:
         for stream_id in sorted(self._stuck):
             stream = await self._state.change(self._write_without(stream_id))
             if stream is not None:
-                await self._state.tell(stream, otherwise="broker could not be told what it owns of a stream yet")
+                await self._state.tell(stream, otherwise="broker not yet notified of what it owns of a stream")
 
     async def recover_lost(self) -> None:
         """Have recovered what was in the memory that launches had lost which are younger than the metadata.
@@ -115,11 +115,11 @@ class UnknownStreams:
         if written is not None:
             stream, also = written
             log.warning(
-                "a stream goes on as its brokers know it: the metadata may have been restored from an older copy",
+                "a stream continues as its brokers know it: the metadata may have been restored from an older copy",
                 stream=stream.name,
                 stream_id=stream_id,
             )
-            await self._state.tell(stream, otherwise="broker could not be told how a stream goes on yet", also=also)
+            await self._state.tell(stream, otherwise="broker not yet notified of how a stream continues", also=also)
 
     async def _write_later(self, stream_id: int) -> tuple[common_pb2.StreamInfo, set[int]] | None:
         """The stream from now on, and the brokers that may take themselves for owners of what is elsewhere."""
@@ -191,7 +191,7 @@ class UnknownStreams:
             self.reports.discard(stream_id)
             self._migration.take_up(moved)
         log.warning("stream adopted", stream=stream.name, stream_id=stream.stream_id)
-        await state.tell(stream, otherwise="broker could not be told of an adopted stream yet", also=also)
+        await state.tell(stream, otherwise="broker not yet notified of an adopted stream", also=also)
         return stream
 
     async def _adopt_unknown(self, stream_id: int, name: str) -> tuple[common_pb2.StreamInfo, list[StreamletId]]:

@@ -159,7 +159,7 @@ def is_lost(recovery: RecoveryInfo, stream: common_pb2.StreamInfo, assignment: c
     if not stream.config.replication or source_of(recovery) in assignment.sources:
         return False
     if assignment.broker_id == recovery.broker_id:
-        # What a broker owns that is being emptied moves away from it, and then is no business of a recovery.
+        # What a broker owns that is being emptied moves away from it, and then does not concern a recovery.
         return recovery.cause != DRAINED and assignment.broker_epoch < recovery.before_epoch
     return recovery.broker_id in broker_ids_of(assignment)
 

@@ -300,7 +300,7 @@ class Leadership:
             return
         term.prove(asked_s + election.lease_s)
         proving = asyncio.create_task(self._keep_proving(term, election))
-        proving.add_done_callback(lambda _: term.end("nobody proves it any more"))
+        proving.add_done_callback(lambda _: term.end("the proofs have stopped"))
         try:
             async with self._office(TermStore(store, term), term.epoch) as served:
                 self._term, self._served = term, served

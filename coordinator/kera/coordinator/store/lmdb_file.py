@@ -65,7 +65,7 @@ def check(path: Path) -> None:
         try:
             _Pages(file.fileno(), first.page_bytes, size).follow(max(first, second, key=lambda meta: meta.commit))
         except struct.error as error:
-            raise DamagedFile("it has a page with contents that end behind it") from error
+            raise DamagedFile("the contents of a page end beyond the page") from error
 
 
 class _Meta(NamedTuple):
@@ -82,7 +82,7 @@ def _meta(fd: int, offset: int, size: int) -> _Meta:
     _, _, kind, _, _ = _HEADER.unpack_from(data)
     magic, version, _, _, page_bytes, *databases, _, commit = _META.unpack_from(data, _HEADER.size)
     if not kind & _META_PAGE or magic != MAGIC or page_bytes not in PAGE_BYTES:
-        raise DamagedFile(f"it is no file of LMDB, or has other contents from byte {offset} on")
+        raise DamagedFile(f"it is not an LMDB file, or was changed from byte {offset} on")
     return _Meta(version, page_bytes, (databases[6], databases[14]), commit)
 
 
@@ -129,7 +129,7 @@ class _Pages:
                 (first,) = _PAGE_NUMBER.unpack_from(page, value_at)
                 self._check_value(first, value_bytes)
             elif value_at + value_bytes > len(page):
-                raise DamagedFile(f"its page {number} has a value that ends behind it")
+                raise DamagedFile(f"its page {number} has a value that ends beyond the page")
             elif flags & _IS_DATABASE:
                 *_, root = struct.unpack_from(f"@{_DATABASE}", page, value_at)
                 if root != _NO_PAGE:

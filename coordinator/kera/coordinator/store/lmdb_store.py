@@ -90,7 +90,7 @@ class LmdbStore:
     ) -> None:
         """`committing`: the one thread that commits; it ends with the store.
 
-        `for_copy`: a copy is put into it, so an earlier attempt that was interrupted is no error. With
+        `for_copy`: a copy is put into it, so an earlier attempt that was interrupted is not an error. With
         `replace_damaged`, besides, damaged metadata are set aside, and the store is empty. They are put back if the
         store is closed without a write.
         """

@@ -84,7 +84,7 @@ def unpack(data: bytes) -> MetadataCopy:
     except (ValueError, TypeError, KeyError):
         known = False
     if not known:
-        raise InvalidArgument("this is no copy of metadata; kera cluster backup makes one")
+        raise InvalidArgument("this is not a copy of metadata; kera cluster backup makes one")
     if head.get("version") != VERSION:
         raise InvalidArgument(
             f"the copy of metadata has version {head.get('version')}, this release knows {VERSION}",

@@ -94,7 +94,7 @@ def remove(path: str, version: int = -1) -> Operation:
 
 
 class NodeMissing(MetadataStoreFailed):
-    """A node is not there. Where that is no error, it is caught."""
+    """A node is not there. Where that is not an error, it is caught."""
 
 
 class NodeThere(MetadataStoreFailed):
@@ -383,7 +383,7 @@ class ZooKeeperSession:
         what = str(error) or type(error).__name__
         if isinstance(error, NoNodeError):
             kind = NodeMissing
-            what = f"something below {self.root} is missing; if it was removed, restart the coordinators to begin anew"
+            what = f"something below {self.root} is missing; if it was removed, restart the coordinators to begin again"
         elif isinstance(error, NodeExistsError):
             kind = NodeThere
         elif isinstance(error, QuotaExceededError):

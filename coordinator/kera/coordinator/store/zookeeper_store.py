@@ -89,7 +89,7 @@ class ZooKeeperStore:
         if await session.version(revision_path(root)) and not await self._transactions.children(self._records):
             raise MetadataDamaged(
                 f"ZooKeeper at {session.hosts}: the metadata are damaged: {self._records} is empty, and records were"
-                f" written; delete {root} to begin anew there, or to put a copy back with kera cluster restore FILE",
+                f" written; delete {root} to begin a new cluster, or to put a copy back with kera cluster restore FILE",
                 path=self._records,
             )
         for path in (self._records, revision_path(root), staged_path(root), candidates_path(root)):
@@ -202,5 +202,5 @@ class ZooKeeperStore:
         """Whether the node that was found for `key` is where KerA puts its record. Raises `MetadataDamaged`."""
         if found != self._transactions.path(key):
             raise MetadataDamaged(
-                f"ZooKeeper at {self._session.hosts}: {found} is no record of KerA; delete it", path=found
+                f"ZooKeeper at {self._session.hosts}: {found} is not a KerA record; delete it", path=found
             )

@@ -104,7 +104,7 @@ def test_who_takes_more_than_its_part_violates() -> None:
     verdict = judged(each, found, {slow: figures(100_000), slower: figures(250_000), Hop("clicks", SEND): figures(5)})
     assert verdict.state == messages.LATENCY_STATE_VIOLATED
     assert verdict.violators == (slower, slow)
-    assert "most beyond its part is work of clicks to enrich" in verdict.reason
+    assert "work of clicks to enrich exceeds its share the most" in verdict.reason
 
 
 def test_of_p99_the_sum_of_99th_percentiles_counts() -> None:
@@ -122,7 +122,7 @@ def test_what_cannot_be_held_names_the_hop_and_the_least_limit() -> None:
     assert verdict.state == messages.LATENCY_STATE_INFEASIBLE
     assert verdict.violators[0] == slow
     assert verdict.least_limit_us == 456_667
-    assert "work of clicks to enrich: the least limit would be 457 ms" in verdict.reason
+    assert "work of clicks to enrich: the minimum limit is 457 ms" in verdict.reason
     held = judged(each, split(each.hops, each.limit_us, told), {slow: figures(290_000)})
     assert (held.state, held.reason) == (messages.LATENCY_STATE_HELD, "with less than 10% to spare")
 

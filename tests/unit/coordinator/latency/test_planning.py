@@ -162,7 +162,7 @@ async def test_a_constraint_of_a_stream_that_is_deleted_says_so_and_counts_for_n
     await world.cluster.coordinator.streams.delete("clicks")
     found = world.describe()
     assert found.state == messages.LATENCY_STATE_BROKEN
-    assert "stream 'clicks' is not there" in found.reason
+    assert "stream 'clicks' does not exist" in found.reason
     await world.window(streams=["visits"])
     assert world.budgets == {}
     await world.cluster.create("clicks")
