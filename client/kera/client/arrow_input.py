@@ -92,7 +92,7 @@ _OBJECTS_OF: dict[int, Callable[[Any], bool]] = {
 
 
 def _without_index(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Numbers of rows are no column; an index with a name is."""
+    """Numbers of rows are not a column; an index with a name is."""
     kept = [name for name in batch.schema.names if not name.startswith(INDEX_PREFIX)]
     return batch if len(kept) == len(batch.schema.names) else batch.select(kept)
 

@@ -375,7 +375,7 @@ class Client:
 
         The result can be a consumer's `start`, if it names all entries of the stream. The ordinal that the next record
         will have stands for the end. Raises `DataLost` for a record that was removed (its attribute
-        ``available_record`` is the oldest one), `InvalidArgument` for one behind the end, and what `locate` raises.
+        ``available_record`` is the oldest one), `InvalidArgument` for one beyond the end, and what `locate` raises.
         """
         return await positions_of(self._cluster, stream, records)
 

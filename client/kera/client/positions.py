@@ -36,7 +36,7 @@ class ChunkPlace(NamedTuple):
     """How many records of the chunk at `position` lie before `record`; 0: `record` is the chunk's first one."""
     lost_from: Position | None = None
     """The start of what is lost right before `position`, where the record that was asked for may have been; None:
-    nothing is. A reader that starts at this place gets `DataLost` first, or goes on behind it, as its settings say."""
+    nothing is. A reader that starts at this place gets `DataLost` first, or continues after it, as its settings say."""
 
     @property
     def start(self) -> Position:
@@ -87,7 +87,7 @@ def check_position(what: str, given: Any) -> Position:
         )
     if not _is_position(given):
         raise InvalidArgument(
-            f"{what} has {given!r}, which is no position: Position(group_id, segment_id, offset), as"
+            f"{what} has {given!r}, which is not a position: Position(group_id, segment_id, offset), as"
             " consumer.positions() and client.bounds() give them",
             **{what: repr(given)},
         )

@@ -41,7 +41,7 @@ class BrokerDescription:
     push_unix_path: str = ""
     """Where it pushes to readers of its node; empty: it does not."""
     restarting: bool = False
-    """It stops in order to start again, or has stopped: it gets nothing new, and its absence is no loss."""
+    """It stops in order to start again, or has stopped: it gets nothing new, and its absence is not a loss."""
     grace_left_ms: int = 0
     """For how long that is so."""
     version: str = ""

@@ -67,7 +67,7 @@ class Unclosed(Protocol):
 def ends_in_order(kind: type[BaseException] | None) -> bool:
     """Whether a `with` block that ends with an exception of this class delivers what it has.
 
-    `sys.exit()` and the end of a generator are no failures, and may come with exit code 0.
+    `sys.exit()` and the end of a generator are not failures, and may come with exit code 0.
     """
     return kind is None or issubclass(kind, SystemExit | GeneratorExit)
 

@@ -110,7 +110,7 @@ class Child:
         self._on_death = on_death
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
-        """Runs from ready to the end of the run, or until we ask for the end: what comes then is no news."""
+        """Runs from ready to the end of the run, or until we ask for the end: what comes then is not news."""
         self._log_start = 0
         """Length of the log when the current run began: what is before belongs to earlier runs."""
 

@@ -211,7 +211,7 @@ async def test_positions_are_where_another_consumer_goes_on(filled: FakeCluster,
 async def test_who_begins_with_the_oldest_record_knows_where_that_is(
     filled: FakeCluster, make_consumer: MakeConsumer
 ) -> None:
-    """It need not be where its segment begins: positions that are off would be read again, or be no boundary."""
+    """It need not be where its segment begins: positions that are off would be read again, or not be a boundary."""
     marks = make_consumer(filled)
     await take_batches(marks, 3)
     position = marks.positions()[0][0]
@@ -438,9 +438,9 @@ class TestMisspeltPlaces:
             ({0: 5}, "positions are"),
             ({"0": [POSITION]}, "positions are"),
             ({0: "latest"}, "positions are"),
-            ({0: [5]}, "no position"),
-            ({0: [(1, 2)]}, "no position"),
-            ({0: [(1, 1, -1)]}, "no position"),
+            ({0: [5]}, "not a position"),
+            ({0: [(1, 2)]}, "not a position"),
+            ({0: [(1, 1, -1)]}, "not a position"),
         ],
     )
     def test_a_start_that_is_none_is_refused_at_once(self, filled: FakeCluster, start: Any, meant: str) -> None:

@@ -358,7 +358,7 @@ def test_what_was_fetched_is_cut_where_a_chunk_ends() -> None:
         assert bytes_behind(fetched, chunk.next) == fetched.next.offset - chunk.next.offset
     assert cut_behind(fetched, each[2].start, 1) == Cut(each[3].start, each[3].header.first_record)
     assert cut_behind(fetched, fetched.start, fetched.size_bytes + 1) is None
-    assert cut_behind(fetched_of(bytes(fetched.buffers[0])[:-64]), each[3].start, 1) is None, "it is no whole chunk"
+    assert cut_behind(fetched_of(bytes(fetched.buffers[0])[:-64]), each[3].start, 1) is None, "it is not a whole chunk"
 
 
 def test_what_is_damaged_ends_what_comes_together() -> None:

@@ -244,7 +244,7 @@ async def test_a_consumer_group_is_not_put_behind_the_end(
     await fill_groups(10)
     ((bounds,),) = (await groups.bounds("s")).values()
     for beyond in (bounds.end._replace(offset=bounds.end.offset + 64), Position(99, 1, 0)):
-        with pytest.raises(InvalidArgument, match="behind the end"):
+        with pytest.raises(InvalidArgument, match="beyond the end"):
             await reset_consumer_group(groups, "app", "s", {0: [beyond]}, force=False)  # type: ignore[arg-type]
     await reset_consumer_group(groups, "app", "s", {0: [bounds.end]}, force=False)  # type: ignore[arg-type]
     await fill_groups(5)

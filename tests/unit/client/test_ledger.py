@@ -170,7 +170,7 @@ def test_a_loss_that_is_told_is_one_nevertheless_unless_the_level_allows_it(may_
     seen.read(*ALL)
     seen.ledger.ends_at(HERE, (1, 1, 0), 3, 0, None)
     seen.ledger.ends_at(HERE, (2, 1, 0), 1, 3, ((1, 1, 0), (2, 1, 0)))
-    assert not seen.ledger.tell_lost(HERE, "again"), "that is no news"
+    assert not seen.ledger.tell_lost(HERE, "again"), "that is not news"
     seen.store((0, 0))
     assert seen.found() == ({} if may_lose else {"told as lost": 1, "lost": 2})
     assert seen.ledger.lost_as_told == (2 if may_lose else 0)

@@ -232,7 +232,7 @@ async def test_an_end_that_is_not_there_is_refused_for_segments_and_none_for_pla
     beyond = Position(3, 2, 0)
 
     assert (await find(client, end=beyond, records_max=999)).position == Position(3, 1, 3072)
-    with pytest.raises(InvalidCursor, match="behind the end"):
+    with pytest.raises(InvalidCursor, match="beyond the end"):
         await segments(client, STREAM, 0, 0, EARLIEST, beyond)
     with pytest.raises(InvalidCursor):
         await segments(client, STREAM, 0, 0, EARLIEST, Position(3, 1, 77))

@@ -454,7 +454,7 @@ async def test_read_range_refuses_an_end_that_is_not_there(fleet: PushFleet, tak
             fleet.pushing.reader.end(lane, Reason.FAILED, error=InvalidCursor("such an end will not come"))
 
     refusing = asyncio.ensure_future(refuse())
-    with pytest.raises(InvalidArgument, match="lies behind the end"):
+    with pytest.raises(InvalidArgument, match="beyond the end"):
         await read()
     refusing.cancel()
     assert got == VALUES[6 - taken :]

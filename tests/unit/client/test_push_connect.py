@@ -73,7 +73,7 @@ def odd_arena(fleet: PushFleet) -> None:
         (wrong_path, "cannot connect to"),
         (sent_away, "at once"),
         (other_broker, "broker 2 is at"),
-        (other_version, "no push channel of version 2"),
+        (other_version, "not a push channel of version 2"),
         (no_arena, "cannot map the broker's memory"),
         (endless_arena, "cannot map the broker's memory"),
         (odd_arena, "not as it says"),

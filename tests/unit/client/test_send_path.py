@@ -175,7 +175,7 @@ def test_a_key_without_a_chunk_is_the_twin_s(chunks: Any) -> None:
 
 @pytest.mark.parametrize("accepted", [object, Buffer, 7])
 def test_what_is_no_type_of_what_is_accepted_is_refused(accepted: Any) -> None:
-    with pytest.raises(TypeError, match="is no type of what is accepted"):
+    with pytest.raises(TypeError, match="is not the type of an accepted record"):
         Open().sender(accepted=accepted)
 
 

@@ -150,7 +150,7 @@ async def test_a_frame_goes_to_columns_by_their_names(client: Client, fake: Fake
         ({"v": [1]}, {"value_column": "v"}, "a column of int64"),
         ({"k": ["a"]}, {"key_column": "k"}, "no column of the frame is left"),
         ({"k": [1.5], "v": [1]}, {"key_column": "k"}, "a column of double"),
-        ({"t": [1], "v": [1]}, {"timestamp_column": "t"}, "'t' is int64, and no time"),
+        ({"t": [1], "v": [1]}, {"timestamp_column": "t"}, "'t' is int64, not a time"),
     ],
 )
 async def test_a_frame_that_does_not_say_what_is_what_is_refused(

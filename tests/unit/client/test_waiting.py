@@ -71,5 +71,5 @@ async def test_of_very_much_that_waits_only_the_first_is_looked_at() -> None:
     for _ in range(2 * LOOK_MAX):
         arrivals.put(arrives(2))
     found = list(arrivals.waiting())
-    assert len(found) == LOOK_MAX - 1  # what is no chunk is left out
+    assert len(found) == LOOK_MAX - 1  # what is not a chunk is left out
     assert len(list(takewhile(lambda each: each.fetched is not None and each.fetched.entry.stream_id == 1, found))) == 1

@@ -59,7 +59,7 @@ class Granted(NamedTuple):
 
     rule: Rule
     remark: str
-    """For people: nothing has this name now."""
+    """For people: names in the rule that do not exist now."""
     change: Change
 
 
@@ -181,12 +181,12 @@ class Access:
         streams: int | None = None,
         stored_bytes: int | None = None,
     ) -> Change:
-        """The same of each user that has no quota of its own, and is no super user."""
+        """The same of each user that has no quota of its own, and is not a super user."""
         quota = Quota(bytes_in_per_s, bytes_out_per_s, requests_per_s, connections, streams, stored_bytes)
         return await self._set_quota("", quota)
 
     async def default_quota(self) -> Quota:
-        """The quota of each user that has none of its own, and is no super user."""
+        """The quota of each user that has none of its own, and is not a super user."""
         answer = await self._cluster.ask(api.LIST_USERS, messages.ListUsersRequest())
         return Quota.from_message(answer.default_quota)
 
@@ -297,7 +297,7 @@ class Access:
 
 def _operation(word: str) -> messages.Operation.ValueType:
     if word not in OPERATIONS:
-        raise InvalidArgument(f"{word!r} is no operation{hint(word, OPERATIONS)}")
+        raise InvalidArgument(f"{word!r} is not an operation{hint(word, OPERATIONS)}")
     return messages.Operation.Value(f"OPERATION_{word.upper()}")
 
 

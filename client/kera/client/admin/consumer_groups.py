@@ -37,7 +37,7 @@ class ConsumerGroupSummary:
     idle_ms: int = 0
     """How long ago it was used; only time during which a coordinator led."""
     unnamed: bool = False
-    """Nobody has chosen its name."""
+    """Its name was generated."""
     expires_in_ms: int | None = None
     """It is forgotten when it is not used for so long from now on; None: it stays."""
 

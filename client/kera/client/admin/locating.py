@@ -220,7 +220,7 @@ async def segments(
         following = await retrying(attempt, cluster.settings)
         if following <= position:
             raise InvalidCursor(
-                f"{tuple(end)} lies behind the end of streamlet {streamlet_id} of stream {name!r}",
+                f"{tuple(end)} is beyond the end of streamlet {streamlet_id} of stream {name!r}",
                 stream=name,
                 streamlet_id=streamlet_id,
             )

@@ -180,7 +180,7 @@ def _check_positions(
         for entry, (position, known) in enumerate(zip(positions, bounds.get(streamlet_id, ()), strict=False)):
             if Position(*position) > known.end:
                 raise InvalidArgument(
-                    f"{tuple(position)} lies behind the end of stream {stream.name!r}, streamlet {streamlet_id}, entry"
+                    f"{tuple(position)} is beyond the end of stream {stream.name!r}, streamlet {streamlet_id}, entry"
                     f" {entry}, which is {tuple(known.end)}",
                     stream=stream.name,
                     streamlet_id=streamlet_id,
@@ -240,7 +240,7 @@ async def at_offsets(
             note = f"offset {offset} is before the first record, {known.first_record}"
             found[entry] = _Target(EARLIEST, note=note if offset < known.first_record else "")
         elif offset >= known.next_record:
-            note = f"offset {offset} is behind the end, {known.next_record}"
+            note = f"offset {offset} is beyond the end, {known.next_record}"
             found[entry] = _Target(known.end, known.next_record, note if offset > known.next_record else "")
         else:
             before = offset - known.first_record

@@ -73,7 +73,7 @@ class Losses:
 
     def __init__(self, *, are_allowed: bool) -> None:
         self.are_allowed = are_allowed
-        """That something which was acknowledged is lost is no violation, if it is told."""
+        """That something which was acknowledged is lost is not a violation, if it is told."""
         self.entries: set[Entry] = set()
         """Those of which something is."""
         self.first: dict[Entry, int] = {}
@@ -281,7 +281,7 @@ class Ledger:
             if place.record < seen.size and seen.values[place.record] == value:
                 continue  # another reader has told
             what = strange(int(at)) if value == STRANGE else _name(value)
-            text = f"{what} is at {place}: was it written by somebody else?"
+            text = f"{what} is at {place}: did another program write it?"
             self._note("never sent", text, None, place, self._now_s())
 
     # -- durable ends ------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class Ledger:
         self.losses.entries.add(entry)
         self._seen[entry] = _Seen()
         if not self.losses.are_allowed:
-            text = f"the cluster told that data of streamlet {entry[0]}, entry {entry[1]} are lost, {what}"
+            text = f"the cluster reported that data of streamlet {entry[0]}, entry {entry[1]} are lost, {what}"
             self._note("told as lost", text, None, Place(*entry, 0), self._now_s())
         return True
 
@@ -397,7 +397,7 @@ class Ledger:
         gone &= ~excused
         for number in np.flatnonzero(gone):
             told = int(places[number])
-            where = "a place that was not told" if told == _NOWHERE else str(_place(told))
+            where = "an unknown place" if told == _NOWHERE else str(_place(told))
             text = f"{_name(packed(producer, int(number)))} was acknowledged at {where}, and is not there"
             self._note_acknowledged("lost", text, producer, int(number))
         for number in np.flatnonzero(each.acknowledged & ~missing & (places != _NOWHERE) & (places != stored)):
@@ -429,7 +429,7 @@ class Ledger:
 
 def _name(value: int) -> str:
     if value < 0:
-        return "a record of somebody else"
+        return "a record of another program"
     producer, number = unpacked(value)
     return f"record {number} of producer {producer}"
 

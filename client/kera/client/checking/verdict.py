@@ -46,7 +46,7 @@ def _lost(history: History) -> Iterator[str]:
     stored = {value for _, value in history.stored}
     for value, place in sorted(history.acknowledged.items()):
         if value not in stored and not history.may_be_removed(value):
-            yield f"lost: {value} was acknowledged, at {place or 'no place that was told'}, and is not there"
+            yield f"lost: {value} was acknowledged, at {place or 'an unknown place'}, and is not there"
 
 
 def _repeated(history: History) -> Iterator[str]:

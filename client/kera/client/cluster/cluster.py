@@ -255,7 +255,7 @@ class Cluster:
         return now
 
     def forget(self, name: str) -> None:
-        """Ask the coordinator again about a stream, next time. Raises `InvalidArgument` for what is no name."""
+        """Ask the coordinator again about a stream, next time. Raises `InvalidArgument` for what is not a name."""
         arguments.text("stream", name, "the name of a stream")
         self._streams.pop(name, None)
         if name in self._looking:

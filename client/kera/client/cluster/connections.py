@@ -182,5 +182,5 @@ class Connections:
 def _is_there(path: str) -> bool:
     try:
         return Path(path).exists()
-    except (OSError, ValueError):  # it is no path, whatever it is
+    except (OSError, ValueError):  # it is not a path, whatever it is
         return False

@@ -231,7 +231,7 @@ def _at_its_place(error: CorruptChunk, stream: StreamDescription, entry: EntryId
     """The error of a chunk, with what names the chunk, and the way out."""
     return CorruptChunk(
         f"chunk at {tuple(start)} of stream {stream.name!r}, streamlet {entry.streamlet_id}, entry {entry.entry}:"
-        f' {error.message}; corrupt_chunks="skip" goes on behind it',
+        f' {error.message}; corrupt_chunks="skip" continues after it',
         **error.attributes
         | {
             "stream": stream.name,

@@ -102,7 +102,7 @@ class _Talk:
         kind, body = await self._next()
         hello = parse(push_pb2.PushHello, body)
         if kind is not PushKind.HELLO or hello.version != VERSION:
-            raise ProtocolError(f"{self._path} is no push channel of version {VERSION}", version=hello.version)
+            raise ProtocolError(f"{self._path} is not a push channel of version {VERSION}", version=hello.version)
         return hello
 
     async def authenticate(self, request: access_pb2.AuthenticateRequest) -> access_pb2.AuthenticateResponse:

@@ -328,7 +328,7 @@ def _length_ms(streams: Sequence[StreamDescription], asked_ms: int | None) -> in
     for stream in streams:
         if length_ms % stream.config.epoch_ms:
             raise InvalidArgument(
-                f"epochs of {length_ms} ms are no multiple of the {stream.config.epoch_ms} ms of stream"
+                f"epochs of {length_ms} ms are not a multiple of the {stream.config.epoch_ms} ms of stream"
                 f" {stream.name!r}",
                 stream=stream.name,
                 epoch_ms=length_ms,

@@ -75,7 +75,7 @@ class Resumed:
         return EpochPassed(
             f"entry {entry} of streamlet {streamlet_id} of stream {stream.name!r} has records of epoch {epoch} (of"
             f" {length_ms} ms) before what the consumer group has committed, which would get only the rest of it:"
-            f" start={epoch} reads all of it again, start={epoch + 1} goes on behind it{same}",
+            f" start={epoch} reads all of it again, start={epoch + 1} continues after it{same}",
             stream=stream.name,
             streamlet_id=streamlet_id,
             entry=entry,

@@ -13,8 +13,8 @@ from kera.client.types import EntryBounds
 
 BY_RECORDS = "what was written"
 BY_CLOCK = "its broker's clock"
-BY_NOBODY = "nothing: its broker promises nothing now, is its clock right?"
-NO_MATTER = "nothing was written to it: it holds up nothing"
+BY_NOBODY = "nothing: its broker makes no promises now; check its clock"
+NO_MATTER = "nothing was written to it: it delays no epoch"
 
 
 class Settled(NamedTuple):

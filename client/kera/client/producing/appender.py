@@ -85,7 +85,7 @@ class Appender:
     ) -> None:
         """`lean`: of version 2 of the format, as far as there is one for the schema. `cut_at_epochs`: a chunk ends
         before the first row of a later epoch, if the stream has epochs. `partitioner`: how `split` places keys.
-        `compares`: the caller looks at what is stored when a chunk is there already, so other rows are no error.
+        `compares`: the caller looks at what is stored when a chunk is there already, so other rows are not an error.
 
         Raises `InvalidArgument` for ids that are the coordinator's to give, epochs of more than 32 bits, and an unknown
         partitioner.

@@ -24,7 +24,7 @@ class Quotas:
     def throttled(self, broker_id: int, ms: int) -> None:
         """An answer was held back for so long."""
         if not self.throttled_ms:
-            log.warning("more than a quota lets us write: brokers hold answers back", broker_id=broker_id, ms=ms)
+            log.warning("writing is limited by a quota: brokers delay their answers", broker_id=broker_id, ms=ms)
         self.throttled_ms += ms
 
 

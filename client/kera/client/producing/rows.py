@@ -79,7 +79,7 @@ def _of_default(
     if timestamp is not None:
         columns["timestamp"] = batch.column(timestamp)
         if not pa.types.is_timestamp(columns["timestamp"].type):
-            raise InvalidArgument(f"column {timestamp!r} is {columns['timestamp'].type}, and no time")
+            raise InvalidArgument(f"column {timestamp!r} is {columns['timestamp'].type}, not a time")
     if key is not None:
         columns["keys"] = _key_lists(_as_bytes(batch.column(key), key, "key_column"))
     if value is not None:

@@ -34,7 +34,7 @@ class Serialization:
     def __init__(
         self, serializer: Any, key_serializer: Any, registry: Registry | None, *, register_schemas: bool = True
     ) -> None:
-        """Raises `InvalidArgument` for what is no serializer; None: values, or keys, are bytes."""
+        """Raises `InvalidArgument` for what is not a serializer; None: values, or keys, are bytes."""
         self._value = None if serializer is None else serializer_of(serializer)
         self._key = None if key_serializer is None else serializer_of(key_serializer, "key_serializer")
         self._schemas = Schemas(registry, register=register_schemas)

@@ -178,7 +178,7 @@ class RequestSpans(SenderHooks):
 
 
 def with_context(batch: Columns, context: TraceContext) -> Columns:
-    """The batch with a context in the headers of its first record; as it is, if it has headers or is no RecordBatch."""
+    """The batch with a context in the headers of its first record; unchanged if it has headers, or is a table."""
     if not isinstance(batch, pa.RecordBatch) or not batch.num_rows:
         return batch
     at = batch.schema.get_field_index(_HEADERS.name)

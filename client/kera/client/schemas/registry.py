@@ -155,7 +155,7 @@ class SchemaRegistry:
             wanted = Compatibility(mode)
         except ValueError:
             known = ", ".join(Compatibility)
-            raise InvalidArgument(f"{mode!r} is no compatibility: {known}", compatibility=str(mode)) from None
+            raise InvalidArgument(f"{mode!r} is not a compatibility mode: {known}", compatibility=str(mode)) from None
         request = schema_pb2.SetCompatibilityRequest(
             subject=checked_subject(subject) if subject else "", compatibility=wanted.wire
         )
@@ -203,7 +203,7 @@ def _definition(schema_type: SchemaType | str, definition: str, message: str) ->
         kind = SchemaType(schema_type)
     except ValueError:
         known = ", ".join(SchemaType)
-        raise InvalidArgument(f"{schema_type!r} is no type of schemas: {known}", schema_type=str(schema_type)) from None
+        raise InvalidArgument(f"{schema_type!r} is not a schema type: {known}", schema_type=str(schema_type)) from None
     return schema_pb2.SchemaDefinition(
         type=kind.wire, definition=checked_text(definition), message=checked_message(message, kind)
     )

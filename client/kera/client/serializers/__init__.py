@@ -5,7 +5,7 @@ them to `Client.producer`, `Client.consumer` and `Client.group_consumer`; any fu
 
 * a value that has no form in bytes is refused with `CannotEncode`, which names the field, and nothing of it is sent;
 * bytes come from anybody: what is not as it should be is refused with `CannotDecode`, in bounded time and memory;
-* None is no value at all (it says that a key is gone), with every serializer.
+* None is not a value at all (it says that a key is gone), with every serializer.
 
 They hold no state, so one of them may serve any number of producers and consumers. Those of Avro, JSON Schema and
 msgpack need libraries: ``pip install 'kera[serializers]'``.

@@ -36,7 +36,7 @@ class AvroSerializer:
     def __init__(self, schema: AvroSchema, *, framed: bool = True) -> None:
         """`framed`: the schema is registered, and values begin with its id.
 
-        Raises `InvalidArgument` when it is no schema, or fastavro is not installed.
+        Raises `InvalidArgument` when it is not a schema, or fastavro is not installed.
         """
         self._text, document = _document_of(schema)
         self._schema, named = _parsed(document, "AvroSerializer")
@@ -93,7 +93,7 @@ class AvroDeserializer:
         self._read = library("fastavro", "AvroDeserializer").schemaless_reader
         self._wanted = None if schema is None else _document_of(schema)[1]
         if self._wanted is not None:
-            _defaults_of(*_parsed(self._wanted, "AvroDeserializer"))  # so that it is refused here if it is no schema
+            _defaults_of(*_parsed(self._wanted, "AvroDeserializer"))  # so that it is refused here if it is not a schema
         self.framed = framed
         if not framed and self._wanted is None:
             raise InvalidArgument("Avro that does not name its schema cannot be read without: AvroDeserializer(schema)")
@@ -166,7 +166,7 @@ def _document_of(schema: AvroSchema) -> tuple[str, Any]:
     except KeraError:
         raise
     except Exception as error:  # it raises whatever Python does with what is not as it expects
-        raise InvalidArgument(f"this is no schema of Avro: {words(error)}") from error
+        raise InvalidArgument(f"this is not a valid Avro schema: {words(error)}") from error
     return text, document
 
 
@@ -177,16 +177,16 @@ def _parsed(document: Any, needed_by: str) -> tuple[Any, dict[str, Any]]:
     try:
         return fastavro.parse_schema(set_aside(document), named_schemas=named), named
     except fastavro.schema.UnknownType as error:
-        raise InvalidArgument(f"this is no schema of Avro: no type is called {error.name!r}") from error
+        raise InvalidArgument(f"this is not a valid Avro schema: no type is called {error.name!r}") from error
     except Exception as error:  # it raises whatever Python does with what is not as it expects
-        raise InvalidArgument(f"this is no schema of Avro: {words(error)}") from error
+        raise InvalidArgument(f"this is not a valid Avro schema: {words(error)}") from error
 
 
 def _defaults_of(schema: Any, named: dict[str, Any]) -> Defaults:
     try:
         return Defaults(schema, named)
     except ValueError as error:
-        raise InvalidArgument(f"this is no schema of Avro: {error}") from error
+        raise InvalidArgument(f"this is not a valid Avro schema: {error}") from error
 
 
 _VALIDATION = {"strict": False, "disable_tuple_notation": True}
@@ -212,7 +212,7 @@ def _limits_of(schema: Any) -> Limits:
     try:
         return Limits(schema)
     except ValueError as error:
-        raise InvalidArgument(f"this schema of Avro is not taken: {error}") from error
+        raise InvalidArgument(f"this Avro schema is not supported: {error}") from error
 
 
 def _blamed(error: Exception) -> tuple[str, object]:
@@ -226,6 +226,6 @@ def _blamed(error: Exception) -> tuple[str, object]:
 
 
 _FIELD = re.compile(r"(?:Field\()?[^\s.()]+\.([^\s()]+)\)? (?=is )")
-"""Behind the name of the record, which is no field."""
+"""Behind the name of the record, which is not a field."""
 _INSIDE = re.compile(r", '__fastavro_parsed.*\}", re.DOTALL)
 """Notes of fastavro in a schema."""

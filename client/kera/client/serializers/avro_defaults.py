@@ -95,7 +95,7 @@ class Defaults:
     """The defaults of one parsed schema, whose named types are `named`."""
 
     def __init__(self, schema: Any, named: dict[str, Any]) -> None:
-        """Raises `ValueError` for a default that is no value of its field's type."""
+        """Raises `ValueError` for a default that is not a value of its field's type."""
         self._named = named
         self._left = VALUES_MAX
         self._fields = restore(schema)
@@ -160,16 +160,16 @@ class Defaults:
         if name in {"bytes", "fixed"}:
             return _bytes_of(kind if isinstance(kind, Mapping) else {}, name, default)
         if name == "enum" and default not in kind["symbols"]:
-            raise _NoValue(f"is no symbol of {kind['name']}")
+            raise _NoValue(f"is not a symbol of {kind['name']}")
         return _primitive(name, default)
 
     def _of_items(self, kind: Mapping[str, Any], default: Any) -> Any:
         if kind["type"] == "array":
             if not isinstance(default, list | tuple):
-                raise _NoValue("is no array")
+                raise _NoValue("is not an array")
             return [self._value(kind["items"], each) for each in default]
         if not isinstance(default, Mapping):
-            raise _NoValue("is no map")
+            raise _NoValue("is not a map")
         return {key: self._value(kind["values"], each) for key, each in default.items()}
 
     def _of_union(self, branches: list[Any], default: Any) -> Any:
@@ -185,7 +185,7 @@ class Defaults:
 
     def _of_record(self, kind: Mapping[str, Any], default: Any) -> dict[str, Any]:
         if not isinstance(default, Mapping):
-            raise _NoValue("is no record")
+            raise _NoValue("is not a record")
         value = {}
         for field in kind["fields"]:
             name = field["name"]
@@ -199,12 +199,12 @@ class Defaults:
 
 
 class _NoValue(ValueError):
-    """A default is no value of the type. Its text goes on behind the default."""
+    """A default is not a value of the type. Its text goes on behind the default."""
 
 
 def _bytes_of(kind: Mapping[str, Any], name: str, default: Any) -> bytes:
     if not isinstance(default, str):
-        raise _NoValue("is no text, which stands for bytes")
+        raise _NoValue("is not text, which stands for bytes")
     try:
         value = default.encode("latin-1")
     except UnicodeEncodeError:
@@ -236,7 +236,7 @@ def _primitive(name: str, default: Any) -> Any:
         case _:
             fits = isinstance(default, str)
     if not fits:
-        raise _NoValue(f"is no {name}")
+        raise _NoValue(f"is not of type {name}")
     return default
 
 

@@ -59,7 +59,7 @@ def check_reads_same(value: Any, written: io.BytesIO, read: Callable[[io.BytesIO
         found = read(written)
     except Exception as error:  # it raises whatever Python does with a date or a time that it cannot hold
         if "UUID" in str(error):
-            raise ValueChanged("", "it has a text that is no UUID where its type is uuid") from error
+            raise ValueChanged("", "it has a text that is not a UUID where its type is uuid") from error
         return
     _check_same(value, found, "")
 

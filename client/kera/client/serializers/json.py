@@ -113,18 +113,18 @@ def _finite(text: str) -> float:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number of JSON")
 
 
 _decode = json.JSONDecoder(object_pairs_hook=unique_names, parse_float=_finite, parse_constant=_no_number).decode
 
 
 def _look_at(value: Any) -> None:
-    """Raises `TypeError` for a mapping whose names are no text: of 1 and "1" one name would be made."""
+    """Raises `TypeError` for a mapping whose names are not text: of 1 and "1" one name would be made."""
     if isinstance(value, dict):
         for name, each in value.items():
             if name.__class__ is not str and not isinstance(name, str):
-                raise TypeError(f"{name!r} is no name: names are text")
+                raise TypeError(f"{name!r} is not a name: names are text")
             if each.__class__ in _CONTAINERS or isinstance(each, _CONTAINERS):
                 _look_at(each)
     elif isinstance(value, list | tuple):
@@ -177,7 +177,7 @@ def checker(schema: JsonSchema) -> Callable[[Any], Iterable[Any]]:
         # An empty registry: what is not in the schema itself is not fetched from anywhere.
         iter_errors: Callable[[Any], Iterable[Any]] = kind(known, registry=referencing.Registry()).iter_errors
     except (ValueError, TypeError, RecursionError, jsonschema.SchemaError) as error:
-        raise InvalidArgument(f"this is no JSON Schema: {getattr(error, 'message', error)}") from error
+        raise InvalidArgument(f"this is not a valid JSON Schema: {getattr(error, 'message', error)}") from error
 
     def errors(value: Any) -> Iterable[Any]:
         try:
@@ -194,7 +194,7 @@ def _text_of(schema: JsonSchema) -> str:
     try:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"this is no JSON Schema: {error}") from error
+        raise InvalidArgument(f"this is not a valid JSON Schema: {error}") from error
 
 
 def _path(parts: Iterable[str | int]) -> str:

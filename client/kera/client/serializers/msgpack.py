@@ -55,11 +55,11 @@ _DEPTH_MAX = 100
 
 
 def _look_at(value: Any) -> None:
-    """Raises `TypeError` for names that are no text: no reader would take them."""
+    """Raises `TypeError` for names that are not text: no reader would take them."""
     if isinstance(value, dict):
         for name, each in value.items():
             if not isinstance(name, str):
-                raise TypeError(f"{name!r} is no name: names are text")
+                raise TypeError(f"{name!r} is not a name: names are text")
             if isinstance(each, _CONTAINERS):
                 _look_at(each)
     elif isinstance(value, list | tuple):

@@ -71,7 +71,7 @@ class IntDeserializer:
     def __call__(self, data: bytes, _context: Context, /) -> int:
         """Raises `CannotDecode`."""
         if len(data) not in {4, INT_BYTES}:
-            raise undecodable(f"{len(data)} bytes are no whole number, which has {INT_BYTES}, or 4")
+            raise undecodable(f"{len(data)} bytes are not a whole number, which has {INT_BYTES} bytes or 4")
         return int.from_bytes(data, "big", signed=True)
 
 

@@ -1,6 +1,6 @@
 """Protobuf: messages of generated classes.
 
-A producer registers what its class was generated from, and values begin with its id and with the way to the message in
+A producer registers what its class was generated from, and values begin with its id and with the path to the message in
 its file. A consumer knows its own class, and looks whether the message was one of that name; the rest is Protobuf's own
 rules.
 """
@@ -102,7 +102,7 @@ class ProtobufDeserializer(Generic[MessageT]):
 def _checked(message: type[MessageT]) -> type[MessageT]:
     given: Any = message
     if not isinstance(given, type) or not issubclass(given, Message):
-        raise InvalidArgument(f"{message!r} is no class that was generated of a message of Protobuf")
+        raise InvalidArgument(f"{message!r} is not the generated class of a Protobuf message")
     return message
 
 

@@ -77,7 +77,7 @@ class Access:
         streams: int | None = None,
         stored_bytes: int | None = None,
     ) -> Change:
-        """The same of each user that has no quota of its own, and is no super user."""
+        """The same of each user that has no quota of its own, and is not a super user."""
         return self._thread.run(
             self._access.set_default_quota(
                 bytes_in_per_s=bytes_in_per_s,
@@ -90,7 +90,7 @@ class Access:
         )
 
     def default_quota(self) -> Quota:
-        """The quota of each user that has none of its own, and is no super user."""
+        """The quota of each user that has none of its own, and is not a super user."""
         return self._thread.run(self._access.default_quota())
 
     def delete_user(self, name: str) -> DeletedUser:

@@ -84,13 +84,13 @@ def test_values_do_not_share_the_lists_and_mappings_of_a_default() -> None:
 @pytest.mark.parametrize(
     ("kind", "default", "why"),
     [
-        ("int", True, "is no int"),
-        ("int", 1 << 31, "is no int"),
+        ("int", True, "is not of type int"),
+        ("int", 1 << 31, "is not of type int"),
         ("float", 1e39, "too large for a float"),
         ("bytes", "\u0100", "stand for no byte"),
         ({"type": "fixed", "name": "F", "size": 2}, "a", "has 1 bytes, and F has 2"),
-        ({"type": "enum", "name": "E", "symbols": ["A"]}, "B", "no symbol of E"),
-        ({"type": "array", "items": "int"}, ["a"], "is no int"),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, "B", "not a symbol of E"),
+        ({"type": "array", "items": "int"}, ["a"], "is not of type int"),
         (["null", "int"], "a", "no branch"),
         ({"type": "record", "name": "S", "fields": [{"name": "x", "type": "int"}]}, {}, "lacks the field x"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 4}, "\0" * 200, "a decimal of 200 bytes"),

@@ -29,8 +29,8 @@ def test_it_is_short_and_utf_8() -> None:
     [
         ({"a": [1, {"b": float("nan")}]}, "a[1].b", "not JSON compliant"),
         ({"a": {"b": {1}}}, "a.b", "set"),
-        ({"a": [{1: 2}]}, "a[0]", "1 is no name"),
-        ({1: 2, "1": 3}, "", "1 is no name"),
+        ({"a": [{1: 2}]}, "a[0]", "1 is not a name"),
+        ({1: 2, "1": 3}, "", "1 is not a name"),
         ({"a": "\ud800"}, "a", "surrogates"),
         (object(), "", "object"),
         (itself(), "", "contains itself"),
@@ -113,7 +113,7 @@ async def test_a_schema_is_used_and_not_registered_if_so_told() -> None:
 
 def test_what_is_no_schema_is_refused() -> None:
     for schema in ({"type": "nonsense"}, "no JSON", {"pattern": 1}):
-        with pytest.raises(InvalidArgument, match="no JSON Schema"):
+        with pytest.raises(InvalidArgument, match="not a valid JSON Schema"):
             JsonSerializer(schema)
     with pytest.raises(InvalidArgument, match="need one"):
         JsonSerializer(framed=True)

@@ -92,7 +92,7 @@ def itself() -> Any:
     ("value", "field", "words"),
     [
         ({"a": [1, {"b": object()}]}, "a[1].b", "object"),
-        ({"a": {1: 1}}, "a", "1 is no name"),
+        ({"a": {1: 1}}, "a", "1 is not a name"),
         ({"a": datetime.datetime(2026, 1, 1)}, "a", "tzinfo"),  # noqa: DTZ001 - that is the point
         ({"a": 1 << 70}, "a", "out of range|too (big|large)"),
         ({"a": "\ud800"}, "a", "surrogates"),

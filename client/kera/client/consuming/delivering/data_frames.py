@@ -43,7 +43,7 @@ class ReadsTables(ABC):
         """All that is left up to the end, in memory of its own; the first rows are none, of the stream's columns.
 
         A caller that does not come to the end has got nothing, as far as `positions` and commits say. Raises
-        `InvalidArgument` where that is no table.
+        `InvalidArgument` where that is not a table.
         """
 
     async def to_arrow(self) -> pa.Table:

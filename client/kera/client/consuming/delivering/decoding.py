@@ -106,7 +106,7 @@ class Decoding:
         undecodable: Literal["fail", "skip"] = "fail",
         clock: Clock | None = None,
     ) -> None:
-        """Raises `InvalidArgument` for what is no deserializer; None: values, or keys, are bytes."""
+        """Raises `InvalidArgument` for what is not a deserializer; None: values, or keys, are bytes."""
         self._clock = clock or SystemClock()
         self._value = self._key = None
         if deserializer is not None:

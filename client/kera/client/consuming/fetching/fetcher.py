@@ -1,7 +1,7 @@
 """Fetching ahead: ranges in, what they have to give out, from whatever brokers have it.
 
 A range is a piece of an entry, or a group of segments that a consumer group has given to this consumer. Such ranges
-come and go all the time. When something of a group is gone, the range tells that and goes on behind it.
+come and go all the time. When something of a group is gone, the range tells that and continues after it.
 
 A range is with one reader at any time: that of the broker that has its next position. A broker whose memory can be read
 in place pushes what comes of its ranges (`_PushReader`); from the others one task per stream and broker pulls, the
@@ -217,7 +217,7 @@ class Fetcher:
     def throttled(self, home: Home, ms: int) -> None:
         """A broker has held an answer back for so long."""
         if ms and not self.throttled_ms:
-            log.warning("more than a quota lets us read: brokers hold answers back", broker_id=home[1], ms=ms)
+            log.warning("reading is limited by a quota: brokers delay their answers", broker_id=home[1], ms=ms)
         self.throttled_ms += ms
 
     def _goes_on(self, item: Range, position: Position) -> bool:
@@ -265,7 +265,7 @@ class Fetcher:
             self.tasks.start(self._find_refused(home, refused))
 
     async def _find_refused(self, home: Home, refused: Sequence[tuple[Range, KeraError]]) -> None:
-        """A broker knows nothing of a position. It is no error of the reader's if another one has given it since."""
+        """A broker does not know a position. The reader made no mistake if another broker has given it since."""
         try:
             self.cluster.forget(self.stream(home).name)
             await self._look_again(home)
@@ -436,7 +436,7 @@ class _PullReader:
 
     def _incomplete(self, wanted: Wanted) -> InvalidArgument:
         return InvalidArgument(
-            f"{tuple(wanted.end or ())} lies behind the end of streamlet {wanted.entry.streamlet_id} of stream"
+            f"{tuple(wanted.end or ())} is beyond the end of streamlet {wanted.entry.streamlet_id} of stream"
             f" {self._fetcher.stream(self.home).name!r}",
             streamlet_id=wanted.entry.streamlet_id,
         )

@@ -265,10 +265,10 @@ class Lease:
         spans = ", ".join(f"{first} up to {end}" for first, end in gaps if end > first)
         count = sum(end - first for first, end in gaps)
         exact = all(end > first for first, end in gaps)
-        what = f"{count} records ({spans})" if exact else "records, nobody knows how many,"
+        what = f"{count} records ({spans})" if exact else "an unknown number of records"
         return DataLost(
             f"stream {stream!r}, streamlet {streamlet_id}, entry {entry}: {what} before group {group_id} are gone;"
-            " their groups went before any consumer had found them",
+            " their groups were removed before any consumer found them",
             stream=stream,
             streamlet_id=streamlet_id,
             entry=entry,

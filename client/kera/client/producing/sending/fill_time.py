@@ -73,7 +73,7 @@ class CloseDueChunks(Protocol):
 
 
 def earlier(one_s: float | None, other_s: float | None) -> float | None:
-    """The earlier one of two times; None is no time."""
+    """The earlier one of two times; None is not a time."""
     if one_s is None or other_s is None:
         return other_s if one_s is None else one_s
     return min(one_s, other_s)

@@ -201,7 +201,7 @@ def _dataclass_members(model: Any, path: str, within: tuple[type, ...]) -> list[
     given = {field.name for field in dataclasses.fields(model) if field.init}
     for name, parameter in inspect.signature(model).parameters.items():
         if name not in given and parameter.default is parameter.empty and parameter.kind not in _ANY_NUMBER:
-            raise _refused(path, model, f"it cannot be made without {name!r}, which is no field")
+            raise _refused(path, model, f"it cannot be made without {name!r}, which is not a field")
     members = []
     for field in dataclasses.fields(model):
         if field.init:  # what it makes itself, it makes again
@@ -213,4 +213,4 @@ def _dataclass_members(model: Any, path: str, within: tuple[type, ...]) -> list[
 
 def _refused(path: str, annotation: Any, why: str) -> InvalidArgument:
     shown = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else repr(annotation)
-    return InvalidArgument(f"{path}: {shown[:200]} is no column: {why}", field=path)
+    return InvalidArgument(f"{path}: {shown[:200]} cannot be a column: {why}", field=path)

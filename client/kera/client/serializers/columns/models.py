@@ -21,7 +21,7 @@ class ModelColumns:
     """How instances of a model are rows of a stream."""
 
     def __init__(self, model: Any) -> None:
-        """Raises `InvalidArgument` for a field that is no column."""
+        """Raises `InvalidArgument` for a field that cannot be a column."""
         self.model = model
         self._struct = struct_of(model, model.__name__)
         self.schema = pa.schema(list(self._struct.kind))

@@ -104,7 +104,7 @@ class Leaf(Shape):
     def value(self, stored: Any) -> Any:
         """See `Shape`."""
         if self._is_time and stored.__class__ is int:
-            raise ValueError(f"{stored} is no {self._types[0].__name__}: it is outside of the years 1 to 9999")
+            raise ValueError(f"{stored} does not fit {self._types[0].__name__}: its years are 1 to 9999")
         return stored if self._loaded is None else self._loaded(stored)
 
 
