@@ -40,11 +40,11 @@ async def changing(bootstrap: str, cluster_secret_file: Path | None) -> AsyncIte
         is_on = (await client.admin.describe_cluster()).security  # before: who asks may be nobody any more after it
         yield client.access
         if not is_on:
-            warn("security is off in this cluster: this is kept, and counts once all daemons have security = true")
+            warn("security is off in this cluster: this takes effect once all daemons have security = true")
 
 
 def warn_of_untold(untold: Iterable[str], meaning: str) -> None:
     """Some daemons still go by what was before, by which what `meaning` says may happen there."""
     for each in untold:
         member, _, reason = each.partition(": ")
-        warn(f"{member} could not be told ({reason}): until it is heard of again, {meaning} there")
+        warn(f"{member} could not be notified ({reason}): until it is back, {meaning} there")

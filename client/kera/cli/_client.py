@@ -63,7 +63,7 @@ def _choose(command: typer.Context) -> tuple[str, Context | None]:
         return "", None
     if by_variable and source != _FLAG and value != chosen.bootstrap:
         (variable,) = (each.envvar for each in command.command.params if each.name == "bootstrap")
-        warn(f"{variable} is set, and counts for more than context {name}, of which nothing is used")
+        warn(f"{variable} is set and overrides context {name}, which is ignored")
         return "", None
     command.params["bootstrap"] = value if by_flag else chosen.bootstrap
     return name, chosen
@@ -88,7 +88,7 @@ def in_context(command: typer.Context) -> Iterator[None]:
         winners = [each for each in _contexts.added(chosen, os.environ)[1] if each != BOOTSTRAP_VARIABLE]
         if winners:
             are = "are" if len(winners) > 1 else "is"
-            warn(f"{', '.join(winners)} {are} set, and counts for more than what context {name} says of it")
+            warn(f"{', '.join(winners)} {are} set, which overrides context {name}")
     with _contexts.applied(chosen):
         yield
 

@@ -126,21 +126,21 @@ def _parsed(data: bytes) -> Contexts:
         raise ValueError('it has no object "contexts"')  # noqa: TRY004 - as what json raises
     current = document.get("current", "")
     if not isinstance(current, str):
-        raise ValueError('"current" is no text')  # noqa: TRY004
+        raise ValueError('"current" is not text')  # noqa: TRY004
     return Contexts({name: _context(name, said) for name, said in document["contexts"].items()}, current)
 
 
 def _context(name: str, said: Any) -> Context:
     fields = {each.name for each in dataclasses.fields(Context)}
     if not isinstance(said, dict):
-        raise ValueError(f"context {name!r} is no object")  # noqa: TRY004
+        raise ValueError(f"context {name!r} is not an object")  # noqa: TRY004
     for field, value in said.items():
         if field in {"password", "token"}:
             raise ValueError(f"context {name!r} has a {field}: name a file with it, as {field}_file")
         if field not in fields:
             raise ValueError(f"context {name!r} has {field!r}{hint(field, fields)}")
         if not isinstance(value, str):
-            raise ValueError(f"{field} of context {name!r} is no text")  # noqa: TRY004
+            raise ValueError(f"{field} of context {name!r} is not text")  # noqa: TRY004
     if not said.get("bootstrap"):
         raise ValueError(f"context {name!r} has no bootstrap")
     return Context(**said)

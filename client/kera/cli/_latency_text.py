@@ -68,17 +68,17 @@ def described(found: LatencyDescription) -> str:
 
 
 def known_to_within(hops: Iterable[LatencyHop]) -> str:
-    """By how much what a path takes can be off, as clocks of writers and readers may be; empty: nobody knows."""
+    """By how much what a path takes can be off, as clocks of writers and readers may be; empty: unknown."""
     error_us = sum(hop.clock_error_us for hop in hops)
-    return f"known to within {in_ms(error_us)}, by which hand-over can be off" if error_us else ""
+    return f"known to within {in_ms(error_us)}, the error of hand-over times" if error_us else ""
 
 
 def own_lingers(hops: Iterable[LatencyHop]) -> Iterator[str]:
     """Producers that let chunks fill for longer than they are advised to."""
     for hop in hops:
         if hop.own_linger_us > hop.advised_us:
-            own = f"a producer of {hop.stream} has a linger_ms of {hop.own_linger_us / 1000:g} of its own"
-            yield f"{own}, whatever it is advised"
+            own = f"a producer of {hop.stream} sets linger_ms {hop.own_linger_us / 1000:g} itself"
+            yield f"{own}, which overrides the advice"
 
 
 def of_which(constraint: LatencyConstraint) -> str:

@@ -32,7 +32,7 @@ NO_PASSWORD_OPTION = typer.Option(
 
 @ended_by_signals()
 def new_password(user: str, file: str | None, *, none: bool) -> str | None:
-    """The password that a user is to have; None: none. White space around it is no part of it, as where it is shown.
+    """The password that a user is to have; None: none. White space around it is not part of it, as where it is shown.
 
     Raises `UsageError`, also where there is none to be had.
     """

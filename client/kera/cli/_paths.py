@@ -1,4 +1,4 @@
-"""Paths as flags and arguments take them: an empty one is refused, and what is no file is not replaced by one.
+"""Paths as flags and arguments take them: an empty one is refused, and what is not a file is not replaced by one.
 
 Python takes an empty path for the directory that the command happens to run in, and a shell makes one of a variable
 that is not set.
@@ -38,7 +38,7 @@ def expanded_path(name: str, path: Path) -> Path:
 
 
 def file_to_replace(file: Path) -> Path:
-    """Where the file is, or would be, behind symbolic links. Raises `UsageError` if it is no regular file.
+    """Where the file is, or would be, behind symbolic links. Raises `UsageError` if it is not a regular file.
 
     Replacing takes the name away from whatever has it: from /dev/null, too, and from a link, which would stay as it is.
     """
@@ -49,6 +49,6 @@ def file_to_replace(file: Path) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}") from error
     if not stat.S_ISREG(mode):
-        what = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+        what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise UsageError(f"cannot write {file}: it is {what}; name a file, which is replaced, or a new one")
     return Path(os.path.realpath(file))

@@ -52,7 +52,7 @@ def definition_of(path: Path, kind: str | None, includes: Sequence[Path]) -> tup
     try:
         return schema_type, data.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: it is no text in UTF-8: byte {error.start}") from None
+        raise UsageError(f"{path}: it is not UTF-8 text: byte {error.start}") from None
 
 
 def readable(schema_type: SchemaType, definition: str) -> str:
@@ -85,7 +85,7 @@ def _read(path: Path) -> bytes:
             raise
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > FILE_BYTES_MAX:
-        raise UsageError(f"{path} has more than {FILE_BYTES_MAX} bytes, and is no schema")
+        raise UsageError(f"{path} has more than {FILE_BYTES_MAX} bytes, and is not a schema")
     return data
 
 
@@ -108,7 +108,7 @@ def arrow_schema_of(path: Path) -> pa.Schema:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except pa.ArrowException as error:
-        raise UsageError(f"{path}: it is no file of Parquet: {error}") from None
+        raise UsageError(f"{path}: it is not a Parquet file: {error}") from None
 
 
 def _arrow(path: Path, data: bytes) -> pa.Schema:
@@ -120,7 +120,7 @@ def _arrow(path: Path, data: bytes) -> pa.Schema:
             return read(pa.py_buffer(data))
         except (pa.ArrowException, OSError, EOFError):
             continue
-    raise UsageError(f"{path}: it is no schema of Arrow, and no stream or file of its IPC format")
+    raise UsageError(f"{path}: it is neither an Arrow schema nor a stream or file of the Arrow IPC format")
 
 
 def _schema_of_stream(buffer: Any) -> Any:

@@ -10,5 +10,5 @@ def parse_size(text: str, *, name: str = "size") -> int:
     """Bytes in `text`, see `kera.core.base.sizes`. Raises `UsageError` that mentions `name`."""
     found = size_bytes(text)
     if found is None:
-        raise UsageError(f"{name}: {text!r} is no size; write 8388608, 8MiB or 1GB", name=name)
+        raise UsageError(f"{name}: {text!r} is not a size; write 8388608, 8MiB or 1GB", name=name)
     return found

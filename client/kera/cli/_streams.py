@@ -1,4 +1,4 @@
-"""The standard streams of the command line: output that cannot be written is no traceback.
+"""The standard streams of the command line: output that cannot be written is not a traceback.
 
 A reader that has gone is no error. A full disk is one line `kera: error: …` and an exit code, and so is a standard
 stream that is closed and that the command needs.

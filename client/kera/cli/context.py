@@ -158,7 +158,7 @@ def use(
         contexts.current = name or ""
     print("commands that name none use no context" if chosen is None else f"using {name}: {_in_words(chosen)}")
     if os.environ.get(CONTEXT_VARIABLE, name) != name:
-        warn(f"{CONTEXT_VARIABLE}={os.environ[CONTEXT_VARIABLE]} is set, and counts for more")
+        warn(f"{CONTEXT_VARIABLE}={os.environ[CONTEXT_VARIABLE]} is set, and overrides it")
 
 
 @app.command("list")

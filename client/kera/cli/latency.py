@@ -149,7 +149,7 @@ def _path(text: str) -> list[str]:
 def _time(flag: str, text: str) -> int:
     milliseconds = parse_duration_ms(text, name=flag)
     if not milliseconds:
-        raise UsageError(f"{flag}: {text!r} is no time: it has to be 1 ms at least")
+        raise UsageError(f"{flag}: {text!r} is not a time: the minimum is 1 ms")
     return milliseconds
 
 

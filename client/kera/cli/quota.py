@@ -83,7 +83,7 @@ async def set_(
         quota = dataclasses.replace(known[user], **limits) if user in known else _quota(limits)
         change = await _put(access, user, quota)
         print(f"{_whose(user)}: {_in_words(quota) if quota else _cleared(user)}")
-        warn_of_untold(change, "the quota from before holds")
+        warn_of_untold(change, "the previous quota applies")
 
 
 @app.command()
@@ -119,7 +119,7 @@ async def clear(
     async with changing(bootstrap, cluster_secret_file) as access:
         change = await _put(access, user, _quota({}))
         print(f"{_whose(user)}: {_cleared(user)}")
-        warn_of_untold(change, "the quota from before holds")
+        warn_of_untold(change, "the previous quota applies")
 
 
 async def _quotas(access: Access) -> dict[str, Quota]:
@@ -161,7 +161,7 @@ def _parsed(limit: str, text: str) -> int | None:
     if limit in SIZES:
         return parse_size(text, name=_flag(limit))
     if not text.isdecimal():
-        raise UsageError(f"{_flag(limit)}: {text!r} is no number, and not {NONE}")
+        raise UsageError(f"{_flag(limit)}: {text!r} is not a number, and not {NONE}")
     return int(text)
 
 

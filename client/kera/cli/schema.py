@@ -228,4 +228,4 @@ def _definition(file: Path, kind: str | None, message: str, proto_path: list[Pat
 def _kind(kind: str | None) -> str | None:
     if kind is None or kind.lower() in KINDS:
         return kind and kind.lower()
-    raise UsageError(f"--type: {kind!r} is no type of schemas: {', '.join(KINDS)}")
+    raise UsageError(f"--type: {kind!r} is not a schema type: {', '.join(KINDS)}")

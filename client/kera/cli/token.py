@@ -73,8 +73,8 @@ async def issue(
                 written.write(f"{token.secret}\n")
         _print_issued(token, out, output)
         if lifetime_ms > token.expires_in_ms:
-            warn(f"it is good for {format_ms(token.expires_in_ms)} only, the most there is; renew it before that ends")
-        warn_of_untold(token.untold, "it is good for nothing")
+            warn(f"it is valid for {format_ms(token.expires_in_ms)} only, the maximum; renew it before it expires")
+        warn_of_untold(token.untold, "the token is refused")
 
 
 def _print_issued(token: Token, out: Path | None, output: Output) -> None:
@@ -91,7 +91,7 @@ def _print_issued(token: Token, out: Path | None, output: Output) -> None:
         show_document(document, output)
         return
     text = (
-        f"token {token.token_id}, good for {format_ms(token.expires_in_ms)}, and as long again whenever it is renewed"
+        f"token {token.token_id}, valid for {format_ms(token.expires_in_ms)}, and as long again whenever it is renewed"
         f" within {format_ms(token.renewable_for_ms)}"
     )
     text += f", for {', '.join(token.resources)} only" if token.resources else ""
@@ -150,7 +150,7 @@ async def renew(
     token_id = _id_of(token)
     async with changing(bootstrap, cluster_secret_file) as access:
         done = await access.renew_token(token_id)
-        print(f"token {token_id} is good for {format_ms(done.expires_in_ms)}")
+        print(f"token {token_id} is valid for {format_ms(done.expires_in_ms)}")
         warn_of_untold(done.change.untold, "it ends when it would have ended before")
 
 
@@ -165,7 +165,7 @@ async def revoke(
     async with changing(bootstrap, cluster_secret_file) as access:
         change = await access.revoke_token(token_id)
         print(f"revoked token {token_id}")
-        warn_of_untold(change.untold, "it may be good")
+        warn_of_untold(change.untold, "it may still be accepted")
 
 
 def _id_of(text: str) -> str:

@@ -90,7 +90,7 @@ async def passwd(
     async with changing(bootstrap, cluster_secret_file) as access:
         change = await access.set_password(user, password)
         print(f"changed the password of {user}" if password is not None else f"{user} has no password any more")
-        warn_of_untold(change.untold, "the old password is good")
+        warn_of_untold(change.untold, "the old password still works")
 
 
 def _myself() -> str:
@@ -119,7 +119,7 @@ async def roles(
         change = await access.set_roles(name, role)
         has = f"the {_of_roles(role)}" if role else "no roles any more"
         print(f"{name} has {has}")
-        warn_of_untold(change.untold, f"{name} has the roles from before")
+        warn_of_untold(change.untold, f"{name} keeps the previous roles")
 
 
 @app.command()
@@ -143,7 +143,7 @@ def _print_deleted(name: str, done: DeletedUser) -> None:
         flags = " ".join(f"--rule {each}" for each in done.rule_ids)
         what, names = ("rule", "names") if len(done.rule_ids) == 1 else ("rules", "name")
         warn(
-            f"{what} {rules} still {names} user:{name}, and whoever is called that next has these rights:"
+            f"{what} {rules} still {names} user:{name}, and a later user of that name has these rights:"
             f" kera acl revoke {flags}"
         )
     warn_of_untold(done.change.untold, f"{name} may go on")

@@ -181,7 +181,7 @@ class _Endpoints:
     async def http_error(self, request: Request, error: Exception) -> Response:
         """Starlette's own."""
         status = error.status_code if isinstance(error, HTTPException) else 500
-        title, text = _OF_STATUS.get(status, ("That cannot be asked", "This server does not take that."))
+        title, text = _OF_STATUS.get(status, ("Invalid request", "This server does not take that."))
         return await self._problem(request, Problem(status, title, text))
 
     def refusal(self, status: int, text: str) -> App:

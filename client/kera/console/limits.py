@@ -22,7 +22,7 @@ FORM_COLUMNS_MAX = 32
 """Columns of a stream that a form can have."""
 PARAMETERS_MAX = 32
 TEXT_MAX = 256
-"""Characters of a parameter that is no record."""
+"""Characters of a parameter that is not a record."""
 
 SESSIONS_MAX = 64
 SESSIONS_PER_USER_MAX = 8

@@ -50,7 +50,7 @@ class ConsoleSettings:
             raise InvalidSettings("--tls-cert and --tls-key belong together: give both")
         for name in self.names:
             if not name.strip() or any(letter in name for letter in "/:@ *"):
-                raise InvalidSettings(f"--host {name!r} is no name of a host: give it without scheme and port")
+                raise InvalidSettings(f"--host {name!r} is not a host name: give it without scheme and port")
 
     def check_reach(self, *, secured: bool) -> None:
         """Raise `InvalidSettings` if others could do everything; `secured`: everybody has to sign in."""
@@ -60,7 +60,7 @@ class ConsoleSettings:
         if not self.encrypted:
             missing.append("what is sent there is not encrypted: give --tls-cert and --tls-key")
         if not secured:
-            missing.append("security of the cluster is off, so that nobody has to sign in")
+            missing.append("security of the cluster is off, so anyone can use it without signing in")
         raise InvalidSettings(
             f"--listen {self.host}: other hosts reach it, and {', and '.join(missing)}. Listen at 127.0.0.1 behind"
             " an ssh tunnel or a proxy, or give --insecure, if only trusted users can reach it",
@@ -68,7 +68,7 @@ class ConsoleSettings:
         )
 
     def tls(self) -> ssl.SSLContext | None:
-        """For connections of browsers. Raises `InvalidSettings` if the files are no good."""
+        """For connections of browsers. Raises `InvalidSettings` if the files are invalid."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -93,7 +93,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     if not colon:
         host = "127.0.0.1"
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535):
-        raise InvalidArgument(f"--listen: {text!r} is no address; write HOST:PORT, as 127.0.0.1:7480")
+        raise InvalidArgument(f"--listen: {text!r} is not an address; write HOST:PORT, as 127.0.0.1:7480")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:

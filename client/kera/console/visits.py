@@ -126,11 +126,11 @@ class Visit:
                 async for part in self.request.stream():
                     body += part
                     if len(body) > limits.FORM_BYTES_MAX:
-                        raise Refused(413, "That is too much", f"A form has at most {limits.FORM_BYTES_MAX >> 20} MiB.")
+                        raise Refused(413, "Form too large", f"A form has at most {limits.FORM_BYTES_MAX >> 20} MiB.")
         except TimeoutError:
             raise Refused(
-                408, "That took too long", f"A form has to arrive within {limits.REQUEST_TIMEOUT_S:.0f} s."
+                408, "Form too slow", f"A form has to arrive within {limits.REQUEST_TIMEOUT_S:.0f} s."
             ) from None
         except ClientDisconnect:
-            raise Refused(400, "That did not come whole", "The connection ended before the form did.") from None
+            raise Refused(400, "Incomplete form", "The connection ended before the form did.") from None
         return bytes(body)

@@ -83,7 +83,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClient]:
 
 @pytest.fixture
 def stdin(monkeypatch: pytest.MonkeyPatch) -> io.BytesIO:
-    """Standard input, which is no terminal."""
+    """Standard input, which is not a terminal."""
     given = io.BytesIO()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(given))
     return given
@@ -254,7 +254,7 @@ def test_a_user_is_deleted_and_what_is_left_of_it_is_told(
     code, output, errors = kera(capsys, "user", "delete", "alice", "--yes")
     assert (code, output) == (0, "deleted user alice and 2 tokens\n")
     assert errors == (
-        "kera: warning: rules 3, 7 still name user:alice, and whoever is called that next has these rights:"
+        "kera: warning: rules 3, 7 still name user:alice, and a later user of that name has these rights:"
         " kera acl revoke --rule 3 --rule 7\n"
     )
 
@@ -378,8 +378,8 @@ def test_a_token_is_printed_alone_so_that_it_can_be_taken(
     )
     assert (code, output) == (0, f"{SECRET}\n")
     assert errors == (
-        "token 17ab, good for 8 h, and as long again whenever it is renewed within 7 d, for stream:orders, group:etl-*,"
-        " cluster only\n"
+        "token 17ab, valid for 8 h, and as long again whenever it is renewed within 7 d, for stream:orders, group:etl-*"
+        ", cluster only\n"
     )
     assert cluster.asked == [
         ("issue_token", ["stream:orders", "group:etl-*", "cluster"], {"lifetime_ms": 8 * 3_600_000})
@@ -422,7 +422,7 @@ def test_no_token_is_issued_that_cannot_be_kept(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--lifetime", "soon"], "--lifetime: 'soon' is no span of time"),
+        (["--lifetime", "soon"], "--lifetime: 'soon' is not a duration"),
         (["--lifetime", "0s"], "--lifetime: the time must be above 0"),
         (["--resource", "orders"], "did you mean 'stream:orders'?"),
         (["--stream", ""], "a name is missing"),
@@ -439,7 +439,7 @@ def test_a_token_that_makes_no_sense_is_refused(
 
 @pytest.mark.usefixtures("cluster")
 def test_a_token_that_is_good_for_less_than_was_asked_for_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "kera: warning: it is good for 24 h only" in kera(capsys, "token", "issue", "--lifetime", "2d")[2]
+    assert "kera: warning: it is valid for 24 h only" in kera(capsys, "token", "issue", "--lifetime", "2d")[2]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -457,7 +457,7 @@ def test_tokens_are_listed_without_what_they_are_shown_as(capsys: pytest.Capture
 def test_a_token_is_renewed_and_revoked_by_its_id_and_nothing_repeats_its_secret(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert kera(capsys, "token", "renew", "17ab") == (0, "token 17ab is good for 8 h\n", "")
+    assert kera(capsys, "token", "renew", "17ab") == (0, "token 17ab is valid for 8 h\n", "")
     assert kera(capsys, "token", "revoke", SECRET) == (0, "revoked token 17ab\n", "")
     assert cluster.asked == [("renew_token", "17ab"), ("revoke_token", "17ab")]
 
@@ -469,15 +469,15 @@ def test_a_token_is_renewed_and_revoked_by_its_id_and_nothing_repeats_its_secret
     ("arguments", "meaning"),
     [
         (["user", "create", "a", "--no-password"], "nobody can authenticate as a there"),
-        (["user", "passwd", "a", "--no-password"], "the old password is good there"),
-        (["user", "roles", "a", "--no-roles"], "a has the roles from before there"),
+        (["user", "passwd", "a", "--no-password"], "the old password still works there"),
+        (["user", "roles", "a", "--no-roles"], "a keeps the previous roles there"),
         (["user", "delete", "a", "--yes"], "a may go on there"),
         (["acl", "grant", "user:a", "read", "stream:s"], "what it allows may be refused there"),
         (["acl", "revoke", "user:a", "all", "stream:s"], "what it allowed may go on there"),
         (["acl", "revoke", "--rule", "7"], "what it allowed may go on there"),
-        (["token", "issue"], "it is good for nothing there"),
+        (["token", "issue"], "the token is refused there"),
         (["token", "renew", "17ab"], "it ends when it would have ended before there"),
-        (["token", "revoke", "17ab"], "it may be good there"),
+        (["token", "revoke", "17ab"], "it may still be accepted there"),
     ],
 )
 def test_who_could_not_be_told_is_named_and_what_that_means(
@@ -487,7 +487,7 @@ def test_who_could_not_be_told_is_named_and_what_that_means(
     code, _, errors = kera(capsys, *arguments)
     assert code == 0
     assert errors.splitlines()[-1] == (
-        f"kera: warning: broker 3 could not be told (connection refused): until it is heard of again, {meaning}"
+        f"kera: warning: broker 3 could not be notified (connection refused): until it is back, {meaning}"
     )
 
 
@@ -497,7 +497,7 @@ def test_a_change_that_counts_for_nothing_as_security_is_off_says_so(
     cluster.looks["describe_cluster"] = SimpleNamespace(security=False)
     code, output, errors = kera(capsys, "user", "create", "a", "--no-password")
     assert (code, output) == (0, "created user a without a password\n")
-    assert errors.startswith("kera: warning: security is off in this cluster: this is kept, and counts once")
+    assert errors.startswith("kera: warning: security is off in this cluster: this takes effect once")
 
 
 def test_the_secret_of_the_cluster_is_handed_on(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:

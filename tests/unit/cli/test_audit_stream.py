@@ -35,7 +35,7 @@ def test_more_events_than_there_is_room_for_are_counted_and_told() -> None:
 async def test_health_says_why_events_do_not_get_into_their_stream(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is set for clients on the same host is no reason."""
+    """What is set for clients on the same host is not a reason."""
     if variable:
         monkeypatch.setenv(variable, "nonsense")
     stream = StreamOfEvents("audit", lambda: "not an address", "broker", MACHINE)

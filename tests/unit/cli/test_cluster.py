@@ -254,8 +254,8 @@ def test_a_copy_replaces_nothing_but_files(
     loop.symlink_to(loop)
 
     for file, reason in (
-        (pipe, "it is no regular file"),
-        (link, "it is no regular file"),
+        (pipe, "it is not a regular file"),
+        (link, "it is not a regular file"),
         (loop, "Too many levels of symbolic links"),
         (tmp_path, "it is a directory"),
         (".", "it is a directory"),

@@ -154,7 +154,7 @@ def test_a_parameter_of_a_table_that_is_read_is_refused_for_one_that_is_written(
         (["kafka://h/", "kera:a"], "kafka://host:9092/topic"),
         (["redis://h/x", "kera:a"], "redis"),
         (["postgresql://db/x?table=t&changes=all", "kera:a"], "changes=logical"),
-        (["a.csv", "kera:a", "--name", "a b"], "no name of a copy"),
+        (["a.csv", "kera:a", "--name", "a b"], "not a copy's name"),
         (["a.csv", "kera:a", "--from", "latest"], "--from latest has no effect"),
         (["a.csv", "b.csv"], "one of the two has to be a stream"),
     ],

@@ -156,7 +156,7 @@ def test_the_environment_counts_for_more_and_whole(
     monkeypatch.setenv("KERA_CLIENT_TOKEN_FILE", str(home / "a.token"))
     assert kera("stream", "list") == (0, "", "no streams\n")
     _, _, err = kera("stream", "list", "--context", "prod")
-    assert "warning: KERA_CLIENT_TOKEN_FILE is set, and counts for more than what context prod says" in err
+    assert "warning: KERA_CLIENT_TOKEN_FILE is set, which overrides context prod" in err
     assert json.loads(kera("context", "show", "--json")[1])["overridden_by"] == ["KERA_CLIENT_TOKEN_FILE"]
     assert asked == [Asked("h:7400", "", "", str(home / "a.token"))] * 2
 
@@ -168,7 +168,7 @@ def test_a_cluster_of_the_environment_gets_nobodys_password(
     monkeypatch.setenv("KERA_BOOTSTRAP", "other:1")
     monkeypatch.setenv("KERA_CONTEXT", "prod")
     _, _, err = kera("stream", "list")
-    assert "KERA_BOOTSTRAP is set, and counts for more than context prod, of which nothing is used" in err
+    assert "KERA_BOOTSTRAP is set and overrides context prod, which is ignored" in err
     assert asked == [Asked("other:1", "", "", "")]
     monkeypatch.setenv("KERA_BOOTSTRAP", "h:7400")
     assert "warning" not in kera("stream", "list")[2]

@@ -139,7 +139,7 @@ def looked_at(tmp_path: Path, *names: str, days: int = 365, now_s: float | None 
 def test_a_certificate_is_looked_at_for_all_names(tmp_path: Path) -> None:
     (lasting, good, bad) = looked_at(tmp_path, "broker-1.example.com", "10.0.0.1")
     assert (lasting[0], good[0], bad[0]) == ("ok", "ok", "problem")
-    assert "is not taken for 10.0.0.1: IP address mismatch" in bad[1]
+    assert "is not accepted for 10.0.0.1: IP address mismatch" in bad[1]
 
 
 @pytest.mark.parametrize(("days", "word"), [(29, "warning"), (31, "ok")])
@@ -183,7 +183,7 @@ def test_a_certificate_that_daemons_cannot_show_each_other_is_a_problem(tmp_path
         "problem",
         "have one issued for clients as well: daemons call each other",
     )
-    assert "is not taken when this host calls others: unsuitable certificate purpose" in found.text
+    assert "is not accepted when this host calls others: unsuitable certificate purpose" in found.text
 
 
 @pytest.mark.parametrize(("mode", "word"), [(0o600, "ok"), (0o640, "warning"), (0o604, "warning")])

@@ -70,7 +70,7 @@ def test_what_daemons_would_not_take_is_a_problem(file: Path, text: str | None, 
 def test_a_secret_from_before_is_a_warning_as_long_as_it_is_there(file: Path) -> None:
     file.write_text(f"{SECRET}\nthe one from before it\n")
     (found,) = secret(file)
-    assert (found.severity.word, "that from before as well" in found.text) == ("warning", True)
+    assert (found.severity.word, "the previous secret" in found.text) == ("warning", True)
 
 
 class Settings:

@@ -58,7 +58,7 @@ PLAN = ResetPlan(
     7,
     (
         CursorChange(0, 0, Position(3, 1, 640), 60, Position(2, 1, 0), 40, 20, 0),
-        CursorChange(1, 0, None, None, Position(4, 1, 0), 9, 0, 9, "offset 12 is behind the end, 9"),
+        CursorChange(1, 0, None, None, Position(4, 1, 0), 9, 0, 9, "offset 12 is beyond the end, 9"),
     ),
 )
 
@@ -171,7 +171,7 @@ def test_a_group_is_reset(
     ]
     assert rest == [
         "",
-        "clicks, streamlet 1, entry 0: offset 12 is behind the end, 9",
+        "clicks, streamlet 1, entry 0: offset 12 is beyond the end, 9",
         "20 records will be read again, 9 records skipped",
         f"reset group loader {told} in clicks",
     ]

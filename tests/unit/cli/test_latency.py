@@ -67,8 +67,8 @@ def test_how_well_clocks_are_known_and_who_goes_by_no_advice() -> None:
     own = hop("clicks", "gather", 1, own_linger_us=500_000)
     over = [hop(stream, "hand-over", 1, "enrich", clock_error_us=400) for stream in ("clicks", "visits")]
     text = _latency_text.described(dataclasses.replace(VIOLATED, hops=(own, *over)))
-    assert "clocks      known to within 0.80 ms, by which hand-over can be off\n" in text
-    assert "own linger  a producer of clicks has a linger_ms of 500 of its own, whatever it is advised\n" in text
+    assert "clocks      known to within 0.80 ms, the error of hand-over times\n" in text
+    assert "own linger  a producer of clicks sets linger_ms 500 itself, which overrides the advice\n" in text
 
 
 def test_a_constraint_is_made_of_what_people_write(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,17 +102,17 @@ def test_what_is_not_named_is_not_altered(client: FakeClient) -> None:
         (["create", "c", "--path", "", "--limit", "1s"], "--path: ''"),
         (
             ["create", "c", "--path", "a", "--limit", "300"],
-            "'300' is no span of time; write 7d, 12h, 30min, 90s or 250ms",
+            "'300' is not a duration; write 7d, 12h, 30min, 90s or 250ms",
         ),
-        (["create", "c", "--path", "a", "--limit", "0ms"], "--limit: '0ms' is no time: it has to be 1 ms at least"),
+        (["create", "c", "--path", "a", "--limit", "0ms"], "--limit: '0ms' is not a time: the minimum is 1 ms"),
         (["create", "c", "--path", "a", "--limit", "2h"], "--limit: '2h' is not from 1 ms to 60 min"),
         (["alter", "c", "--limit", "9e99d"], "--limit: '9e99d' is"),
         (["alter", "c", "--window", "500ms"], "--window: '500ms' is not from 1 s to 60 min"),
-        (["create", "c", "--path", "a", "--limit", "1s", "--window", "x"], "--window: 'x' is no span of time"),
+        (["create", "c", "--path", "a", "--limit", "1s", "--window", "x"], "--window: 'x' is not a duration"),
         (["alter", "c"], "say what changes: --path, --limit"),
         (["alter", "c", "--p99", "--mean"], "give either --p99 or --mean"),
         (["describe", "c", "--interval", "1s"], "--interval needs --watch"),
-        (["describe", "c", "--watch", "--interval", "0s"], "--interval: '0s' is no time"),
+        (["describe", "c", "--watch", "--interval", "0s"], "--interval: '0s' is not a time"),
     ],
 )
 def test_what_makes_no_sense_is_told_so(

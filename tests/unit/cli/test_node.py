@@ -67,7 +67,7 @@ def test_the_last_port_there_is_will_do(tmp_path: Path) -> None:
     ("flags", "says"),
     [
         (["--per", "socket"], "--per is core or numa, not socket"),
-        (["--cpus", "0-"], "'0-' is no list of CPUs; they are written as 0-3,8"),
+        (["--cpus", "0-"], "'0-' is not a list of CPUs; write it as 0-3,8"),
         (["--cpus", "8191"], "--cpus has CPUs on which this command may not run, or that there are not"),
         (["--brokers", "-1"], "--brokers"),
         (["--port", "65535", "--brokers", "2"], "too many"),

@@ -82,8 +82,8 @@ def test_clear(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
         0,
         "quota of alice: cleared, so that the default one holds\n",
         (
-            "kera: warning: broker 3 could not be told (connection refused): until it is heard of again, the quota from"
-            " before holds there\n"
+            "kera: warning: broker 3 could not be notified (connection refused): until it is back, the previous quota"
+            " applies there\n"
         ),
     )
     assert kera(capsys, "clear", "--default")[1] == "default quota: cleared\n"
@@ -111,8 +111,8 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
         (("set", "alice"), "give a limit: --bytes-in-per-s"),
         (("set", "--streams", "1"), "give either the NAME of a user, or --default"),
         (("set", "alice", "--default", "--streams", "1"), "give either the NAME of a user, or --default"),
-        (("set", "alice", "--streams", "many"), "--streams: 'many' is no number, and not none"),
-        (("set", "alice", "--bytes-in-per-s", "fast"), "--bytes-in-per-s: 'fast' is no size"),
+        (("set", "alice", "--streams", "many"), "--streams: 'many' is not a number, and not none"),
+        (("set", "alice", "--bytes-in-per-s", "fast"), "--bytes-in-per-s: 'fast' is not a size"),
         (("clear",), "give either the NAME of a user, or --default"),
     ],
 )

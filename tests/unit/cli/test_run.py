@@ -165,7 +165,7 @@ def test_without_the_daemons_secrets_and_certificates_are_checked(tmp_path: Path
 
     ended = run_main(f"sys.modules.update(dict.fromkeys({DAEMONS}))", "doctor", *files)
 
-    assert "localhost.pem is taken for localhost" in ended.stdout, ended.stderr
+    assert "localhost.pem is accepted for localhost" in ended.stdout, ended.stderr
     assert str(tmp_path / "secret") in ended.stdout
 
 
@@ -202,7 +202,7 @@ def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[
         (["stream", "delete"], "Missing argument 'NAME'. See kera stream delete --help"),
         (["stream", "delete", "x"], "deleting x needs --yes when standard input is not a terminal"),
         (["stream", "create", "x", "--key-column", "a"], "give the columns with --column"),
-        (["stream", "create", "x", "--retention-bytes", "much"], "--retention-bytes: 'much' is no size"),
+        (["stream", "create", "x", "--retention-bytes", "much"], "--retention-bytes: 'much' is not a size"),
         (["stream", "create", "x", "--retention-ms", "-1"], "Invalid value for '--retention-ms'"),
         (["stream", "alter", "x"], "no change is given"),
         (
@@ -221,7 +221,7 @@ def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[
         (["produce", "x", "--json", "-K", ":"], "--json and --key-separator are mutually exclusive"),
         (["produce", "x", "-K", ""], "--key-separator must not be empty"),
         (["dev", "--brokers", "0"], "Invalid value for '--brokers'"),
-        (["dev", "--arena-bytes", "much"], "--arena-bytes: 'much' is no size"),
+        (["dev", "--arena-bytes", "much"], "--arena-bytes: 'much' is not a size"),
         (["broker", "--port", "70000"], "port is '70000': Input should be less than or equal to 65535"),
         (["bench", "produce", "--records", "1", "--bytes", "1"], "records and bytes are mutually exclusive"),
         (

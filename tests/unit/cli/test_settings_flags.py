@@ -110,7 +110,7 @@ def test_flags_win_over_the_environment_and_it_over_the_file(
     [
         (["--port", "x"], "invalid [example] settings: port is 'x': "),
         (["--port", "70000"], "port is '70000': Input should be less than or equal to 65535"),
-        (["--arena-bytes", "5x"], "--arena-bytes: '5x' is no size"),
+        (["--arena-bytes", "5x"], "--arena-bytes: '5x' is not a size"),
         (["--level", "middle"], "level is 'middle': Input should be 'low' or 'high'"),
         (["--what"], "No such option: --what"),
         (["--config", "/absent.toml"], "cannot read settings file /absent.toml"),

@@ -28,7 +28,7 @@ def test_a_size_has_a_unit_or_none(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "5x", "MiB", "-5MiB"])
 def test_what_is_no_size_is_named_with_its_flag(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--arena-bytes: .* is no size"):
+    with pytest.raises(UsageError, match=r"--arena-bytes: .* is not a size"):
         parse_size(text, name="--arena-bytes")
 
 

@@ -39,10 +39,10 @@ def test_the_next_time_the_authority_is_there_and_certificates_are_new(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["10.0.0.1", "10.0.0.2:7400"], "'10.0.0.2:7400' is no name of a host or client: give it without a port"),
-        (["10.0.0.1", "--client", "ca-key"], "'ca-key' is no name of a host or client: ca-key.pem would be taken"),
+        (["10.0.0.1", "10.0.0.2:7400"], "'10.0.0.2:7400' is not a host or client name: give it without a port"),
+        (["10.0.0.1", "--client", "ca-key"], "'ca-key' is not a host or client name: ca-key.pem would be taken"),
         (["alice", "--client", "alice"], "'alice' is given as a host and as a client: give the client another name"),
-        (["10.0.0.1", "--days", "0"], "a certificate is good for 1 to 3650 days, not 0"),
+        (["10.0.0.1", "--days", "0"], "a certificate is valid for 1 to 3650 days, not 0"),
     ],
 )
 def test_of_a_request_with_a_mistake_nothing_is_made(tmp_path: Path, arguments: list[str], text: str) -> None:
@@ -60,11 +60,11 @@ def test_a_host_that_is_named_twice_has_one_certificate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["{}/c", "../evil"], "'../evil' is no name of a host or client"),
-        (["{}/c", "--days", "0"], "a certificate is good for 1 to 3650 days, not 0"),
+        (["{}/c", "../evil"], "'../evil' is not a host or client name"),
+        (["{}/c", "--days", "0"], "a certificate is valid for 1 to 3650 days, not 0"),
         (["{}/c", "--days", "1e9"], "Invalid value for '--days'"),
         (["{}/file/c"], "cannot make {}/file/c: Not a directory"),
-        (["{}/broken"], "ca-key.pem are no certificate and its key in PEM"),
+        (["{}/broken"], "ca-key.pem are not a certificate and its key in PEM"),
         ([""], "DIR"),
         ([], "Missing argument 'DIR'"),
     ],

@@ -116,7 +116,7 @@ async def test_keys_go_through_the_views() -> None:
         assert "[3 Streams]" in screen.text("tabs")
         await screen.press("tab")
         assert screen.column() == ["readers"]
-        assert "nobody has read" not in screen.text("why")
+        assert "no reads" not in screen.text("why")
         await screen.press("tab", "tab", "tab")
         assert screen.column() == ["1", "2"]
         await screen.press("shift+tab", "shift+tab")

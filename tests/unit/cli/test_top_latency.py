@@ -104,4 +104,4 @@ def test_a_thousand_are_sorted_and_few_of_them_printed() -> None:
 @pytest.mark.parametrize("refused", [True, False])
 def test_why_there_are_none_is_said_where_they_cannot_be_asked_for(refused: bool) -> None:
     (note,) = seen(constraints_trouble=Trouble("a reason", NOW_US, refused=refused)).notes
-    assert note.startswith("you may not see latency constraints" if refused else "latency constraints are not told")
+    assert note.startswith("you may not see latency constraints" if refused else "latency constraints are not reported")

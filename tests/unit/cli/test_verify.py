@@ -96,7 +96,7 @@ def test_a_directory_that_cannot_be_checked_is_an_error_of_usage(
 
     missing, other, used = capsys.readouterr().err.splitlines()
     assert "does not exist" in missing
-    assert "is no data directory of a broker" in other
+    assert "is not a broker's data directory" in other
     assert "a broker uses data directory" in used
 
 

@@ -20,7 +20,7 @@ PLAN = ResetPlan(
     77,
     (
         CursorChange(0, 0, Position(2, 1, 64), 1_500, EARLIEST, 1_000, 500, 0),
-        CursorChange(3, 1, None, None, Position(4, 2, 128), 9_000, None, None, "offset 9001 is behind the end, 9000"),
+        CursorChange(3, 1, None, None, Position(4, 2, 128), 9_000, None, None, "offset 9001 is beyond the end, 9000"),
     ),
 )
 MEMBER = MemberDescription("m" * 32, "host/1", (), 10, 0, 100, 30_000, 300_000)
@@ -78,7 +78,7 @@ async def test_a_preview_shows_what_changes_and_changes_nothing(
 ) -> None:
     page = await (await console(admin=True)).get(f"{ADDRESS}&{query}")
     is_clear(
-        page, 200, "What changes in clicks", "1\u202f500", "<b>1\u202f000</b>", "2/1/64", "4/2/128", "behind the end"
+        page, 200, "What changes in clicks", "1\u202f500", "<b>1\u202f000</b>", "2/1/64", "4/2/128", "beyond the end"
     )
     is_clear(page, 200, "not read yet", "Reset group")
     assert group.planned == [(to, streamlets)]
@@ -116,11 +116,11 @@ async def test_cursors_of_no_preview_are_refused(console: MakeBrowser, group: Gr
     [
         ("to=offset", "offset", "offset is missing"),
         ("to=offset&offset=-1", "offset", "takes a number from 0"),
-        ("to=shift&records=many", "records", "is no number of records"),
-        ("to=shift&records=%2B-1", "records", "is no number of records"),
+        ("to=shift&records=many", "records", "is not a number of records"),
+        ("to=shift&records=%2B-1", "records", "is not a number of records"),
         ("to=time&time=noon", "time", "takes a time in UTC like"),
         ("to=nowhere", "to", "takes one of"),
-        ("to=latest&streamlets=all", "streamlets", "is no streamlet"),
+        ("to=latest&streamlets=all", "streamlets", "is not a streamlet"),
     ],
 )
 async def test_an_error_is_beside_its_field(

@@ -251,7 +251,7 @@ def test_beyond_this_host_it_takes_tls_and_signing_in_or_a_word_that_it_is_meant
 def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="belong together"):
         ConsoleSettings(tls_cert=tmp_path / "c").check()
-    with pytest.raises(InvalidSettings, match="is no name of a host"):
+    with pytest.raises(InvalidSettings, match="is not a host name"):
         ConsoleSettings(names=("https://x",)).check()
     with pytest.raises(InvalidSettings, match="No such file"):
         ConsoleSettings(tls_cert=tmp_path / "c", tls_key=tmp_path / "k").tls()

@@ -166,7 +166,7 @@ class ProduceWorker:
         sent = 0
         while sent < records and (deadline_s is None or time.monotonic() < deadline_s):
             # A millisecond at least, even when records are due: who is always behind would send them one by one,
-            # and never let the producer do its work. Less is no sleep at all: uvloop's clock has milliseconds.
+            # and never let the producer do its work. Less is not a sleep at all: uvloop's clock has milliseconds.
             await asyncio.sleep(max(0.001, start_s + sent / rate - time.monotonic()))
             due = min(records, int((time.monotonic() - start_s) * rate) + 1) - sent
             if due <= 0:

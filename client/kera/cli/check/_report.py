@@ -80,7 +80,7 @@ def _figures(outcome: Outcome) -> list[tuple[str, object]]:
     if outcome.uncertain_stored:
         records += f", of which {outcome.uncertain_stored:,} are there"
     if outcome.lost_as_told:
-        records += f"; {outcome.lost_as_told:,} acknowledged ones are lost, as the cluster told"
+        records += f"; {outcome.lost_as_told:,} acknowledged ones are lost, as the cluster reported"
     figures: list[tuple[str, object]] = [
         ("stream", stream + (", kept" if outcome.stream_kept else "")),
         ("load", load),

@@ -420,7 +420,7 @@ class Looking:
         stream = await client.admin.describe_stream(shared.stream)
         if stream.stream_id != shared.stream_id:
             ids = f"its id was {shared.stream_id}, and is {stream.stream_id}"
-            shared.give_up(f"stream {shared.stream!r} has been deleted and made anew meanwhile: {ids}", gone=True)
+            shared.give_up(f"stream {shared.stream!r} was deleted and created again meanwhile: {ids}", gone=True)
             return {}
         if (level := level_of(stream)) != shared.level:
             shared.give_up(f"the level of stream {shared.stream!r} was {shared.level}, and is {level} since")
@@ -453,7 +453,7 @@ class Looking:
             return positions
         possible = self._shared.impossible is None
         if possible and self._ledger.tell_lost(entry, error.message, reader):  # the durable ends do not tell
-            self._ledger.note("gone", f"{reader} was told: {error.message}")
+            self._ledger.note("gone", f"{reader} got: {error.message}")
         positions[entry[0]][entry[1]] = lost["available_from"]
         await self._shared.failed(reader, error)
         return positions

@@ -167,7 +167,7 @@ async def forget(
             last = await last_round(client, journal_stream(name))
         except UnknownStream:
             raise UsageError(f"no copy {name!r} into a stream of this cluster; kera connect list shows them") from None
-        question = f"Forget how far copy {name!r} is? Started again, it copies everything anew."
+        question = f"Forget how far copy {name!r} is? The next start copies everything again."
         confirm("forgetting a copy", question, yes=yes)
         await client.admin.delete_stream(journal_stream(name))
     print(f"forgot {name}")

@@ -40,7 +40,7 @@ def _name(_options: CopyOptions, _source: End, target: End) -> Reason:
         return None
     if is_directory(target):
         return "a directory has one copy, and keeps its progress; give another directory to copy the same once more"
-    return "a single file keeps no progress: each copy into one begins anew"
+    return "a single file keeps no progress: each copy starts from the beginning"
 
 
 def _create(_options: CopyOptions, _source: End, target: End) -> Reason:

@@ -26,9 +26,9 @@ def certificates(cert: Path, key: Path | None, ca: Path | None, names: list[str]
     for name in names:
         refused = refusal(tls.client_context(), tls.server_context(), name)
         if refused is None:
-            found.append(ok(SUBJECT, f"{cert} is taken for {name}"))
+            found.append(ok(SUBJECT, f"{cert} is accepted for {name}"))
         elif refused.by_server:
-            text = f"{cert} is not taken when this host calls others: {refused.reason}"
+            text = f"{cert} is not accepted when this host calls others: {refused.reason}"
             found.append(problem(SUBJECT, text, "have one issued for clients as well: daemons call each other"))
         else:
             is_name = "mismatch" in refused.reason
@@ -36,7 +36,7 @@ def certificates(cert: Path, key: Path | None, ca: Path | None, names: list[str]
             found.append(
                 problem(
                     SUBJECT,
-                    f"{cert} is not taken for {name}: {refused.reason}",
+                    f"{cert} is not accepted for {name}: {refused.reason}",
                     advice if is_name else "have one issued for servers, by an authority of --tls-ca",
                 )
             )

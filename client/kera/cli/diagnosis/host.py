@@ -146,7 +146,7 @@ def data_directory(path: Path) -> list[Finding]:
 def _directory_findings(subject: str, path: Path) -> list[Finding]:
     there = next(each for each in (path, *path.parents) if each.exists())
     if not there.is_dir():
-        return [problem(subject, f"{there} is no directory", "choose another --data-dir")]
+        return [problem(subject, f"{there} is not a directory", "choose another --data-dir")]
     if not os.access(there, os.W_OK | os.X_OK):
         owner = f"chown it to the user that runs daemons, or choose another --data-dir ({there})"
         return [problem(subject, "cannot be written to by this user", owner)]

@@ -40,7 +40,7 @@ def secret(path: Path) -> list[Finding]:
         return [problem(SUBJECT, error.message, "see docs/security.md, cluster secret")]
     told = [*_mode(path)]
     if len(found.shown()) > 1:
-        text = f"{path} has that from before as well, which daemons still take"
+        text = f"{path} also has the previous secret, which daemons still accept"
         told.append(warning(SUBJECT, text, "once all daemons have the new one, remove the second line"))
     return told or [ok(SUBJECT, f"{path} has one, and nobody else can read it")]
 

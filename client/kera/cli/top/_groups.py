@@ -38,18 +38,18 @@ def _row(group: ConsumerGroupSummary, lags: TwoLags | None, sample: Sample) -> G
     behind = [each.behind_ms for each in of_streams if each.behind_ms is not None]
     per_s = _lag_per_s(lags)
     consumers = _consumers(lags)
-    why = [f"brokers do not tell how far it is in {', '.join(unknown)}"] if unknown else []
+    why = [f"brokers do not report its progress in {', '.join(unknown)}"] if unknown else []
     stuck = [each for each in now.members if each.busy_ms > STUCK_PART * each.progress_timeout_ms > 0]
     why += [f"{_called(each)} has been at one batch for {format_ms(each.busy_ms)}" for each in stuck]
     why += [
-        f"nothing was heard of {_called(each)} for {format_ms(each.silent_ms)}"
+        f"{_called(each)} has been silent for {format_ms(each.silent_ms)}"
         for each in now.members
         if each.silent_ms > STUCK_PART * each.session_timeout_ms > 0
     ]
     behind_ms = max(behind, default=0) if lag is not None else None
     is_behind = bool(lag) and (behind_ms or 0) >= BEHIND_MS
     if is_behind and not group.members and group.idle_ms >= BEHIND_MS:
-        why.append(f"nobody has read for {format_ms(group.idle_ms)}")
+        why.append(f"no reads for {format_ms(group.idle_ms)}")
     elif is_behind and per_s is not None and per_s > 0:
         why.append(f"more comes than it reads: {count_text(per_s)} records/s")
     state = "unknown" if unknown else "stuck" if stuck else "behind" if is_behind else "ok" if group.members else "idle"

@@ -1,6 +1,6 @@
 """The terminal as Textual has it, which bears what terminals do that it does not expect.
 
-Bytes that are no UTF-8, as of a terminal with another coding, are passed over. A terminal that is gone, as when a
+Bytes that are not UTF-8, as of a terminal with another coding, are passed over. A terminal that is gone, as when a
 connection of ssh breaks, ends the view as SIGHUP does, also where nobody sends that; until it has ended, what is
 written goes nowhere.
 """
@@ -44,7 +44,7 @@ class TolerantDriver(LinuxDriver):
             os.kill(os.getpid(), signal.SIGHUP)
 
     def run_input_thread(self) -> None:
-        """Read until told to exit. What was read together with bytes that are no UTF-8 is lost."""
+        """Read until told to exit. What was read together with bytes that are not UTF-8 is lost."""
         while True:
             try:
                 super().run_input_thread()

@@ -46,7 +46,7 @@ class Poll(Generic[T]):
     def begin(self) -> asyncio.Task[None] | None:
         """Ask, if it is time and no question is out; the question that is out now, if there is one."""
         if self._asking is not None and self._asking.done():
-            self._asking.result()  # what is no answer and no refusal either is a bug
+            self._asking.result()  # what is neither an answer nor a refusal is a bug
             self._asking = None
         now_s = self._clock.monotonic_s()
         if self._asking is None and now_s - self.asked_s >= self.every_s:

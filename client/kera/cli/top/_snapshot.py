@@ -92,7 +92,7 @@ def _notes(sample: Sample) -> Iterable[str]:
         if trouble is not None and trouble.refused:
             yield f"you may not see {what}: {trouble.text}"
         elif trouble is not None and sample.cluster_trouble is None:
-            yield f"{what} are not told {since(trouble)}"
+            yield f"{what} are not reported {since(trouble)}"
 
 
 def _streams(sample: Sample) -> tuple[StreamRow, ...]:

@@ -1,7 +1,7 @@
 """The display of values: documents laid out, text as it is, anything else in hexadecimal. Pure.
 
 Whatever somebody has put into a record, what comes out of here is text of bounded length, without characters that
-change how what is around them reads. It is no HTML: templates see to that.
+change how what is around them reads. It is not HTML: templates see to that.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _STEP_MIN, _STEP_MAX = 500, 16_384
 _DECODED_AT_ONCE = 32
 """Records that a filter decodes before others get their turn."""
 _SETTINGS: dict[str, Any] = {
-    "shared_memory": "never",  # a page that somebody looks at is no reason to hold a broker's memory
+    "shared_memory": "never",  # a page that somebody looks at is not a reason to hold a broker's memory
     "corrupt_chunks": "skip",
     "prefetch_bytes_max": 1 << 20,
     "fetch_bytes_max": 1 << 20,

@@ -38,7 +38,7 @@ def _checked(schema: Any, value: Any) -> dict[str, str]:
     except referencing.exceptions.Unresolvable as error:
         return {"field": "", "error": f"the schema refers to {error.ref!r}, which it does not have"}
     except (ValueError, TypeError, RecursionError, jsonschema.SchemaError) as error:
-        return {"field": "", "error": f"this is no JSON Schema: {error}"[:500]}
+        return {"field": "", "error": f"this is not a valid JSON Schema: {error}"[:500]}
     return {"field": "", "error": ""}
 
 

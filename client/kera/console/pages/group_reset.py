@@ -86,7 +86,7 @@ def _place(form: Form, asked: Parameters, to: str) -> ResetTo | None:
 def _signed(text: str) -> int:
     digits = text.strip().lstrip("+-").replace("_", "")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 18 and len(text.strip()) - len(digits) <= 1):
-        raise InvalidArgument(f"{text[:40]!r} is no number of records; write -100 to go back, 100 to skip")
+        raise InvalidArgument(f"{text[:40]!r} is not a number of records; write -100 to go back, 100 to skip")
     return -int(digits) if text.strip().startswith("-") else int(digits)
 
 
@@ -97,10 +97,10 @@ def parse_streamlets(text: str) -> list[int] | None:
         first, dash, last = (each.strip() for each in part.partition("-"))
         bounds = (first, last) if dash else (first, first)
         if not all(each.isascii() and each.isdigit() and len(each) <= 9 for each in bounds):
-            raise InvalidArgument(f"{part[:40]!r} is no streamlet; write numbers such as 0, 2, 5-7")
+            raise InvalidArgument(f"{part[:40]!r} is not a streamlet; write numbers such as 0, 2, 5-7")
         low, high = map(int, bounds)
         if high < low or high - low >= _STREAMLETS_MAX or len(found) + high - low >= _STREAMLETS_MAX:
-            raise InvalidArgument(f"{part[:40]!r} is no range of at most {_STREAMLETS_MAX} streamlets")
+            raise InvalidArgument(f"{part[:40]!r} is not a range of at most {_STREAMLETS_MAX} streamlets")
         found.update(range(low, high + 1))
     return sorted(found) or None
 

@@ -40,7 +40,7 @@ SCHEMAS_TIMEOUT_S = 1.0
 CELL_MAX = 200
 _BRIEF_MAX = 200
 _DECODED_KINDS = {"msgpack", "avro", "protobuf"}
-"""Kinds of values whose bytes are no text."""
+"""Kinds of values whose bytes are not text."""
 _NEXT = "marks"
 
 

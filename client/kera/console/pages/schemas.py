@@ -83,7 +83,7 @@ async def ask_register(visit: Visit) -> Response:
 
 
 async def register(visit: Visit) -> Response:
-    """Register a version; the form again, if it is no schema or readers could not read it."""
+    """Register a version; the form again, if it is not a schema or readers could not read it."""
     sent = await visit.change()
     form = Form({"subject": "", "kind": "", "definition": ""}, sent)
     subject = form.read("subject", lambda: sent.text("subject", None, length_max=SUBJECT_MAX))

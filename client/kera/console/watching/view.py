@@ -205,8 +205,8 @@ class View:
         while True:
             try:
                 await self.sample()
-            except Exception as error:  # a defect here is no reason to keep nothing any more
-                log.error("lags and rates could not be looked at", exc_info=error)
+            except Exception as error:  # after a defect here, go on keeping
+                log.error("cannot compute lags and rates", exc_info=error)
             self.sampled.set()
             await asyncio.sleep(limits.SAMPLE_INTERVAL_S)
 

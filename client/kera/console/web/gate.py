@@ -108,11 +108,9 @@ class Gate:
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or not is_ours(hosts[0].decode("latin-1"), self._names):
-            return 421, (
-                "This server is not called that. Ask for it by its address, or name it with --host where it is started."
-            )
+            return 421, ("Unknown host name. Use the server's address, or allow the name with --host when starting it.")
         if scope["method"] not in {"GET", "HEAD"} and not comes_from_us(dict(scope["headers"])):
-            return 403, "This did not come from a page of the console: open the page here, and do it there."
+            return 403, "This request did not come from a page of the console: open the page here and repeat it."
         if len(scope["query_string"]) > limits.REQUEST_BYTES_MAX // 2:
             return 414, "The address is too long."
         if self._made >= limits.REQUESTS_MAX:

@@ -99,7 +99,7 @@ class Parameters:
             return default
         found = 0.0 if value == "0" else span_ms(value)
         if found is None:
-            raise InvalidArgument(f"{value!r} is no span of time; write 7d, 12h, 30min, 90s or 250ms", parameter=name)
+            raise InvalidArgument(f"{value!r} is not a duration; write 7d, 12h, 30min, 90s or 250ms", parameter=name)
         if 0 < found < 1:
             raise InvalidArgument(f"{value!r} is less than a millisecond, which is the shortest", parameter=name)
         if found > high:
@@ -113,7 +113,7 @@ class Parameters:
             return default
         found = size_bytes(value)
         if found is None:
-            raise InvalidArgument(f"{value!r} is no size; write 512 MiB, 10 GiB or 8388608", parameter=name)
+            raise InvalidArgument(f"{value!r} is not a size; write 512 MiB, 10 GiB or 8388608", parameter=name)
         if found > high:
             raise InvalidArgument(f"{value!r} is too large; {high} bytes are the most", parameter=name)
         return found

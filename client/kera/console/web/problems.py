@@ -49,14 +49,14 @@ class Refused(KeraError):
 
 
 _STATUS: tuple[tuple[type[KeraError] | tuple[type[KeraError], ...], int, str], ...] = (
-    ((UnknownStream, UnknownUser, UnknownGroup, UnknownSubject, UnknownSchema), 404, "There is no such thing"),
-    ((StreamExists, UserExists), 409, "There is one already"),
-    (QuotaExceeded, 429, "The quota does not let that be"),
+    ((UnknownStream, UnknownUser, UnknownGroup, UnknownSubject, UnknownSchema), 404, "Not found"),
+    ((StreamExists, UserExists), 409, "It exists already"),
+    (QuotaExceeded, 429, "The quota does not allow this"),
     (DataLost, 410, "Records are no longer there"),
     (
         (InvalidArgument, InvalidCursor, StreamletOutOfRange, SchemaMismatch, RecordTooLarge),
         400,
-        "That cannot be asked",
+        "Invalid request",
     ),
 )
 """The first that fits."""
@@ -74,12 +74,10 @@ def problem_of(error: KeraError, *, changes: bool = False) -> Problem:  # noqa: 
         if isinstance(error, kinds):
             return Problem(status, title, error.message)
     if changes and isinstance(error, Uncertain):
-        return Problem(
-            503, "Nobody knows what became of it", error.message, "Look whether it was done before you ask again."
-        )
+        return Problem(503, "The outcome is unknown", error.message, "Check whether it was done before you repeat it.")
     if error.retriable or isinstance(error, Uncertain):
         return Problem(503, "The cluster does not answer", error.message, "Try again in a moment.")
-    return Problem(502, "The cluster has refused that", error.message)
+    return Problem(502, "The cluster refused this", error.message)
 
 
 def _missing(error: NotAllowed) -> str:

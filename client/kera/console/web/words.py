@@ -55,7 +55,7 @@ def parse_moment(text: str) -> int:
     try:
         return (when - _EPOCH) // datetime.timedelta(microseconds=1)
     except OverflowError:
-        raise ValueError(f"{text!r} is no time that can be reckoned with") from None
+        raise ValueError(f"{text!r} is not a time from year 1 to 9999") from None
 
 
 def plural(count: int, noun: str, many: str = "") -> str:

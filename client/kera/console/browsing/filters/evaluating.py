@@ -1,7 +1,7 @@
 """Says whether a record fits a filter expression.
 
 Missing fields are null. Values of different types are never equal and have no order: ``==``, ``<``, ``<=``, ``>`` and
-``>=`` of them are false, and ``!=`` is true. All numbers are of one type; true and false are no numbers. Lists and
+``>=`` of them are false, and ``!=`` is true. All numbers are of one type; true and false are not numbers. Lists and
 objects are equal to nothing. A field or a function that stands as a condition holds unless it is null or false.
 """
 
