@@ -288,7 +288,7 @@ def _files(path: str, file_format: str | None) -> FilesEnd:
 
 def _named(name: str, text: str, what: str, example: str) -> str:
     if not name or "/" in name:
-        raise InvalidArgument(f"{text}: no name of a {what}; write {example}")
+        raise InvalidArgument(f"{text}: not the name of a {what}; write {example}")
     return name
 
 
@@ -309,7 +309,7 @@ def check_copy_name(name: str) -> str:
     """`name`, if it is one for a copy. Raises `InvalidArgument`."""
     if not name or len(name) > NAME_CHARS_MAX or _ODD.search(name):
         raise InvalidArgument(
-            f"--name: {name!r} is no name of a copy: letters, digits, and . _ -, at most {NAME_CHARS_MAX} of them",
+            f"--name: {name!r} is not a copy's name: letters, digits, and . _ -, at most {NAME_CHARS_MAX} of them",
             option="--name",
         )
     return name

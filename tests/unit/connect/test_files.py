@@ -360,7 +360,7 @@ async def test_a_disk_without_room_is_told_and_nothing_is_left(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("rows", "kind", "said"),
     [
-        (pa.record_batch({"b": [b"\xff"]}), "csv", "'b' is no text"),
+        (pa.record_batch({"b": [b"\xff"]}), "csv", "'b' is not UTF-8 text"),
         (pa.record_batch({"l": [[1]]}), "csv", "'l' is list"),
         (pa.record_batch({"n": pa.array([1, None])}), "csv", "'n' as its only column has no value"),
         (record(headers=[("h", b"x")]), "csv", "headers"),

@@ -280,7 +280,7 @@ async def test_a_property_that_was_added_becomes_one_of_the_next_version() -> No
             SchemaType.AVRO,
             ["id"],
             SchemaMismatch,
-            "version 1 of subject 'orders-value' is no record",
+            "version 1 of subject 'orders-value' is not a record",
         ),
         (Registry(order()), SchemaType.AVRO, ["zip"], SchemaMismatch, "field 'id' without a default"),
         (Registry(), SchemaType.AVRO, ["a b"], SchemaMismatch, "'a b' has a name that Avro does not allow"),
@@ -327,7 +327,7 @@ async def test_a_copy_that_runs_finds_a_version_that_was_registered_meanwhile() 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (b"{", "the value is no JSON"),
+        (b"{", "the value is not JSON"),
         (b"\x00\x00\x00\x00\x01\x02", "copy it without --value"),
         (b'{"id": "1"}', "field id"),
         (b'{"id": 1.5}', "field id"),
@@ -386,7 +386,7 @@ def test_text_becomes_what_the_schema_wants(kind: Any, given: Any, read: Any) ->
         (logical("long", "timestamp-micros"), "2026-01-02T12:00:00", "has no time zone"),
         (logical("long", "local-timestamp-micros"), "2026-01-02T12:00:00Z", "has a time zone"),
         (DECIMAL, "1.505", "scale|Scale"),
-        (DECIMAL, "NaN", "no decimal number"),
+        (DECIMAL, "NaN", "not a decimal number"),
         (DECIMAL, "twelve", "field x"),
         (DECIMAL, 0.1234567890123456, "write it as text"),
         ("bytes", "abc", "for which JSON has no form"),

@@ -87,7 +87,7 @@ def schema_of(path: str, kind: str) -> pa.Schema:
     except SchemaMismatch as error:
         raise SchemaMismatch(f"{path}: {error.message}", path=path) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
-        raise SchemaMismatch(f"{path} is no file of {kind}: {error}", path=path) from error
+        raise SchemaMismatch(f"{path} is not a valid {kind} file: {error}", path=path) from error
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror or error}") from error
     if len(set(found.names)) < len(found.names) or not all(found.names):

@@ -15,7 +15,7 @@ from kera.core.errors import SchemaMismatch
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 16 << 20
 """Minimum of a row group of Parquet."""
-_NO_TEXT = "is no text (UTF-8), which {kind} cannot hold: write Parquet"
+_NO_TEXT = "is not UTF-8 text, which {kind} cannot hold: write Parquet"
 
 
 class Writer(Protocol):
@@ -82,7 +82,7 @@ class Csv:
         self._writer = pa.csv.CSVWriter(file, self._schema)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """See `Writer`. Raises `SchemaMismatch` for bytes that are no text, and for headers."""
+        """See `Writer`. Raises `SchemaMismatch` for bytes that are not text, and for headers."""
         columns = list(rows.columns) if self._typed else _key_and_value(rows)
         found = []
         for field, column in zip(self._schema, columns, strict=True):

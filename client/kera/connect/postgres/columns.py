@@ -148,8 +148,8 @@ def conformed(rows: pa.RecordBatch, schema: pa.Schema, shown: str) -> pa.RecordB
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             at = next((at for at in range(len(column)) if not _fits(column[at], field.type)), 0)
             raise SchemaMismatch(
-                f"{shown}: column {field.name!r} of {_row(rows, at)} has {value_text(column[at])}, which is no"
-                f" {field.type}: {error}",
+                f"{shown}: column {field.name!r} of {_row(rows, at)} has {value_text(column[at])}, which does"
+                f" not fit {field.type}: {error}",
                 column=field.name,
             ) from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -112,7 +112,7 @@ def fitting(rows: pa.RecordBatch, shown: str) -> pa.RecordBatch:
             fit = column if kind == field.type else column.cast(kind)
         except pa.ArrowInvalid as error:
             row = next(row for row in range(len(column)) if not _casts(column[row], kind))
-            raise _unfit(field, column, row, shown, "is no number of microseconds that PostgreSQL has") from error
+            raise _unfit(field, column, row, shown, "does not fit into PostgreSQL's microseconds") from error
         misfit, why = _misfit(fit)
         if misfit is not None:
             raise _unfit(field, column, misfit, shown, why)

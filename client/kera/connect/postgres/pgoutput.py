@@ -229,7 +229,7 @@ def parse_lsn(text: str) -> int:
     try:
         return int(high, 16) << 32 | int(low, 16)
     except ValueError as error:
-        raise ProtocolError(f"{text!r} is no LSN") from error
+        raise ProtocolError(f"{text!r} is not an LSN") from error
 
 
 def format_lsn(lsn: int) -> str:

@@ -149,8 +149,8 @@ class Slot:
     def anew(self) -> str:
         """Advice for the case that changes are gone."""
         return (
-            f"SELECT pg_drop_replication_slot('{self.name}') and kera connect forget have the copy begin anew, with"
-            " all rows of the table"
+            f"SELECT pg_drop_replication_slot('{self.name}') and kera connect forget restart the copy with all rows of"
+            " the table"
         )
 
     def _find(self) -> int | None:

@@ -137,7 +137,7 @@ class Rows(NamedTuple):
 def quoted(name: str) -> str:
     """A name of a table or column. Raises `InvalidArgument` for what can be none."""
     if not name or "\0" in name:
-        raise InvalidArgument(f"{name!r} is no name of a table or column")
+        raise InvalidArgument(f"{name!r} is not a table or column name")
     return '"' + name.replace('"', '""') + '"'
 
 

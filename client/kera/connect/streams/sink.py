@@ -124,7 +124,7 @@ class RoundWriter:
         if last.partitioner != self._partitioner:
             raise CopyMismatch(
                 f"the copy of this name places keys by {last.partitioner}, not by {self._partitioner}: go on with"
-                f" --partitioner {last.partitioner}, or copy anew, with another --name and into another stream"
+                f" --partitioner {last.partitioner}, or start a new copy, with another --name and into another stream"
             )
         self._last = last
         self._chunks = self._chunks.at_epoch(last.epoch)
@@ -274,7 +274,7 @@ def _changed(span: Span, rows: int) -> SourceChanged:
     where = f" of {span.part}" if span.part else ""
     return SourceChanged(
         f"the source has changed: between {span.start!r} and {span.end!r}{where} it had {span.rows} records when the"
-        f" copy ended, and has {rows} now. What of them was copied cannot be told: copy anew, into another stream"
+        f" copy ended, and has {rows} now. It is unknown which of them were copied: copy again, into another stream"
     )
 
 

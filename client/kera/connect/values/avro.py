@@ -30,7 +30,7 @@ class AvroEncoder:
     def __init__(self, definition: str, context: Context, *, exact: bool = False) -> None:
         """`exact`: values are of the schema's types as they are, since it was derived from their columns.
 
-        Raises `InvalidArgument` for a definition that is no schema of Avro.
+        Raises `InvalidArgument` for a definition that is not a valid Avro schema.
         """
         self._serializer = AvroSerializer(definition, framed=False)
         self._context = context
@@ -168,5 +168,5 @@ def _decimal(value: Any) -> Any:
 
 def _finite(value: Decimal) -> Decimal:
     if not value.is_finite():
-        raise ValueError(f"{value} is no decimal number")
+        raise ValueError(f"{value} is not a decimal number")
     return value

@@ -19,7 +19,7 @@ class JsonEncoder:
     def __init__(self, definition: str, context: Context, *, exact: bool = False) -> None:
         """`exact`: values fit the schema, since it was derived from their columns, and are not checked.
 
-        Raises `InvalidArgument` for a definition that is no JSON Schema.
+        Raises `InvalidArgument` for a definition that is not a JSON Schema.
         """
         self._serializer = JsonSerializer() if exact else JsonSerializer(schema=definition, framed=False)
         self._context = context

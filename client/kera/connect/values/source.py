@@ -55,7 +55,7 @@ class EncodedSource:
         self._worker = Worker("encoding")
 
     async def open(self) -> None:
-        """See `Source`. Raises what `choose` does, and `InvalidArgument` for a key or a time that is no column."""
+        """See `Source`. Raises what `choose` does, and `InvalidArgument` if the key or the time is not a column."""
         await self._source.open()
         encoding, source = self._encoding, self._source
         self.identity = f"{source.identity} {encoding.shown}"
@@ -143,7 +143,7 @@ class EncodedSource:
                 raise CannotDecode("it begins with the id of a schema already: copy it without --value")
             return None if value is None else parsed(value)
         except CannotDecode as error:
-            raise SchemaMismatch(f"{self._where(part, start, at)}: the value is no JSON: {error.message}") from error
+            raise SchemaMismatch(f"{self._where(part, start, at)}: the value is not JSON: {error.message}") from error
 
     def _values(self, rows: pa.RecordBatch) -> list[Any]:
         columns = []
@@ -199,7 +199,7 @@ class EncodedSource:
         try:
             return column if pa.types.is_binary(column.type) else column.cast(pa.string()).cast(pa.binary())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SchemaMismatch(f"--key: column {name!r} is {column.type}, which is no key: {error}") from error
+            raise SchemaMismatch(f"--key: column {name!r} is {column.type}, which cannot be a key: {error}") from error
 
     def _times(self, rows: pa.RecordBatch, values: Sequence[Any]) -> pa.Array:
         name = str(self._encoding.time)
@@ -214,7 +214,7 @@ class EncodedSource:
             if found.null_count:
                 raise ValueError("a record has no value")
         except (pa.ArrowInvalid, ValueError, TypeError) as error:
-            raise SchemaMismatch(f"--time: {name!r} of {self.shown} is no time of a record: {error}") from error
+            raise SchemaMismatch(f"--time: {name!r} of {self.shown} cannot be the time of a record: {error}") from error
         return found
 
 
@@ -225,7 +225,7 @@ def _field(value: Any, name: str) -> Any:
 def _key(name: str, value: Any, text: bytes | None) -> bytes | None:
     """`text`: the JSON of which `value` is the member `name`."""
     if isinstance(value, dict | list):
-        raise SchemaMismatch(f"--key: field {name!r} of a record is {json.dumps(value)[:80]}, which is no key")
+        raise SchemaMismatch(f"--key: field {name!r} of a record is {json.dumps(value)[:80]}, which cannot be a key")
     if value is None or isinstance(value, str):
         return None if value is None else value.encode()
     if isinstance(value, float) and text is not None:
@@ -235,7 +235,7 @@ def _key(name: str, value: Any, text: bytes | None) -> bytes | None:
 
 def _moment(value: Any) -> datetime.datetime:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text of ISO 8601")
+        raise TypeError(f"{value!r} is not an ISO 8601 time")
     found = datetime.datetime.fromisoformat(value)
     if found.tzinfo is None:
         raise ValueError(f"{value} has no time zone")

@@ -105,7 +105,7 @@ def evolve(definition: str, columns: pa.Schema, kind: SchemaType, version: str, 
     if kind is SchemaType.JSON:
         return _evolve_json(schema, columns)
     if not isinstance(schema, Mapping) or schema.get("type") != "record":
-        raise SchemaMismatch(f"{version} is no record, and {shown} gives rows: give another --subject")
+        raise SchemaMismatch(f"{version} is not a record, and {shown} gives rows: give another --subject")
     fields = schema["fields"]
     for field in fields:
         if field["name"] not in columns.names and "default" not in field:
