@@ -57,7 +57,7 @@ def build() -> bool:
         return False
     spark = spark_jars()
     version, javac = find_javac()
-    # Newer compilers have warnings that this one cannot be told to leave out: they are no reason not to build.
+    # Newer compilers have warnings that this one cannot be told to leave out: they do not stop the build.
     warnings = [WARNINGS, "-Werror"] if version == JAVA_VERSION else []
     with tempfile.TemporaryDirectory(prefix="kera-jar-") as folder:
         classes = Path(folder)

@@ -306,7 +306,7 @@ def test_progress_tells_who_holds_up_the_next_epoch(kera: Kera, stream: str, tmp
     ("epoch_ms", "options", "message"),
     [
         (0, {}, "has no epochs; kera stream alter"),
-        (700, {}, "1000 ms are no multiple of the 700 ms of stream"),
+        (700, {}, "1000 ms are not a multiple of the 700 ms of stream"),
         (
             1000,
             {"startingOffsetsByTimestamp": '{"STREAM": {"0": 1}}'},

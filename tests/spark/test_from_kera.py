@@ -173,7 +173,7 @@ def test_what_is_no_column_is_refused(kera: Kera, stream: str) -> None:
         from_kera("value", f"{stream}-value", options(kera))
     union = {"type": "record", "name": "R", "fields": [{"name": "f", "type": ["int", "string"]}]}
     send(kera, stream, [{"f": 1}], serializer=AvroSerializer(union))
-    with pytest.raises(InvalidArgument, match="f is no column: a union"):
+    with pytest.raises(InvalidArgument, match="f cannot be a column: a union"):
         from_kera("value", f"{stream}-value", options(kera))
     with pytest.raises(InvalidArgument, match="takes fail or null"):
         from_kera("value", f"{stream}-value", options(kera), undecodable="skip")  # type: ignore[arg-type]

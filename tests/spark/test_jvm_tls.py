@@ -140,7 +140,7 @@ def older_form(certificates: Certificates, folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        (other_authority, "its certificate is not taken: .*unable to find valid certification path"),
+        (other_authority, "its certificate is not accepted: .*unable to find valid certification path"),
         (none_of_its_own, "was lost"),
         (no_tls, "was lost"),
         (absent, "tls_ca .*nowhere.pem cannot be read on this host"),

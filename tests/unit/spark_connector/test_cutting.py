@@ -395,7 +395,7 @@ def test_a_micro_batch_is_cut_in_the_same_way_whatever_has_changed(
     once = pieces(logs, replace(cutting, stable=True), found)
     brokers = [random.choice([1, 2]) for _ in range(8)]
     moved = [Log([(number, brokers[number], of) for number, _, of in log.layout]) for log in logs]
-    guessed = [  # within one segment it is no estimate
+    guessed = [  # within one segment it is not an estimate
         item if item.start.position[:2] == item.end.position[:2] else item._replace(length_bytes=estimate)
         for item in found
     ]

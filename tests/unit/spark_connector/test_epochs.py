@@ -284,7 +284,7 @@ def test_what_comes_to_an_entry_after_its_epoch_was_read_is_told(moved: bool) ->
     world.entries[1].chunks = ones(5, 26)
     world.entries[0].chunks += ones(38)
 
-    with pytest.raises(EpochPassed, match=r"entry 1 has got records of epochs before 2"):
+    with pytest.raises(EpochPassed, match=r"entry 1 got records of epochs before 2"):
         world.following(end, cadence)
     after = world.following(end, cadence, fail=False)
     world.entries[1].chunks += ones(48)
@@ -359,7 +359,7 @@ def test_rows_tell_the_epoch_of_their_place() -> None:
         (World([FakeEntry([])], epoch_ms=0), r"stream 'flights' has no epochs; kera stream alter flights --epoch"),
         (
             World([FakeEntry([])], epoch_ms=3),
-            r"10 ms are no multiple of the 3 ms of stream 'flights'",
+            r"10 ms are not a multiple of the 3 ms of stream 'flights'",
         ),
     ],
 )
@@ -376,7 +376,7 @@ def test_a_running_query_keeps_its_epochs_and_streams_that_join_need_them() -> N
     assert end is not None
     assert end.epoch == EpochMark(10, 0, 2)
 
-    with pytest.raises(InvalidArgument, match="no multiple"):
+    with pytest.raises(InvalidArgument, match="not a multiple"):
         world.following(replace(end, streams={}), cadence)
 
 

@@ -189,7 +189,7 @@ def test_other_uses_can_say_what_does_not_apply_to_them() -> None:
             {**NEEDED, "startingOffsets": "soon"},
             "option startingOffsets: must be 'earliest', 'latest' or a JSON object",
         ),
-        ({**NEEDED, "startingTimestamp": "soon"}, 'option startingTimestamp: "soon" is no time'),
+        ({**NEEDED, "startingTimestamp": "soon"}, 'option startingTimestamp: "soon" is not a time'),
         ({**NEEDED, "endingOffsetsByTimestamp": "1000"}, "option endingOffsetsByTimestamp: must have the form"),
         (
             {**NEEDED, "startingOffsetsByTimestampStrategy": "latest"},
@@ -255,9 +255,9 @@ def test_streams_are_named_in_one_of_four_ways(which: dict[str, str], subscripti
         ({"assign": "{}"}, "option assign: must have the form"),
         ({"assign": '{"a": []}'}, "stream 'a' has no list of streamlets"),
         ({"assign": '{"a": 0}'}, "stream 'a' has no list of streamlets"),
-        ({"assign": '{"a": ["0"]}'}, "a streamlet of 'a' is no number from 0"),
-        ({"assign": '{"a": [true]}'}, "a streamlet of 'a' is no number from 0"),
-        ({"assign": '{"a": [-1]}'}, "a streamlet of 'a' is no number from 0"),
+        ({"assign": '{"a": ["0"]}'}, "a streamlet of 'a' is not a number from 0"),
+        ({"assign": '{"a": [true]}'}, "a streamlet of 'a' is not a number from 0"),
+        ({"assign": '{"a": [-1]}'}, "a streamlet of 'a' is not a number from 0"),
     ],
 )
 def test_streams_must_be_named_in_exactly_one_way(which: dict[str, str], words: str) -> None:

@@ -69,12 +69,12 @@ def test_streams_may_be_called_like_words_of_the_checkpoint() -> None:
         ('{"flights": {"x": -2}}', "streamlet 'x': a streamlet is a number"),
         ('{"flights": {"-1": -2}}', "streamlet '-1': a streamlet is a number"),
         ('{"flights": {"0": -2, "00": -2}}', "streamlet '00': is named twice"),
-        ('{"flights": {"0": 17}}', "streamlet '0': 17 is no place: use earliest, latest or"),
-        ('{"flights": {"0": true}}', "true is no place"),
-        ('{"flights": {"0": [1, 2, 3]}}', "1 is no place"),
-        ('{"flights": {"0": [[1, 2]]}}', r"\[1, 2\] is no place"),
-        ('{"flights": {"0": [[1, 2, -3]]}}', r"\[1, 2, -3\] is no place"),
-        ('{"flights": {"0": ["soon"]}}', '"soon" is no place'),
+        ('{"flights": {"0": 17}}', "streamlet '0': 17 is not a position: use earliest, latest or"),
+        ('{"flights": {"0": true}}', "true is not a position"),
+        ('{"flights": {"0": [1, 2, 3]}}', "1 is not a position"),
+        ('{"flights": {"0": [[1, 2]]}}', r"\[1, 2\] is not a position"),
+        ('{"flights": {"0": [[1, 2, -3]]}}', r"\[1, 2, -3\] is not a position"),
+        ('{"flights": {"0": ["soon"]}}', '"soon" is not a position'),
         ('{"version": 2, "streams": {"flights": {"streamlets": {"0": [[1, 2, 3, 4]]}}}}', "has no stream_id"),
     ],
 )
@@ -113,7 +113,7 @@ def test_times_are_milliseconds_iso_8601_or_before_now(text: str, time: Time) ->
 )
 def test_what_is_no_time_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(
-        InvalidArgument, match=r"option startingTimestamp: .* is no time: use milliseconds.*ISO-8601.*-15m"
+        InvalidArgument, match=r"option startingTimestamp: .* is not a time: use milliseconds.*ISO-8601.*-15m"
     ):
         parse_time("startingTimestamp", text)
 
@@ -139,9 +139,9 @@ def test_times_per_streamlet_are_numbers_or_text() -> None:
         ("latest", "must be a JSON object"),
         ("1000", "must have the form"),
         ('{"a": 1000}', "stream 'a' must have its streamlets"),
-        ('{"a": {"0": true}}', "stream 'a', streamlet '0': true is no time"),
-        ('{"a": {"0": -5}}', "-5 is no time"),
-        ('{"a": {"0": null}}', "null is no time"),
+        ('{"a": {"0": true}}', "stream 'a', streamlet '0': true is not a time"),
+        ('{"a": {"0": -5}}', "-5 is not a time"),
+        ('{"a": {"0": null}}', "null is not a time"),
     ],
 )
 def test_what_has_no_time_per_streamlet_is_refused(text: str, words: str) -> None:
@@ -154,7 +154,7 @@ def test_any_text_is_a_time_or_an_error_that_says_so(text: str) -> None:
     try:
         parsed = parse_time("startingTimestamp", text)
     except InvalidArgument as error:
-        assert "is no time" in str(error)  # noqa: PT017  # most texts are none
+        assert "is not a time" in str(error)  # noqa: PT017  # most texts are none
     else:
         assert (parsed.epoch_us is None) != (parsed.ago_us is None)
 

@@ -133,7 +133,7 @@ def test_a_place_behind_the_head_is_refused_or_the_head() -> None:
     where = where_of({0: [at(11).position, "latest"], 1: "latest"})
 
     with pytest.raises(
-        InvalidArgument, match=r"\(1, 1, 704\) is behind the end of .*entry 0, which is \(1, 1, 640\). Use latest"
+        InvalidArgument, match=r"\(1, 1, 704\) is beyond the end of .*entry 0, which is \(1, 1, 640\). Use latest"
     ):
         resolved(where)
     assert resolved(where, loss=True) == heads(NOW)

@@ -111,7 +111,7 @@ async def test_a_place_that_is_none_is_refused_in_the_name_of_its_option() -> No
         async def locate(self, stream: str, queries: Any) -> list[ChunkPlace]:  # noqa: ARG002
             query: ChunkQuery
             for query in queries:
-                raise InvalidCursor(f"{tuple(query.start)} is no start of a chunk")
+                raise InvalidCursor(f"{tuple(query.start)} is not a start of a chunk")
             return []
 
     client = Strict({0: [[2, 2]]})

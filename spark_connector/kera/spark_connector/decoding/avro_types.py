@@ -35,11 +35,11 @@ PRECISION_MAX = 38
 
 
 def arrow_type_of(definition: str) -> pa.DataType:
-    """The type of values with this schema. Raises `InvalidArgument` with the path of a part that is no column."""
+    """The type of values with this schema. Raises `InvalidArgument` with the path of a part that cannot be a column."""
     try:
         schema = json.loads(definition)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"this is no schema of Avro: {error}") from error
+        raise InvalidArgument(f"this is not a valid Avro schema: {error}") from error
     return _Types().of(schema, "", ())
 
 

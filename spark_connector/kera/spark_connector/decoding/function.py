@@ -35,7 +35,7 @@ def from_kera(
     where values do not name their schemas.
 
     `undecodable`: ``fail`` ends the query at a value that cannot be read; with ``null`` such a value is null (of JSON:
-    all its fields are). Raises `InvalidArgument` for a schema that is no column, with the path to what is none in it,
+    all its fields are). Raises `InvalidArgument` for a schema that cannot be a column, with the path to that part,
     `UnknownSubject`, and what a client does that cannot reach the cluster.
     """
     if undecodable not in get_args(Undecodable):

@@ -20,11 +20,11 @@ _FORMATS = {"date": pa.date32(), "date-time": pa.timestamp("us", tz="UTC")}
 
 
 def arrow_type_of(definition: str) -> pa.DataType:
-    """The type of values with this schema. Raises `InvalidArgument` with the path of a part that is no column."""
+    """The type of values with this schema. Raises `InvalidArgument` with the path of a part that cannot be a column."""
     try:
         schema = json.loads(definition)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"this is no JSON Schema: {error}") from error
+        raise InvalidArgument(f"this is not a valid JSON Schema: {error}") from error
     kind = _of(schema, schema, Fields(), "", 0)
     if not pa.types.is_nested(kind):
         raise refused("", "its values are neither objects nor arrays; cast them yourself: substring(value, 6)")

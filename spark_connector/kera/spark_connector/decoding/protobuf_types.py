@@ -47,11 +47,11 @@ def message_class(definition: str, message: str) -> type[Message]:
             message = f"{package}.{first}" if package else first
         return GetMessageClass(pool.FindMessageTypeByName(message))
     except (DecodeError, ValueError, TypeError, KeyError, IndexError) as error:
-        raise InvalidArgument(f"this is no schema of Protobuf: {error}") from error
+        raise InvalidArgument(f"this is not a valid Protobuf schema: {error}") from error
 
 
 def arrow_type_of(message: type[Message]) -> pa.DataType:
-    """The type of a class of messages. Raises `InvalidArgument` with the path of a part that is no column."""
+    """The type of a class of messages. Raises `InvalidArgument` with the path of a part that cannot be a column."""
     return _of_message(message.DESCRIPTOR, Fields(), "", ())
 
 

@@ -23,8 +23,8 @@ Plain = Callable[[Any], Any]
 
 
 def refused(path: str, why: str) -> InvalidArgument:
-    """The error of a schema of which a part is no column."""
-    return InvalidArgument(f"{path or 'the schema'} is no column: {why}", field=path)
+    """The error of a schema of which a part cannot be a column."""
+    return InvalidArgument(f"{path or 'the schema'} cannot be a column: {why}", field=path)
 
 
 class Fields:

@@ -52,7 +52,7 @@ class Decoder:
             return pa.array(found, kind)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             if self.undecodable == "fail":
-                raise CannotDecode(f"values of subject {self.subject.name!r} are no column: {words(error)}") from error
+                raise CannotDecode(f"subject {self.subject.name!r} cannot be a column: {words(error)}") from error
             return pa.concat_arrays([_array_or_null(each, kind) for each in found])
 
     def row(self, data: bytes | None) -> Any:
@@ -93,7 +93,7 @@ class Decoder:
             schema_id, payload = unframe(data)
             reader = readers.get(schema_id)
             if reader is None:
-                reason = "it is none of the subject's, or was registered after the query had begun: start it again"
+                reason = "it does not belong to the subject, or was registered after the query began: restart the query"
                 raise CannotDecode(f"schema {schema_id}: {why.get(schema_id, reason)}")
             found = reader(payload, context)
             return found if plain is None or found is None else plain(found)

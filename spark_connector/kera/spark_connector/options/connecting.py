@@ -1,6 +1,6 @@
 """The options that say how a query reaches its cluster, and as whom: named as the settings of the client are.
 
-A password or a token is no option. Options are shown: by plans, by Spark's UI, in event logs. So they name files, which
+No option is a password or a token. Options are shown: by plans, by Spark's UI, in event logs. So they name files, which
 the driver alone reads.
 """
 

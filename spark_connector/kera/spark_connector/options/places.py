@@ -70,7 +70,7 @@ def parse_time(option: str, text: str) -> Time:
 
 
 def span_ms(text: str) -> int | None:
-    """Milliseconds in a text (see `kera.core.base.spans`); None if it is no span, or one of less than a millisecond."""
+    """Milliseconds in a text (see `kera.core.base.spans`); None if it is none, or less than a millisecond."""
     found_ms = spans.span_ms(text)
     return None if found_ms is None or 0 < found_ms < 1 else round(found_ms)
 
@@ -123,7 +123,7 @@ def _place(value: Any) -> Place:
         position = Position(*value[:3])
         return EntryOffset(position, value[3]) if len(value) == 4 else position
     raise ValueError(
-        f"{json.dumps(value)} is no place: use earliest, latest or, in a list with one per entry,"
+        f"{json.dumps(value)} is not a position: use earliest, latest or, in a list with one per entry,"
         " [group, segment, offset]"
     )
 
@@ -146,8 +146,8 @@ def _time(value: Any) -> Time:
         except (ValueError, OverflowError):
             pass
     raise ValueError(
-        f"{json.dumps(value)} is no time: use milliseconds since the epoch, ISO-8601 as in 2026-01-31T12:00:00Z, or a"
-        f" time before now as in -15min ({spans.UNITS})"
+        f"{json.dumps(value)} is not a time: use milliseconds since the epoch, ISO-8601 as in 2026-01-31T12:00:00Z, or"
+        f" a time before now as in -15min ({spans.UNITS})"
     )
 
 

@@ -28,7 +28,7 @@ class Subscription:
     assign: Mapping[str, tuple[int, ...]] | None = None
     """Streamlets per stream, sorted."""
     may_be_empty: bool = False
-    """Whether it is no error that a pattern fits no stream: of ``metadata=streams``."""
+    """Whether it is not an error that a pattern fits no stream: of ``metadata=streams``."""
 
     @property
     def named(self) -> tuple[str, ...] | None:
@@ -129,5 +129,5 @@ def _assigned(text: str) -> dict[str, tuple[int, ...]]:
         if not isinstance(streamlets, list) or not streamlets:
             raise wrong(ASSIGN, f"{form}: stream {name!r} has no list of streamlets", text)
         if any(type(streamlet) is not int or streamlet < 0 for streamlet in streamlets):
-            raise wrong(ASSIGN, f"{form}: a streamlet of {name!r} is no number from 0", text)
+            raise wrong(ASSIGN, f"{form}: a streamlet of {name!r} is not a number from 0", text)
     return {name: tuple(sorted(set(streamlets))) for name, streamlets in document.items()}

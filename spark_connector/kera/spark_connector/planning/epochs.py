@@ -113,7 +113,7 @@ def check_streams(streams: Iterable[StreamNow], cadence: Cadence) -> None:
             )
         if cadence.epoch_ms % stream.epoch_ms:
             raise InvalidArgument(
-                f"option epoch: {cadence.epoch_ms} ms are no multiple of the {stream.epoch_ms} ms of stream"
+                f"option epoch: {cadence.epoch_ms} ms are not a multiple of the {stream.epoch_ms} ms of stream"
                 f" '{stream.name}'",
                 option="epoch",
                 stream=stream.name,
@@ -380,7 +380,7 @@ def _check_comes_after(plan: _Plan, given: Offsets, epoch: int) -> Asking[None]:
     for entry, question in asked.items():
         if answers[question].record > starts[entry].record:
             raise EpochPassed(
-                f"{entry} has got records of epochs before {epoch}, when these were read without it: it was empty"
+                f"{entry} got records of epochs before {epoch} after these were read without it: it was empty"
                 " then, and had no promise that older records are over. Set failOnDataLoss to false to read them"
                 " with the next epoch",
                 epoch=epoch,

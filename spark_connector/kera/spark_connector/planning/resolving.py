@@ -20,7 +20,7 @@ class Question(NamedTuple):
 
     With a time: the first chunk from `start` on, but before `end`, that has a record at or after it, else `end`
     (`Client.locate` with all three). Without one, `start` and `end` are the same, a position that a user gave: which
-    ordinal the record there has (`locate` with records_max=1). It raises `InvalidCursor` for one that is no chunk
+    ordinal the record there has (`locate` with records_max=1). It raises `InvalidCursor` for one that is not a chunk
     boundary; let that through with the name of the option.
 
     The answer is the place as an `EntryOffset` either way.
@@ -107,7 +107,7 @@ def _at_the_bounds(
     if position >= there.end:
         if position > there.end and fail_on_data_loss:
             raise InvalidArgument(
-                f"option {where.option}: {tuple(position)} is behind the end of {entry}, which is"
+                f"option {where.option}: {tuple(position)} is beyond the end of {entry}, which is"
                 f" {tuple(there.end)}. Use latest, or set failOnDataLoss to false to take the end",
                 option=where.option,
                 **entry._asdict(),

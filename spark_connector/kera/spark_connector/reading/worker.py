@@ -197,7 +197,7 @@ async def _with_sparks_way_out(source: AsyncGenerator[ChunkBatch, None]) -> Asyn
         async for fetched in source:
             yield fetched
     except CorruptChunk as error:
-        text = error.message.removesuffix('corrupt_chunks="skip" goes on behind it') + WAY_OUT
+        text = error.message.removesuffix('corrupt_chunks="skip" continues after it') + WAY_OUT
         raise CorruptChunk(text, **error.attributes) from error
 
 

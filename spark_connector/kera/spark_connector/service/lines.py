@@ -86,7 +86,7 @@ def serve(
 
 
 def _parsed(line: bytes, requests: IO[bytes], line_bytes_max: int) -> tuple[Any, str, dict[str, Any]]:
-    """Raises ``ValueError`` for what is no request."""
+    """Raises ``ValueError`` for what is not a request."""
     if len(line) > line_bytes_max:
         while not line.endswith(b"\n") and (line := requests.readline(1 << 20)):
             pass

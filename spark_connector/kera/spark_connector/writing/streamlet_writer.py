@@ -22,7 +22,7 @@ missing in the chunks before it: all stored chunks together never have a row mor
 attempt ends when no row is left that is not in a chunk which it has seen: then they have all rows. Nobody has to be
 shut out for that, and any number of attempts may run side by side, end anywhere and come back.
 
-An answer that was lost is no case of its own: the chunk is sent again (``kera.client.producing.appender``), found to be
+A lost answer needs no code of its own: the chunk is sent again (``kera.client.producing.appender``), found to be
 there, read, and found to be ours. When the rows come in the same order as the first time, chunks are the same or at
 least begin with the same rows, which is seen without looking at rows one by one.
 
@@ -79,7 +79,7 @@ class StreamletWriter:
         surplus_max: int = SURPLUS_MAX,
         progressed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ignored`: columns that are no part of a row, as they differ between attempts; `progressed` is called when
+        """`ignored`: columns that are not part of a row, as they differ between attempts; `progressed` is called when
         fewer rows wait.
         """
         self._log = log

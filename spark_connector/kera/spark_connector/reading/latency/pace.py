@@ -226,17 +226,17 @@ class QueryPace:
 
 
 _BEHIND = (
-    "more comes than the query takes in micro-batches that end within the target, so it falls behind. Give it more"
+    "more records arrive than micro-batches within the target can process, so the query falls behind. Give it more"
     " cores, more streamlets to read side by side, or a larger target"
 )
 _CLOCK = (
-    "records say that they were made {:.3g} s before they came, more than the target. The clock of a producer is"
-    " behind, or records wait before they are sent: what counts of these is when they came"
+    "records have timestamps {:.3g} s before their arrival, more than the target. The clock of a producer is behind, or"
+    " records wait before they are sent: the target counts from their arrival"
 )
 _SHORT = (
-    "{:.3g} s cannot be kept: with what records need to get there, and for a micro-batch that has hardly any, {:.3g} s"
-    " is the least; where records come all the time, twice as much, as they wait for the micro-batch before. Raise the"
-    " target; or leave it out and use real-time mode, trigger(realTime=...), which has no micro-batches to wait for"
+    "{:.3g} s cannot be kept: delivery and a nearly empty micro-batch take {:.3g} s, and under steady load twice as"
+    " much, since records wait for the micro-batch before. Raise the target; or leave it out and use real-time mode,"
+    " trigger(realTime=...), which has no micro-batches to wait for"
 )
 
 

@@ -46,7 +46,7 @@ final class ArrowBody extends Body {
 
     @Override
     KeraException corrupt(String what) {
-        return new KeraException("CorruptChunk", "chunk payload is no Arrow record batch of the expected schema: "
+        return new KeraException("CorruptChunk", "chunk payload is not an Arrow record batch of the expected schema: "
                 + what, false);
     }
 

@@ -68,7 +68,7 @@ abstract class Body {
     /** Passes over a field with all in it; returns the number of its values. */
     abstract int skip(SkippedField field);
 
-    /** What is thrown for bytes that are no record batch of the stream's schema. */
+    /** What is thrown for bytes that are not a record batch of the stream's schema. */
     abstract KeraException corrupt(String what);
 
     /** The last of `count` values' `offsets`. */

@@ -25,7 +25,7 @@ import org.apache.spark.unsafe.types.UTF8String;
 /**
  * Chunks of one entry as what Spark takes, without a copy of their values.
  *
- * <p>Of each chunk only the columns are looked at that are wanted. Where its bytes are no batch of the schema, loading
+ * <p>Of each chunk only the wanted columns are looked at. Where its bytes are not a batch of the schema, loading
  * it is a {@link KeraException} CorruptChunk; what was loaded can be read without leaving the chunk's memory, whatever
  * becomes of its bytes. A batch is valid until the next one is loaded, or until this is closed. Not thread-safe.
  */

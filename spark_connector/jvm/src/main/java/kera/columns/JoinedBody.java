@@ -58,7 +58,7 @@ final class JoinedBody extends Body {
     /** Takes on another chunk, before the first field is taken. */
     void add(Chunk chunk) {
         if (!chunk.isSmall()) {
-            throw corrupt("it is none of the kind that is joined");
+            throw corrupt("it is not of a kind that is joined");
         }
         int nodesBytes = LeanBody.nodesBytes(chunk, Short.BYTES);
         long bodyAt = LeanBody.bodyAt(Short.BYTES, nodesBytes);

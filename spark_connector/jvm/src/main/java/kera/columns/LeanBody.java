@@ -39,7 +39,7 @@ final class LeanBody extends Body {
     }
 
     static KeraException corruptPayload(String what) {
-        return new KeraException("CorruptChunk", "chunk payload is no lean one of the expected schema: " + what, false);
+        return new KeraException("CorruptChunk", "chunk payload is not lean data of the schema: " + what, false);
     }
 
     @Override

@@ -86,13 +86,13 @@ final class Arena {
         Map<String, Object> file = attributes(hello.arenaPath());
         if (((int) file.get("mode") & FILE_TYPE) != REGULAR_FILE
                 || !file.get("uid").equals(attributes(socket).get("uid"))) {
-            throw new IOException("it is no regular file of the broker's user");
+            throw new IOException("it is not a regular file of the broker's user");
         }
         Identity identity = new Identity(file.get("dev"), file.get("ino"), hello.arenaBytes(), hello.slots(),
                 hello.slotBytes(), hello.slotsAt(), hello.rowsAt(), hello.rowBytes());
         synchronized (MAPPED) {
             WeakReference<Arena> mapped = MAPPED.get(socket + " " + domain);
-            Arena known = mapped == null ? null : mapped.get(); // while it is mapped its inode is no other file's
+            Arena known = mapped == null ? null : mapped.get(); // while it is mapped its inode belongs to no other file
             if (known == null || !known.identity.equals(identity)) {
                 known = new Arena(identity, hello);
                 MAPPED.put(socket + " " + domain, new WeakReference<>(known));

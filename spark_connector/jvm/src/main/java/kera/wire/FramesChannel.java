@@ -149,7 +149,7 @@ final class FramesChannel implements Source {
         }
         if (response.next().equals(next)) {
             if (piece.end != null) { // a loss, where that may be: the service decides
-                String message = piece.end + " lies behind the end of streamlet " + piece.streamlet + " of stream '"
+                String message = piece.end + " is beyond the end of streamlet " + piece.streamlet + " of stream '"
                         + piece.stream + "'";
                 return new End(Reason.FAILED, next, new Wire.Failure("invalid_argument", message, false, Map.of()));
             }

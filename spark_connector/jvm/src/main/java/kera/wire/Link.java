@@ -73,7 +73,7 @@ final class Link implements Pool.Idle {
             port = -1;
         }
         if (host.isEmpty() || port < 0 || port > 0xFFFF) {
-            throw new IOException("'" + address + "' is no address of the form host:port");
+            throw new IOException("'" + address + "' is not an address (host:port)");
         }
         long deadline = Deadline.afterMs(timeoutMs);
         IOException failure = new IOException("cannot connect to " + address + ": it has no address");
@@ -158,7 +158,7 @@ final class Link implements Pool.Idle {
             cause = cause.getCause();
         }
         boolean certificate = cause instanceof GeneralSecurityException;
-        return (certificate ? "its certificate is not taken: " : "TLS failed: ") + cause.getMessage();
+        return (certificate ? "its certificate is not accepted: " : "TLS failed: ") + cause.getMessage();
     }
 
     private static void abandon(Link link, SocketChannel channel) throws IOException {

@@ -115,7 +115,7 @@ public final class PieceReader implements Closeable {
         return done && stretch == null;
     }
 
-    /** What was lost of the piece, where that is no error. */
+    /** What was lost of the piece, where that is not an error. */
     public List<String> losses() {
         return List.copyOf(losses);
     }
@@ -223,7 +223,7 @@ public final class PieceReader implements Closeable {
     }
 
     private void overwritten() {
-        LOG.info("what broker {} had pushed is not in its memory any more; it is read again",
+        LOG.info("chunks that broker {} had pushed are no longer in its memory; reading them again",
                 broker == null ? "(gone)" : broker.brokerId());
         stretch = null;
         drop();

@@ -67,7 +67,7 @@ final class PushChannel implements Source {
         switch (message.kind()) {
             case PushConnection.RUNS -> {
                 if (body.remaining() % RUN_BYTES != 0) {
-                    throw new ProtocolException("a push message of runs has a length that is none");
+                    throw new ProtocolException("a push message of runs has an invalid length");
                 }
                 for (int at = 0; at < body.limit(); at += RUN_BYTES) {
                     requireLane(body.getInt(at));

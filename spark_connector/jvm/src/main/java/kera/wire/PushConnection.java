@@ -99,7 +99,7 @@ final class PushConnection implements Pool.Idle {
         }
         Wire.Hello hello = first.kind == HELLO ? Wire.hello(first.body) : null;
         if (hello == null || hello.version() != VERSION) {
-            throw new ProtocolException(link.address() + " is no push channel of version " + VERSION);
+            throw new ProtocolException(link.address() + " is not a push channel of version " + VERSION);
         }
         return hello;
     }

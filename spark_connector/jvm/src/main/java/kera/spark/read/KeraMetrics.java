@@ -57,7 +57,7 @@ public final class KeraMetrics {
 
         @Override
         public String description() {
-            return "times asked for the way";
+            return "route requests";
         }
     }
 

@@ -151,7 +151,7 @@ final class KeraMicroBatchStream
         return offset.isTextual() ? new KeraOffset(offset.asText()) : null;
     }
 
-    /** What the query's progress shows. Without an answer it shows nothing: that is no reason to end the query. */
+    /** What the query's progress shows. Without an answer it shows nothing: that is not a reason to end the query. */
     @Override
     public Map<String, String> metrics(Optional<Offset> consumed) {
         Map<String, String> metrics = new HashMap<>();

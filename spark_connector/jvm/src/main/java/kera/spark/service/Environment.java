@@ -25,7 +25,7 @@ public final class Environment {
                 .or(() -> missingPlanner(python));
     }
 
-    /** The engine uses classes of Spark that are no interface of it: what is not tested may read nonsense. */
+    /** The engine uses classes of Spark that are not its interface: what is not tested may read nonsense. */
     static Optional<String> missingVersion(String version) {
         return VERSIONS.stream().anyMatch(version::startsWith) ? Optional.empty()
                 : Optional.of("it is made for Spark 4.3, and this is " + version);

@@ -184,7 +184,7 @@ public final class ServiceProcess {
             }
         } catch (JsonProcessingException error) {
             // It may be a part of an answer, and so is not shown: there may be a token in it.
-            LOG.warn("`{}` has written what is no answer: {} characters", command, line.length());
+            LOG.warn("`{}` wrote a line that is not an answer: {} characters", command, line.length());
         }
     }
 
