@@ -17,7 +17,7 @@ const (
 func decodeArrow(payload []byte, records int, codec uint32) (*columns, error) {
 	le := binary.LittleEndian
 	if len(payload) < 8 || le.Uint32(payload) != math.MaxUint32 {
-		return nil, corrupt("this is no Arrow message")
+		return nil, corrupt("this is not an Arrow message")
 	}
 	metadataBytes := int64(le.Uint32(payload[4:]))
 	if metadataBytes > int64(len(payload)-8) {
@@ -197,7 +197,7 @@ func (r *arrowReader) node(values int) (valid func(int) bool, nulls int) {
 	}
 	data := r.raw()
 	if (values+7)/8 > len(data) {
-		r.fail("there are not so many bits as values")
+		r.fail("there are fewer bits than values")
 	}
 	if r.err != nil {
 		return func(int) bool { return false }, 0
@@ -275,7 +275,7 @@ func (r *arrowReader) offsets(values int) []int {
 		return offsets
 	}
 	if values+1 > len(data)/4 {
-		r.fail("there are not so many offsets as values")
+		r.fail("there are too few offsets for the values")
 		return offsets
 	}
 	last := 0

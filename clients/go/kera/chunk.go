@@ -98,7 +98,7 @@ func ParseChunk(data []byte) (header Header, payload, rest []byte, err error) {
 		return header, nil, nil, corrupt("the header's checksum is %08x, its bytes have %08x", want, got)
 	}
 	if data[4] != versionArrow && data[4] != versionLean {
-		return header, nil, nil, corrupt("version %d is none that this client knows", data[4])
+		return header, nil, nil, corrupt("version %d is unknown to this client", data[4])
 	}
 	if size := le.Uint16(data[6:]); size != headerBytes {
 		return header, nil, nil, corrupt("its header says that it has %d bytes", size)

@@ -46,7 +46,7 @@ func Connect(ctx context.Context, config Config) (*Client, error) {
 	}
 	for _, address := range config.Coordinators {
 		if _, _, err := net.SplitHostPort(address); err != nil {
-			return nil, fmt.Errorf("%q is no address of a coordinator: %w", address, err)
+			return nil, fmt.Errorf("%q is not a coordinator address: %w", address, err)
 		}
 	}
 	if config.Token != "" && config.TLS == nil {

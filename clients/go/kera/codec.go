@@ -37,7 +37,7 @@ func decompress(codec uint32, data []byte, size int64) ([]byte, error) {
 	case codecZstd:
 		return decompressZstd(data, size)
 	default:
-		return nil, corrupt("codec %d is none that this client knows", codec)
+		return nil, corrupt("codec %d is unknown to this client", codec)
 	}
 	// Room grows with what comes, so that a small lie about a large size costs little.
 	var out bytes.Buffer
@@ -50,7 +50,7 @@ func decompress(codec uint32, data []byte, size int64) ([]byte, error) {
 func decompressZstd(data []byte, size int64) ([]byte, error) {
 	var frame zstd.Header
 	if err := frame.Decode(data); err != nil {
-		return nil, corrupt("this is no frame of Zstandard: %v", err)
+		return nil, corrupt("this is not a Zstandard frame: %v", err)
 	}
 	if frame.HasFCS && frame.FrameContentSize != uint64(size) {
 		return nil, corrupt("a frame of %d bytes should have %d", frame.FrameContentSize, size)

@@ -120,7 +120,7 @@ func errorOfCall(err error, trailer metadata.MD) error {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted, codes.Aborted:
 		return &Error{Code: codeUnavailable, Message: said.Message(), Retriable: true}
 	case codes.Unimplemented:
-		return &Error{Code: codeInternal, Message: "what answers does not have this call, so it is no daemon of KerA or not the one that was meant: " + said.Message()}
+		return &Error{Code: codeInternal, Message: "the server does not have this call, so it is not a KerA daemon, or not the intended one: " + said.Message()}
 	default:
 		return &Error{Code: codeInternal, Message: fmt.Sprintf("%s: %s", strings.ToLower(said.Code().String()), said.Message())}
 	}

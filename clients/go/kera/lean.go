@@ -240,7 +240,7 @@ func (r *leanReader) columns(records int) *columns {
 			return c
 		}
 		if kind != kindStruct || written != plain || nulls || r.varint() != 2 {
-			r.fail("the headers are no structs of two fields")
+			r.fail("the headers are not structs of two fields")
 		}
 		c.headerNames = r.bytes(kindText, items)
 		c.headerItems = r.bytes(kindBinary, items)

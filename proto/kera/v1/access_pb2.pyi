@@ -4,8 +4,8 @@ isort:skip_file
 Who may do what: identities, rights and tokens.
 
 With security on, a connection of frames has to authenticate before anything else; over gRPC each call shows what it
-has been given: metadata "authorization: Bearer <token>". Who shows a certificate, or comes over a unix socket, has
-an identity by that and need not authenticate. Of who has none over gRPC no message is received: what it asks of
+has been given: metadata "authorization: Bearer <token>". A client with a certificate, or on a unix socket, has
+an identity by that and need not authenticate. gRPC receives no message of a client without one: what it asks of
 Authenticate is metadata of the call, "kera-authenticate-bin", and the message is empty.
 """
 
@@ -103,11 +103,11 @@ class AuthenticateResponse(_message.Message):
     scram: _builtins.bytes
     """server-first-message, then server-final-message."""
     principal: _builtins.str
-    """When it is done: who it is now, as rules call it."""
+    """When it is done: the principal, as rules name it."""
     session: _builtins.str
     """For gRPC: what further calls to this daemon show. It ends with the daemon, too."""
     expires_in_ms: _builtins.int
-    """For how long this identity is good, from now; 0: as long as the connection."""
+    """How long this identity is valid, from now; 0: as long as the connection."""
     def __init__(
         self,
         *,
@@ -127,7 +127,7 @@ Global___AuthenticateResponse: _TypeAlias = AuthenticateResponse  # noqa: Y015
 
 @_typing.final
 class AccessRule(_message.Message):
-    """Whether somebody may do something with something. One that denies counts more than any that allow."""
+    """Whether a principal may do operations on a resource. A rule that denies overrides all that allow."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -172,7 +172,7 @@ Global___AccessRule: _TypeAlias = AccessRule  # noqa: Y015
 
 @_typing.final
 class ScramVerifier(_message.Message):
-    """What a SCRAM server has to know; no password can be found from it but by trying."""
+    """What a SCRAM server has to know; a password can only be guessed from it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -202,7 +202,7 @@ Global___ScramVerifier: _TypeAlias = ScramVerifier  # noqa: Y015
 
 @_typing.final
 class Quota(_message.Message):
-    """What a principal may use at most; absent: as much as it likes."""
+    """What a principal may use at most; absent: no limit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -307,7 +307,7 @@ Global___UserRecord: _TypeAlias = UserRecord  # noqa: Y015
 
 @_typing.final
 class TokenRecord(_message.Message):
-    """Of a token that was issued; the token itself is known to nobody but who has it."""
+    """Of a token that was issued; only its holder knows the token itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -449,7 +449,7 @@ Global___ApplyAccessResponse: _TypeAlias = ApplyAccessResponse  # noqa: Y015
 
 @_typing.final
 class Untold(_message.Message):
-    """Daemons that may still go by what was before."""
+    """Daemons that may still apply the previous state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -485,7 +485,7 @@ class PutUserRequest(_message.Message):
     """It must not be there yet; else it must."""
     @_builtins.property
     def scram(self) -> Global___ScramVerifier:
-        """Absent: the password stays as it is; empty: there is none any more."""
+        """Absent: the password stays as it is; empty: it is removed."""
 
     @_builtins.property
     def roles(self) -> Global___Roles:
@@ -493,7 +493,7 @@ class PutUserRequest(_message.Message):
 
     @_builtins.property
     def quota(self) -> Global___Quota:
-        """Absent: it stays as it is; empty: there is none any more. Of the name "": the default quota."""
+        """Absent: it stays as it is; empty: it is removed. Of the name "": the default quota."""
 
     def __init__(
         self,
@@ -671,7 +671,7 @@ class GrantRightResponse(_message.Message):
     UNTOLD_FIELD_NUMBER: _builtins.int
     REMARK_FIELD_NUMBER: _builtins.int
     remark: _builtins.str
-    """For people: nothing has this name now."""
+    """For people: names in the rule that do not exist now."""
     @_builtins.property
     def rule(self) -> Global___AccessRule: ...
     @_builtins.property
@@ -796,7 +796,7 @@ class CheckRightRequest(_message.Message):
     OPERATION_FIELD_NUMBER: _builtins.int
     RESOURCE_FIELD_NUMBER: _builtins.int
     principal: _builtins.str
-    """"user:alice"; empty: who asks."""
+    """"user:alice"; empty: the caller."""
     operation: Global___Operation.ValueType
     resource: _builtins.str
     def __init__(
@@ -851,7 +851,7 @@ class IssueTokenRequest(_message.Message):
     """0: as long as may be."""
     @_builtins.property
     def resources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Resources that it is narrowed to, as in rules; none: all of who asks."""
+        """Resources that it is narrowed to, as in rules; none: all of the caller."""
 
     def __init__(
         self,

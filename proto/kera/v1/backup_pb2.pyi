@@ -48,7 +48,7 @@ class ReplicateRequest(_message.Message):
     virtual_segment_id: _builtins.int
     """Given once by the broker."""
     offset: _builtins.int
-    """Where the chunks go: the length that the replica has. 0 opens it; one that is there already begins anew."""
+    """Where the chunks go: the length that the replica has. 0 opens it; an existing one starts again."""
     checksum: _builtins.int
     """Over the checksums of all chunks up to the end of this request."""
     persist: _builtins.bool
@@ -146,7 +146,7 @@ class ListReplicasResponse(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     HEADERS_DAMAGED_FIELD_NUMBER: _builtins.int
     complete: _builtins.bool
-    """There are none behind these."""
+    """No others follow."""
     headers_damaged: _builtins.int
     """Headers that were found damaged when the backup started. Each was that of a replica, of whichever broker, of which
     it knows nothing any more: what is in none of its replicas may have been in those.
@@ -337,7 +337,7 @@ class FreeReplicasRequest(_message.Message):
     """Besides, all that launches before this epoch had; it must have been fenced. 0: none."""
     @_builtins.property
     def virtual_segment_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """One that is not there is no error."""
+        """A missing one is not an error."""
 
     def __init__(
         self,

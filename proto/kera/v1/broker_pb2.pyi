@@ -40,7 +40,7 @@ class MultiWriteChunksRequest(_message.Message):
     """Level to acknowledge at; unspecified: the stream's."""
     chunk_count: _builtins.int
     traceparent: _builtins.str
-    """W3C Trace Context of whoever sends it, if it is traced: what the broker does with it belongs to that trace."""
+    """W3C Trace Context of the sender, if it is traced: what the broker does with it belongs to that trace."""
     tracestate: _builtins.str
     chunks: _builtins.bytes
     """The chunks, one after the other. Last field: see the head of this file."""
@@ -81,13 +81,13 @@ class MultiWriteChunksResponse(_message.Message):
     BROKER_TIME_US_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     all_stored: _builtins.bool
-    """Set only if no status has an error: who has sent many chunks need not look at each. It may be missing all the same."""
+    """Set only if no status has an error: a sender of many chunks need not check each. It may be missing even so."""
     throttled_ms: _builtins.int
     """For how long the answer was held back, as its principal has used more than its quota lets it. What comes next over
-    the connection was left there meanwhile: who sends less in advance waits less.
+    the connection was left there meanwhile: a client that sends less in advance waits less.
     """
     broker_time_us: _builtins.int
-    """The broker's time of day when it answers, told where it is asked for by a latency report. 0: it does not tell."""
+    """The broker's time of day when it answers, if a latency report asks for it. 0: not reported."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set when the request as a whole could not be read; then there are no statuses."""
@@ -260,7 +260,7 @@ class MultiReadChunksRequest(_message.Message):
     Chosen by the reader, unique among those of its connection; 0: no session.
     """
     step: _builtins.int
-    """0 begins the session anew, with all its ranges. Each later one follows the step whose answer has come, adds `ranges`
+    """0 restarts the session, with all its ranges. Each later one follows the step whose answer has come, adds `ranges`
     and removes `removed`; what the answer gave has advanced by it. One at a time; any other number is SessionLost.
     """
     @_builtins.property
@@ -356,7 +356,7 @@ class MultiReadChunksResponse(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     session_kept: _builtins.bool
-    """The session goes on with the next step. If not, the broker keeps too many: the next request begins it anew."""
+    """The session goes on with the next step. If not, the broker keeps too many: the next request restarts it."""
     throttled_ms: _builtins.int
     """See MultiWriteChunksResponse."""
     broker_time_us: _builtins.int
@@ -403,7 +403,7 @@ class GetNextGroupsRequest(_message.Message):
     streamlet_id: _builtins.int
     consumer_group: _builtins.str
     groups_max: _builtins.int
-    """q: at most so many groups; 0: up to Q."""
+    """q: maximum number of groups; 0: up to Q."""
     def __init__(
         self,
         *,
@@ -431,7 +431,7 @@ class GetNextGroupsResponse(_message.Message):
     """See GetAvailableGroupsResponse."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupInfo]:
-        """Of those that are at this broker. A group that comes to another broker, or is read again by it, is given anew."""
+        """Of those that are at this broker. A group that comes to another broker, or is read again by it, is given again."""
 
     @_builtins.property
     def intervals(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupInterval]: ...
@@ -593,11 +593,11 @@ class GetAvailableGroupsResponse(_message.Message):
     OWNER_ID_FIELD_NUMBER: _builtins.int
     INTERVALS_FIELD_NUMBER: _builtins.int
     first_group_id: _builtins.int
-    """Of the groups that are at this broker. Both 0: there is none here."""
+    """Of the groups that are at this broker. Both 0: no group is here."""
     last_group_id: _builtins.int
     owner_id: _builtins.int
     """Where the streamlet's groups are, as in StreamletAssignment and as far as this broker was told. After later moves,
-    only the owner's answer has all intervals: who asks follows `owner_id` until a broker names itself. 0: the broker
+    only the owner's answer has all intervals: the caller follows `owner_id` until a broker names itself. 0: the broker
     does not know the owner, as the streamlet is about to move, or the broker is too old to say; the coordinator knows.
     """
     @_builtins.property
@@ -674,7 +674,7 @@ class DescribeStreamletsRequest(_message.Message):
     PROMISE_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     promise: _builtins.bool
-    """For whoever reads epochs: the broker is to promise, where it can, that nothing older comes. It takes the right to
+    """For readers of epochs: the broker is to promise, where it can, that nothing older comes. It takes the right to
     read the stream: writers that come later find their records late.
     """
     @_builtins.property
@@ -791,7 +791,7 @@ class EntryInfo(_message.Message):
     removed_watermark_us: _builtins.int
     """The greatest time of a record that was removed before `start`, or more. Absent: none was."""
     settled_us: _builtins.int
-    """Of a stream with epochs, for whoever looks how far they are: up to there it is settled, by what was written and
+    """Of a stream with epochs, for observers of their progress: up to there it is settled, by what was written and
     promised, and by what would be promised now. Absent: by nothing.
     """
     @_builtins.property
@@ -805,7 +805,7 @@ class EntryInfo(_message.Message):
     @_builtins.property
     def lost_from(self) -> _common_pb2.Cursor:
         """What was between these two places may have been lost with the broker's memory, the last time that this has happened:
-        whoever has read up to a place in there may have missed something. Absent: nothing was lost.
+        a reader that stopped in between may have missed something. Absent: nothing was lost.
         """
 
     @_builtins.property
@@ -1086,7 +1086,7 @@ class ListGroupsResponse(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     END_GROUP_ID_FIELD_NUMBER: _builtins.int
     complete: _builtins.bool
-    """There are none behind these in that interval, so far."""
+    """No others follow in that interval, so far."""
     end_group_id: _builtins.int
     """From this one on groups are at another broker; 0: they come to this one, so far."""
     @_builtins.property
@@ -1187,7 +1187,7 @@ class ChunkQuery(_message.Message):
     BYTES_MAX_FIELD_NUMBER: _builtins.int
     TIMESTAMP_US_FIELD_NUMBER: _builtins.int
     records_max: _builtins.int
-    """The furthest boundary with at most so many records before it, but at least one chunk, if there is one."""
+    """The furthest boundary with at most this many records before it, but at least one chunk, if there is one."""
     bytes_max: _builtins.int
     """The same in bytes of chunks."""
     timestamp_us: _builtins.int
@@ -1399,9 +1399,9 @@ class SealStreamletsRequest(_message.Message):
     wait_ms: _builtins.int
     """How long it may wait for what is not durable yet; then all is as it was, and the error says what it waited for."""
     assignments_version: _builtins.int
-    """Of the stream, as the coordinator knows it. A seal that comes after a later one is refused: nobody would end it."""
+    """Of the stream, as the coordinator knows it. A seal that comes after a later one is refused: nothing would end it."""
     ended: _builtins.bool
-    """The streamlets have moved away already, and nobody knows any more what was handed over: it says so once more."""
+    """The streamlets have moved away already, and the handed-over state is lost: the broker repeats it."""
     @_builtins.property
     def streamlet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1588,7 +1588,7 @@ class OpenStreamletsRequest(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
     created: _builtins.bool
-    """The stream is being created: nobody has had anything of it yet, nor promised anything."""
+    """The stream is being created: no broker has had data of it, or promised anything."""
     @_builtins.property
     def stream(self) -> _common_pb2.StreamInfo:
         """Only the assignments of the broker it is sent to count."""

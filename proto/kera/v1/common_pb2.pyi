@@ -77,7 +77,7 @@ class _PunctuationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Punctuati
     """Only producers do: for histories, whose times are not now."""
 
 class Punctuation(_Punctuation, metaclass=_PunctuationEnumTypeWrapper):
-    """Who says of entries that nobody writes to that nothing older will come, so that epochs can be closed."""
+    """What promises that nothing older will come in idle entries, so that epochs can be closed."""
 
 PUNCTUATION_CLOCK: Punctuation.ValueType  # 0
 """Brokers do, by their clocks."""
@@ -239,9 +239,9 @@ class StreamConfig(_message.Message):
     streams with a higher one stays in memory longer.
     """
     replication_priority: _builtins.int
-    """Chunks of streams with a higher one are sent to backups first, and get replicas anew first."""
+    """Chunks of streams with a higher one are sent to backups first, and get lost replicas back first."""
     memory_domain: _builtins.str
-    """In whose shared memory its segments are, at brokers: who may map that sees what is in it of all streams of the
+    """The memory domain of its segments in brokers' shared memory: a client that may map it sees all streams of the
     domain. Can be changed while the stream is in use (AlterStream); empty: "default".
     """
     epoch_ms: _builtins.int
@@ -349,7 +349,7 @@ Global___StreamSchema: _TypeAlias = StreamSchema  # noqa: Y015
 
 @_typing.final
 class StreamletAssignment(_message.Message):
-    """Who owns a streamlet, and since when."""
+    """The owner of a streamlet, and since when."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -560,7 +560,7 @@ class StreamletState(_message.Message):
     streamlet_id: _builtins.int
     next_group_id: _builtins.int
     promised_us: _builtins.int
-    """The latest time of which the owner before has told anybody that nothing older will come. Absent: of none."""
+    """The latest time before which the previous owner promised nothing more will come. Absent: no promise."""
     @_builtins.property
     def next_records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Per entry, the ordinal of the next record."""
@@ -673,7 +673,7 @@ class BrokerInfo(_message.Message):
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     node_id: _builtins.str
-    """Same for all processes of one host since its last boot: says who can share memory and unix sockets."""
+    """Same for all processes of one host since its last boot: they can share memory and unix sockets."""
     grpc_address: _builtins.str
     """host:port of the open interface."""
     frames_address: _builtins.str
@@ -767,7 +767,7 @@ class BackupInfo(_message.Message):
     free_disk_bytes: _builtins.int
     alive: _builtins.bool
     draining: _builtins.bool
-    """It gets no new replicas, and those it has are made anew elsewhere."""
+    """It gets no new replicas, and those it has are replaced elsewhere."""
     restarting: _builtins.bool
     """See BrokerInfo. It gets no new replicas; those that it has count as being there."""
     grace_left_ms: _builtins.int

@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class ConsumeRoundRequest(_message.Message):
     """Sent again and again by each consumer: at once when it has something to say, and at least every heartbeat interval.
-    A consumer that is not known joins with its first round; one that was taken for dead joins anew, without groups.
+    A consumer that is not known joins with its first round; one that was taken for dead joins again, without groups.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -49,9 +49,9 @@ class ConsumeRoundRequest(_message.Message):
     client: _builtins.str
     """Where it runs, for people."""
     session_timeout_ms: _builtins.int
-    """After so long without a word the consumer counts as dead."""
+    """After this time without a message the consumer counts as dead."""
     progress_timeout_ms: _builtins.int
-    """After so long in its user's code it counts as stuck."""
+    """After this time in its user's code it counts as stuck."""
     busy_ms: _builtins.int
     """For how long it has been in its user's code; 0: it waits for records."""
     bytes_consumed: _builtins.int
@@ -63,7 +63,7 @@ class ConsumeRoundRequest(_message.Message):
     splits: _builtins.bool
     """The consumer understands parts of groups: `end` and `split_bytes` of a GroupLease."""
     in_order: _builtins.bool
-    """Each entry is to be read in order: nobody gets anything of it before all that comes before it is done."""
+    """Each entry is to be read in order: records are given out only when all before them are done."""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The streams it reads."""
@@ -233,7 +233,7 @@ class RecordRange(_message.Message):
     END_RECORD_FIELD_NUMBER: _builtins.int
     first_record: _builtins.int
     end_record: _builtins.int
-    """One behind the last. Below the first: ordinals went back, with the memory of a host, and nobody knows how many went."""
+    """One behind the last. Below the first: ordinals went back, with the memory of a host; it is unknown how many went."""
     def __init__(
         self,
         *,
@@ -527,7 +527,7 @@ class LeaveRequest(_message.Message):
     member_id: _builtins.str
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStep]:
-        """Last words."""
+        """Last progress."""
 
     def __init__(
         self,
@@ -664,9 +664,9 @@ class ConsumerGroupInfo(_message.Message):
     idle_ms: _builtins.int
     """How long ago it was used, while coordinators led."""
     unnamed: _builtins.bool
-    """Nobody has chosen its name."""
+    """Its name was generated."""
     expires_in_ms: _builtins.int
-    """It is forgotten when it is not used for so long from now on; absent: it stays."""
+    """After how long without use it is forgotten, from now; absent: it stays."""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those that it has begun."""
@@ -706,7 +706,7 @@ class ConsumerGroupUse(_message.Message):
     used_ms: _builtins.int
     """On the clock that counts while coordinators lead."""
     created_by: _builtins.str
-    """The principal that has made it; empty: nobody knows."""
+    """The principal that has made it; empty: unknown."""
     def __init__(
         self,
         *,
@@ -913,9 +913,9 @@ class GroupProgress(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
     member_id: _builtins.str
-    """Who holds it; empty: nobody."""
+    """The member that holds it; empty: none."""
     lease: _builtins.int
-    """Of the last one who held it."""
+    """Of its last holder."""
     first_record: _builtins.int
     """Ordinal of the record with which it begins; absent: not known."""
     next_record: _builtins.int
@@ -925,7 +925,7 @@ class GroupProgress(_message.Message):
     joined: _builtins.bool
     """It is known what there was between the entry's group before it and this one."""
     session_timeout_ms: _builtins.int
-    """Time-outs of who holds it, which a coordinator goes by before it has heard of them itself."""
+    """Time-outs of its holder, for a coordinator that has not heard from it yet."""
     progress_timeout_ms: _builtins.int
     part: _builtins.int
     """Number of the part."""
@@ -999,7 +999,7 @@ class ResetConsumerGroupRequest(_message.Message):
     forward_only: _builtins.bool
     """Not back: entries that are farther stay as they are. How a consumer without groups says how far it is."""
     unnamed: _builtins.bool
-    """Nobody has chosen the name: a consumer group that only such requests have used is forgotten when it is idle for long."""
+    """The name was generated: a consumer group that only such requests have used is forgotten when it is idle for long."""
     @_builtins.property
     def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletStart]:
         """Of one stream."""
@@ -1044,7 +1044,7 @@ class DeleteConsumerGroupRequest(_message.Message):
     IDLE_MS_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     idle_ms: _builtins.int
-    """Only if it was not used for so long, and no stream's retention waits for it."""
+    """Only if it was unused for this long, and no stream's retention waits for it."""
     def __init__(
         self,
         *,

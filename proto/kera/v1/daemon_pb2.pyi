@@ -28,7 +28,7 @@ class _HealthStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HealthSta
     HEALTH_STATE_UNSPECIFIED: _HealthState.ValueType  # 0
     HEALTH_STATE_OK: _HealthState.ValueType  # 1
     HEALTH_STATE_WARNING: _HealthState.ValueType  # 2
-    """It does its work; somebody should look at this."""
+    """It does its work; an operator should look at this."""
     HEALTH_STATE_PROBLEM: _HealthState.ValueType  # 3
     """It cannot do its work, or not all of it: it is not ready."""
 
@@ -37,7 +37,7 @@ class HealthState(_HealthState, metaclass=_HealthStateEnumTypeWrapper): ...
 HEALTH_STATE_UNSPECIFIED: HealthState.ValueType  # 0
 HEALTH_STATE_OK: HealthState.ValueType  # 1
 HEALTH_STATE_WARNING: HealthState.ValueType  # 2
-"""It does its work; somebody should look at this."""
+"""It does its work; an operator should look at this."""
 HEALTH_STATE_PROBLEM: HealthState.ValueType  # 3
 """It cannot do its work, or not all of it: it is not ready."""
 Global___HealthState: _TypeAlias = HealthState  # noqa: Y015
@@ -76,7 +76,7 @@ class DescribeDaemonResponse(_message.Message):
     """coordinator, broker or backup."""
     version: _builtins.str
     commit: _builtins.str
-    """First digits of the commit that it was built from; empty: nobody knows."""
+    """First digits of the commit that it was built from; empty: unknown."""
     native: _builtins.bool
     """The native core runs."""
     node_id: _builtins.str
@@ -177,7 +177,7 @@ class ReadFiguresRequest(_message.Message):
     STREAMS_MAX_FIELD_NUMBER: _builtins.int
     AFTER_STREAM_ID_FIELD_NUMBER: _builtins.int
     streams_max: _builtins.int
-    """Of so many streams at most what there is for each; 0: of none. A daemon has a limit of its own."""
+    """Details of at most this many streams; 0: of none. A daemon has a limit of its own."""
     after_stream_id: _builtins.int
     """With higher ids than this."""
     def __init__(

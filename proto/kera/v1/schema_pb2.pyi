@@ -321,7 +321,7 @@ class ListSubjectsResponse(_message.Message):
     """There are more behind this one; empty: these were all."""
     @_builtins.property
     def subjects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """In order, some of those that who asks may describe."""
+        """In order, some of those that the caller may describe."""
 
     def __init__(
         self,
@@ -495,7 +495,7 @@ class DeleteSchemaResponse(_message.Message):
 
     @_builtins.property
     def schema_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """That no subject has any more: nobody can find out what values with these ids mean."""
+        """That no subject has any more: values with these ids can no longer be decoded."""
 
     def __init__(
         self,
@@ -553,7 +553,7 @@ class SubjectRecord(_message.Message):
     last_version: _builtins.int
     """The last number that a version has had: none is used again."""
     created_by: _builtins.str
-    """The principal that made the subject; empty: nobody knows."""
+    """The principal that made the subject; empty: unknown."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegisteredSchema]:
         """Without subjects and schemas."""

@@ -32,7 +32,7 @@ type MultiWriteChunksRequest struct {
 	// Level to acknowledge at; unspecified: the stream's.
 	Durability Durability `protobuf:"varint,2,opt,name=durability,proto3,enum=kera.v1.Durability" json:"durability,omitempty"`
 	ChunkCount uint32     `protobuf:"varint,3,opt,name=chunk_count,json=chunkCount,proto3" json:"chunk_count,omitempty"`
-	// W3C Trace Context of whoever sends it, if it is traced: what the broker does with it belongs to that trace.
+	// W3C Trace Context of the sender, if it is traced: what the broker does with it belongs to that trace.
 	Traceparent string `protobuf:"bytes,4,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	Tracestate  string `protobuf:"bytes,5,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
 	// What the sender has measured of earlier chunks, see kera/v1/latency.proto.
@@ -131,14 +131,14 @@ type MultiWriteChunksResponse struct {
 	Statuses []*ChunkStatus `protobuf:"bytes,3,rep,name=statuses,proto3" json:"statuses,omitempty"`
 	// Where the replicas are, of the virtual segments that the statuses name.
 	VirtualSegments []*VirtualSegmentPlaces `protobuf:"bytes,4,rep,name=virtual_segments,json=virtualSegments,proto3" json:"virtual_segments,omitempty"`
-	// Set only if no status has an error: who has sent many chunks need not look at each. It may be missing all the same.
+	// Set only if no status has an error: a sender of many chunks need not check each. It may be missing even so.
 	AllStored bool `protobuf:"varint,5,opt,name=all_stored,json=allStored,proto3" json:"all_stored,omitempty"`
 	// For how long the answer was held back, as its principal has used more than its quota lets it. What comes next over
-	// the connection was left there meanwhile: who sends less in advance waits less.
+	// the connection was left there meanwhile: a client that sends less in advance waits less.
 	ThrottledMs uint32 `protobuf:"varint,6,opt,name=throttled_ms,json=throttledMs,proto3" json:"throttled_ms,omitempty"`
 	// For streams with a latency constraint.
 	Advice []*WriterAdvice `protobuf:"bytes,7,rep,name=advice,proto3" json:"advice,omitempty"`
-	// The broker's time of day when it answers, told where it is asked for by a latency report. 0: it does not tell.
+	// The broker's time of day when it answers, if a latency report asks for it. 0: not reported.
 	BrokerTimeUs  int64 `protobuf:"varint,8,opt,name=broker_time_us,json=brokerTimeUs,proto3" json:"broker_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -480,7 +480,7 @@ type MultiReadChunksRequest struct {
 	// A read session: the broker keeps the ranges and where they are, and requests and answers name only what changes.
 	// Chosen by the reader, unique among those of its connection; 0: no session.
 	SessionId uint64 `protobuf:"varint,8,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	// 0 begins the session anew, with all its ranges. Each later one follows the step whose answer has come, adds `ranges`
+	// 0 restarts the session, with all its ranges. Each later one follows the step whose answer has come, adds `ranges`
 	// and removes `removed`; what the answer gave has advanced by it. One at a time; any other number is SessionLost.
 	Step uint32 `protobuf:"varint,9,opt,name=step,proto3" json:"step,omitempty"`
 	// Handles of ranges that are not wanted any more.
@@ -689,7 +689,7 @@ type MultiReadChunksResponse struct {
 	Error     *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
 	// One per range, in the order of the request. In a session: of ranges of which there is something to tell, in turn.
 	Results []*ReadResult `protobuf:"bytes,3,rep,name=results,proto3" json:"results,omitempty"`
-	// The session goes on with the next step. If not, the broker keeps too many: the next request begins it anew.
+	// The session goes on with the next step. If not, the broker keeps too many: the next request restarts it.
 	SessionKept bool `protobuf:"varint,5,opt,name=session_kept,json=sessionKept,proto3" json:"session_kept,omitempty"`
 	// See MultiWriteChunksResponse.
 	ThrottledMs uint32 `protobuf:"varint,6,opt,name=throttled_ms,json=throttledMs,proto3" json:"throttled_ms,omitempty"`
@@ -792,7 +792,7 @@ type GetNextGroupsRequest struct {
 	StreamId      uint64                 `protobuf:"varint,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
 	StreamletId   uint32                 `protobuf:"varint,2,opt,name=streamlet_id,json=streamletId,proto3" json:"streamlet_id,omitempty"`
 	ConsumerGroup string                 `protobuf:"bytes,3,opt,name=consumer_group,json=consumerGroup,proto3" json:"consumer_group,omitempty"`
-	// q: at most so many groups; 0: up to Q.
+	// q: maximum number of groups; 0: up to Q.
 	GroupsMax     uint32 `protobuf:"varint,4,opt,name=groups_max,json=groupsMax,proto3" json:"groups_max,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -858,7 +858,7 @@ func (x *GetNextGroupsRequest) GetGroupsMax() uint32 {
 
 type GetNextGroupsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of those that are at this broker. A group that comes to another broker, or is read again by it, is given anew.
+	// Of those that are at this broker. A group that comes to another broker, or is read again by it, is given again.
 	Groups []*GroupInfo `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
 	// See GetAvailableGroupsResponse.
 	OwnerId       uint32           `protobuf:"varint,2,opt,name=owner_id,json=ownerId,proto3" json:"owner_id,omitempty"`
@@ -1238,11 +1238,11 @@ func (x *GetAvailableGroupsRequest) GetStreamletId() uint32 {
 
 type GetAvailableGroupsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of the groups that are at this broker. Both 0: there is none here.
+	// Of the groups that are at this broker. Both 0: no group is here.
 	FirstGroupId uint64 `protobuf:"varint,1,opt,name=first_group_id,json=firstGroupId,proto3" json:"first_group_id,omitempty"`
 	LastGroupId  uint64 `protobuf:"varint,2,opt,name=last_group_id,json=lastGroupId,proto3" json:"last_group_id,omitempty"`
 	// Where the streamlet's groups are, as in StreamletAssignment and as far as this broker was told. After later moves,
-	// only the owner's answer has all intervals: who asks follows `owner_id` until a broker names itself. 0: the broker
+	// only the owner's answer has all intervals: the caller follows `owner_id` until a broker names itself. 0: the broker
 	// does not know the owner, as the streamlet is about to move, or the broker is too old to say; the coordinator knows.
 	OwnerId       uint32           `protobuf:"varint,3,opt,name=owner_id,json=ownerId,proto3" json:"owner_id,omitempty"`
 	Intervals     []*GroupInterval `protobuf:"bytes,4,rep,name=intervals,proto3" json:"intervals,omitempty"`
@@ -1425,7 +1425,7 @@ type DescribeStreamletsRequest struct {
 	StreamId uint64                 `protobuf:"varint,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
 	// Empty: all that this broker has.
 	StreamletIds []uint32 `protobuf:"varint,2,rep,packed,name=streamlet_ids,json=streamletIds,proto3" json:"streamlet_ids,omitempty"`
-	// For whoever reads epochs: the broker is to promise, where it can, that nothing older comes. It takes the right to
+	// For readers of epochs: the broker is to promise, where it can, that nothing older comes. It takes the right to
 	// read the stream: writers that come later find their records late.
 	Promise       bool `protobuf:"varint,3,opt,name=promise,proto3" json:"promise,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1619,7 +1619,7 @@ type EntryInfo struct {
 	// Of the chunks that are there.
 	LengthBytes uint64 `protobuf:"varint,5,opt,name=length_bytes,json=lengthBytes,proto3" json:"length_bytes,omitempty"`
 	// What was between these two places may have been lost with the broker's memory, the last time that this has happened:
-	// whoever has read up to a place in there may have missed something. Absent: nothing was lost.
+	// a reader that stopped in between may have missed something. Absent: nothing was lost.
 	LostFrom *Cursor `protobuf:"bytes,6,opt,name=lost_from,json=lostFrom,proto3" json:"lost_from,omitempty"`
 	LostTo   *Cursor `protobuf:"bytes,7,opt,name=lost_to,json=lostTo,proto3" json:"lost_to,omitempty"`
 	// The greatest time of a record before the durable head (docs/epochs.md). Absent: there was none.
@@ -1630,7 +1630,7 @@ type EntryInfo struct {
 	PromisedAt *Cursor `protobuf:"bytes,10,opt,name=promised_at,json=promisedAt,proto3" json:"promised_at,omitempty"`
 	// The greatest time of a record that was removed before `start`, or more. Absent: none was.
 	RemovedWatermarkUs *int64 `protobuf:"varint,11,opt,name=removed_watermark_us,json=removedWatermarkUs,proto3,oneof" json:"removed_watermark_us,omitempty"`
-	// Of a stream with epochs, for whoever looks how far they are: up to there it is settled, by what was written and
+	// Of a stream with epochs, for observers of their progress: up to there it is settled, by what was written and
 	// promised, and by what would be promised now. Absent: by nothing.
 	SettledUs     *int64 `protobuf:"varint,12,opt,name=settled_us,json=settledUs,proto3,oneof" json:"settled_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2236,7 +2236,7 @@ type ListGroupsResponse struct {
 	// In the order of their ids; only of the interval that the first of them belongs to. What another broker has is
 	// not passed over. One of which all was removed is there as long as more may come to it: `start` is its `end` then.
 	Groups []*GroupBounds `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
-	// There are none behind these in that interval, so far.
+	// No others follow in that interval, so far.
 	Complete bool `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
 	// From this one on groups are at another broker; 0: they come to this one, so far.
 	EndGroupId    uint64 `protobuf:"varint,3,opt,name=end_group_id,json=endGroupId,proto3" json:"end_group_id,omitempty"`
@@ -2540,7 +2540,7 @@ type isChunkQuery_Limit interface {
 }
 
 type ChunkQuery_RecordsMax struct {
-	// The furthest boundary with at most so many records before it, but at least one chunk, if there is one.
+	// The furthest boundary with at most this many records before it, but at least one chunk, if there is one.
 	RecordsMax uint64 `protobuf:"varint,3,opt,name=records_max,json=recordsMax,proto3,oneof"`
 }
 
@@ -2912,9 +2912,9 @@ type SealStreamletsRequest struct {
 	StreamletIds     []uint32               `protobuf:"varint,3,rep,packed,name=streamlet_ids,json=streamletIds,proto3" json:"streamlet_ids,omitempty"`
 	// How long it may wait for what is not durable yet; then all is as it was, and the error says what it waited for.
 	WaitMs uint32 `protobuf:"varint,4,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
-	// Of the stream, as the coordinator knows it. A seal that comes after a later one is refused: nobody would end it.
+	// Of the stream, as the coordinator knows it. A seal that comes after a later one is refused: nothing would end it.
 	AssignmentsVersion uint64 `protobuf:"varint,5,opt,name=assignments_version,json=assignmentsVersion,proto3" json:"assignments_version,omitempty"`
-	// The streamlets have moved away already, and nobody knows any more what was handed over: it says so once more.
+	// The streamlets have moved away already, and the handed-over state is lost: the broker repeats it.
 	Ended         bool `protobuf:"varint,6,opt,name=ended,proto3" json:"ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3315,7 +3315,7 @@ type OpenStreamletsRequest struct {
 	CoordinatorEpoch uint64      `protobuf:"varint,2,opt,name=coordinator_epoch,json=coordinatorEpoch,proto3" json:"coordinator_epoch,omitempty"`
 	// Of streamlets that come from a broker that lives: where that one stopped.
 	HandedOver []*StreamletState `protobuf:"bytes,3,rep,name=handed_over,json=handedOver,proto3" json:"handed_over,omitempty"`
-	// The stream is being created: nobody has had anything of it yet, nor promised anything.
+	// The stream is being created: no broker has had data of it, or promised anything.
 	Created       bool `protobuf:"varint,4,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

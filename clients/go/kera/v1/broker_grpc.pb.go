@@ -68,11 +68,11 @@ type BrokerClient interface {
 	MeasureLag(ctx context.Context, in *MeasureLagRequest, opts ...grpc.CallOption) (*MeasureLagResponse, error)
 	// Groups of a streamlet with where they start and end, for consumers that share them.
 	ListGroups(ctx context.Context, in *ListGroupsRequest, opts ...grpc.CallOption) (*ListGroupsResponse, error)
-	// The chunk where a reader of an entry would be after so many records or bytes, or at a time.
+	// The chunk where a reader of an entry would be after a number of records or bytes, or at a time.
 	LocateChunks(ctx context.Context, in *LocateChunksRequest, opts ...grpc.CallOption) (*LocateChunksResponse, error)
 	// Segments of an entry with where they start and end: where a range of it can be cut.
 	ListSegments(ctx context.Context, in *ListSegmentsRequest, opts ...grpc.CallOption) (*ListSegmentsResponse, error)
-	// Writes down that nothing older than a time comes behind what is in the entries of streamlets.
+	// Stores a promise that nothing older than a time follows in the entries of streamlets.
 	Punctuate(ctx context.Context, in *PunctuateRequest, opts ...grpc.CallOption) (*PunctuateResponse, error)
 	// Coordinator to broker. Orders of a coordinator that has been replaced are refused (StaleEpoch).
 	//
@@ -304,11 +304,11 @@ type BrokerServer interface {
 	MeasureLag(context.Context, *MeasureLagRequest) (*MeasureLagResponse, error)
 	// Groups of a streamlet with where they start and end, for consumers that share them.
 	ListGroups(context.Context, *ListGroupsRequest) (*ListGroupsResponse, error)
-	// The chunk where a reader of an entry would be after so many records or bytes, or at a time.
+	// The chunk where a reader of an entry would be after a number of records or bytes, or at a time.
 	LocateChunks(context.Context, *LocateChunksRequest) (*LocateChunksResponse, error)
 	// Segments of an entry with where they start and end: where a range of it can be cut.
 	ListSegments(context.Context, *ListSegmentsRequest) (*ListSegmentsResponse, error)
-	// Writes down that nothing older than a time comes behind what is in the entries of streamlets.
+	// Stores a promise that nothing older than a time follows in the entries of streamlets.
 	Punctuate(context.Context, *PunctuateRequest) (*PunctuateResponse, error)
 	// Coordinator to broker. Orders of a coordinator that has been replaced are refused (StaleEpoch).
 	//

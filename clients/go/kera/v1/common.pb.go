@@ -130,7 +130,7 @@ func (Codec) EnumDescriptor() ([]byte, []int) {
 	return file_kera_v1_common_proto_rawDescGZIP(), []int{1}
 }
 
-// Who says of entries that nobody writes to that nothing older will come, so that epochs can be closed.
+// What promises that nothing older will come in idle entries, so that epochs can be closed.
 type Punctuation int32
 
 const (
@@ -373,9 +373,9 @@ type StreamConfig struct {
 	// 0 .. 9, of streams of one broker; both can be changed while the stream is in use (AlterStream). What is on disk of
 	// streams with a higher one stays in memory longer.
 	MemoryPriority uint32 `protobuf:"varint,13,opt,name=memory_priority,json=memoryPriority,proto3" json:"memory_priority,omitempty"`
-	// Chunks of streams with a higher one are sent to backups first, and get replicas anew first.
+	// Chunks of streams with a higher one are sent to backups first, and get lost replicas back first.
 	ReplicationPriority uint32 `protobuf:"varint,14,opt,name=replication_priority,json=replicationPriority,proto3" json:"replication_priority,omitempty"`
-	// In whose shared memory its segments are, at brokers: who may map that sees what is in it of all streams of the
+	// The memory domain of its segments in brokers' shared memory: a client that may map it sees all streams of the
 	// domain. Can be changed while the stream is in use (AlterStream); empty: "default".
 	MemoryDomain string `protobuf:"bytes,15,opt,name=memory_domain,json=memoryDomain,proto3" json:"memory_domain,omitempty"`
 	// How long an epoch is, in milliseconds of the records' times (docs/epochs.md); 0: the stream has none. This and what
@@ -646,7 +646,7 @@ func (x *StreamSchema) GetTyped() bool {
 	return false
 }
 
-// Who owns a streamlet, and since when.
+// The owner of a streamlet, and since when.
 type StreamletAssignment struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	StreamletId uint32                 `protobuf:"varint,1,opt,name=streamlet_id,json=streamletId,proto3" json:"streamlet_id,omitempty"`
@@ -1063,7 +1063,7 @@ type StreamletState struct {
 	// Per entry, the ordinal of the next record.
 	NextRecords []uint64         `protobuf:"varint,3,rep,packed,name=next_records,json=nextRecords,proto3" json:"next_records,omitempty"`
 	Producers   []*ProducerState `protobuf:"bytes,4,rep,name=producers,proto3" json:"producers,omitempty"`
-	// The latest time of which the owner before has told anybody that nothing older will come. Absent: of none.
+	// The latest time before which the previous owner promised nothing more will come. Absent: no promise.
 	PromisedUs    *int64 `protobuf:"varint,5,opt,name=promised_us,json=promisedUs,proto3,oneof" json:"promised_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1270,7 +1270,7 @@ type BrokerInfo struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	BrokerId    uint32                 `protobuf:"varint,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
 	BrokerEpoch uint64                 `protobuf:"varint,2,opt,name=broker_epoch,json=brokerEpoch,proto3" json:"broker_epoch,omitempty"`
-	// Same for all processes of one host since its last boot: says who can share memory and unix sockets.
+	// Same for all processes of one host since its last boot: they can share memory and unix sockets.
 	NodeId string `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// host:port of the open interface.
 	GrpcAddress string `protobuf:"bytes,4,opt,name=grpc_address,json=grpcAddress,proto3" json:"grpc_address,omitempty"`
@@ -1461,7 +1461,7 @@ type BackupInfo struct {
 	FreeMemoryBytes uint64 `protobuf:"varint,11,opt,name=free_memory_bytes,json=freeMemoryBytes,proto3" json:"free_memory_bytes,omitempty"`
 	FreeDiskBytes   uint64 `protobuf:"varint,12,opt,name=free_disk_bytes,json=freeDiskBytes,proto3" json:"free_disk_bytes,omitempty"`
 	Alive           bool   `protobuf:"varint,13,opt,name=alive,proto3" json:"alive,omitempty"`
-	// It gets no new replicas, and those it has are made anew elsewhere.
+	// It gets no new replicas, and those it has are replaced elsewhere.
 	Draining bool `protobuf:"varint,14,opt,name=draining,proto3" json:"draining,omitempty"`
 	// See BrokerInfo. It gets no new replicas; those that it has count as being there.
 	Restarting  bool   `protobuf:"varint,15,opt,name=restarting,proto3" json:"restarting,omitempty"`
