@@ -170,7 +170,7 @@ class _Reading:
         while request.offset < info.length:
             answer, chunks = await link.read(request)
             if answer.next_offset <= request.offset:
-                return f"it answers nothing at offset {request.offset}"
+                return f"it returned nothing at offset {request.offset}"
             if answer.replica.chunks_damaged:
                 wrong = f"{answer.replica.chunks_damaged} chunks are damaged"
             try:

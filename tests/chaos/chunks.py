@@ -1,7 +1,7 @@
 """Chunks whose checksums are right and whose records are not, by the hundred thousand: ``make fuzz-chunks``.
 
 Any program may write a chunk. So readers must survive whatever a record batch says of itself: offsets that point beyond
-their buffers, counts that are not, text that is no text, a kilobyte that says to be a gigabyte, or whose values are one
+their buffers, counts that are not, text that is none, a kilobyte that says to be a gigabyte, or whose values are one
 when each is written out (``tests.chaos.growing``). Here record batches of many schemas, of both versions of the format,
 plain and compressed, are changed at random where it hurts, and opened as the SDK opens them; and what opens is made
 Python values, printed as ``kera consume`` does, and shaped as Spark's Python engine hands it on.
@@ -393,7 +393,7 @@ def target_of(version: int | None, *, structure: bool) -> Target:
 
 
 def run(examples: int, seed: int, version: int | None = None, *, structure: bool = False) -> running.Report:
-    """Open so many; what is no error of a corrupt chunk is a defect."""
+    """Open so many; what is not an error of a corrupt chunk is a defect."""
     target = target_of(version, structure=structure)
     report = running.run(target, seed, LONG_S, inputs_max=examples, module="tests.chaos.chunks")
     report.defects += sorted(set(report.outcomes) - {"read", CorruptChunk.code})

@@ -433,7 +433,7 @@ class Chaos:
             await self._cluster.restart(backup)
 
     async def backup_in_its_drain(self) -> None:
-        """Its replicas are being made anew elsewhere, by brokers that have all of it."""
+        """Its replicas are being restored elsewhere, by brokers that have all of it."""
         backup = self._pick(backup_names(self._cluster))
         backup_id = int(self._cluster.ready[backup]["backup_id"])
         most = (await self._client.admin.drain_backup(backup_id)).replicas
@@ -624,7 +624,7 @@ class Scenario:
 
 
 def check_no_recovery(name: str, recoveries: Sequence[object]) -> None:
-    """A restart is no crash. Raises `Wrong`."""
+    """A restart is not a crash. Raises `Wrong`."""
     if recoveries:
         raise Wrong(f"after the restart of {name}: {recoveries}")
 

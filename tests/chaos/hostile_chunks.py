@@ -24,7 +24,7 @@ SEGMENT_FILL = 160
 """Chunks of the usual size that fill more than a segment of 64 KiB."""
 LARGEST = (1 << 32) - 1
 _DECIDES_WHOSE = frozenset({"magic", "version", "header_bytes", "stream_id", "streamlet_id", "payload_crc32c"})
-"""Fields without which the bytes are no chunk, or one of somebody else's stream."""
+"""Fields without which the bytes are not a chunk, or one of somebody else's stream."""
 _SPOILT = 12
 """Payloads that are spoilt at random, of each producer that sends them."""
 

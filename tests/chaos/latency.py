@@ -70,7 +70,7 @@ WINDOWS = 2
 GRACE_S = 0.2
 """Of a report that a broker is gone: `report_grace_ms`."""
 HEARTBEATS_MISSED_MAX = 20
-"""So that a broker of a busy machine, which stands still for seconds, is no loss."""
+"""So that a broker of a busy machine, which stands still for seconds, is not a loss."""
 OUTAGE_S = HEARTBEAT_MS * HEARTBEATS_MISSED_MAX / 1000 + GRACE_S + 20.0
 """At most until all streamlets have an owner again: what a cluster takes to miss a broker, and what it takes to recover
 some megabytes, on a machine that does other things besides."""

@@ -64,7 +64,7 @@ def keep(target: str, name: str, data: bytes) -> Path:
 
 
 def lines_of(module: str) -> set[Line]:
-    """The lines of a module's functions: what it does when it is imported is no decoding."""
+    """The lines of a module's functions: what it does when it is imported is not decoding."""
     path = str(importlib.import_module(module).__file__)
     found: set[Line] = set()
 

@@ -151,7 +151,7 @@ class Talk:
             try:
                 header = decode_header(memoryview(answers), at, BULK_BYTES_MAX)
             except ProtocolError as error:
-                raise Defect(f"answered with what is no frame: {error}") from error
+                raise Defect(f"answered with what is not a frame: {error}") from error
             head = answers[at + HEADER_BYTES : at + HEADER_BYTES + header.head_bytes]
             if len(head) < header.head_bytes:
                 break

@@ -338,7 +338,7 @@ class Reader:
         foreign: bytes | None = None,
         **settings: Any,
     ) -> None:
-        """`keep`: remember where each record was; `foreign`: the value of those that are no writer's.
+        """`keep`: remember where each record was; `foreign`: the value of those that belong to no writer.
 
         `settings` are the consumer's.
         """

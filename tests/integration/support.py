@@ -110,7 +110,7 @@ def log_events(cluster: RunningCluster, event: str) -> list[dict[str, Any]]:
 
 
 def troubles(told: dict[str, Any]) -> list[dict[str, str]]:
-    """The warnings and problems of `kera cluster health` or `kera top`, but for those that are no fault of a cluster.
+    """The warnings and problems of `kera cluster health` or `kera top`, but for those that no cluster is to blame for.
 
     These are how full this machine's disk is, and a feature level that rises a moment after the last daemon has come.
     """

@@ -267,12 +267,12 @@ def test_a_token_is_shown_in_place_of_a_password_for_what_it_is_narrowed_to(
     file = tmp_path / "token"
     issued = kera.as_user(user, "token", "issue", "--stream", stream, "--lifetime", "8h", "--out", str(file))
     token_id = issued.split()[1].rstrip(",")
-    assert "good for 8 h, and as long again" in issued
+    assert "valid for 8 h, and as long again" in issued
     output(kera.run("produce", stream, stdin=b"one\n", token_file=file))
     assert output(kera.run("consume", stream, "--until-end", token_file=file)) == "one\n"
     assert b"may not create" in kera.run("stream", "create", new_name("stream"), token_file=file).stderr
     assert token_id in kera.as_user(user, "token", "list")
-    assert kera.as_user(user, "token", "renew", token_id) == f"token {token_id} is good for 8 h\n"
+    assert kera.as_user(user, "token", "renew", token_id) == f"token {token_id} is valid for 8 h\n"
     kera.as_user(user, "token", "revoke", token_id)
     assert b"the token is not known" in kera.run("stream", "list", token_file=file).stderr
 
@@ -295,7 +295,7 @@ def test_a_broker_that_cannot_be_told_is_named_with_what_that_means(kera: Comman
         kera.secured.cluster.restart("broker-2")
     assert (done.returncode, done.stdout.decode()) == (0, f"deleted user {user}\n")
     assert re.fullmatch(
-        rf"kera: warning: broker \d+ could not be told \(.*\): until it is heard of again, {user} may go on there\n",
+        rf"kera: warning: broker \d+ could not be notified \(.*\): until it is back, {user} may go on there\n",
         done.stderr.decode(),
     )
 
@@ -338,7 +338,7 @@ def test_users_of_a_cluster_without_security_are_kept_with_a_warning() -> None:
         bootstrap = {"KERA_BOOTSTRAP": cluster.bootstrap}
         done = run_kera("user", "create", "alice", "--no-password", env=bootstrap)
         assert (done.returncode, done.stdout) == (0, b"created user alice without a password\n")
-        assert done.stderr.startswith(b"kera: warning: security is off in this cluster: this is kept, and counts once")
+        assert done.stderr.startswith(b"kera: warning: security is off in this cluster: this takes effect once")
         assert b", security off\n" in run_kera("cluster", "describe", env=bootstrap).stdout
         issued = run_kera("token", "issue", env=bootstrap)
         assert (issued.returncode, b"tokens are for users" in issued.stderr) == (1, True)

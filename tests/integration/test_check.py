@@ -111,8 +111,8 @@ async def test_records_of_somebody_else_are_found(cluster: RunningCluster) -> No
     assert outcome.verdict == "violated"
     assert outcome.counts == {"never sent": 1}
     assert re.match(
-        r"never sent: a value of 10 bytes, b'a stranger', is at streamlet 1, entry 0, record \d+: was it written by"
-        r" somebody else\? \(\d",
+        r"never sent: a value of 10 bytes, b'a stranger', is at streamlet 1, entry 0, record \d+: did another"
+        r" program write it\? \(\d",
         outcome.lines[0],
     )
     assert outcome.stream_kept

@@ -245,7 +245,7 @@ def test_a_level_can_be_asked_for(kera: Kera, stream: str) -> None:
 
 def test_lines_may_wait_for_a_latency_target(kera: Kera, stream: str) -> None:
     kera("produce", stream, "--latency-target", "50ms", stdin=b"a\nb\n")
-    assert "--latency-target: 'soon' is no span of time" in kera.fails(
+    assert "--latency-target: 'soon' is not a duration" in kera.fails(
         2, "produce", stream, "--latency-target", "soon", stdin=b"c\n"
     )
     assert "latency_target_ms is 0" in kera.fails(2, "produce", stream, "--latency-target", "0ms", stdin=b"c\n")

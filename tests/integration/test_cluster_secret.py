@@ -92,7 +92,7 @@ async def test_a_secret_is_replaced_while_records_go_in_and_come_out(secured: Se
                     while any([await is_known(secured, name, secret) for secret in unknown]):
                         await goes_on()
                 await goes_on()
-        await until(lambda: stranger.closed)  # who came with what is no secret any more
+        await until(lambda: stranger.closed)  # who came with what is no longer a secret
         assert await client.admin.recoveries() == []
         cluster.restart("broker-1")  # which has never known the old one
         await goes_on()

@@ -195,7 +195,7 @@ def test_a_created_stream_has_the_key_and_the_time_of_the_stream_that_is_copied(
         (["kera:x", "a.csv", "--follow"], "a single file appears when the copy ends"),
         (["a.csv", "kera:x", "--key", "k"], "with --create"),
         (["kera:x", "kera:y", "--format", "csv"], "neither end is one"),
-        (["a.csv", "kera:x", "--name", "a b"], "no name of a copy"),
+        (["a.csv", "kera:x", "--name", "a b"], "not a copy's name"),
         (["none.csv", "kera:x", "--create"], "no file none.csv"),
         (["kera:no-such-stream", "x.csv"], "no-such-stream"),
         (["kera:x", "x.orc"], "parquet, csv or jsonl"),

@@ -286,7 +286,7 @@ def test_a_decimal_column_takes_numbers(postgres: Postgres, client: Client, copy
     postgres.run("INSERT INTO prices VALUES (2, 'NaN')")
     code, said = copy(postgres.url("prices"), "kera:prices")
     assert code == 1
-    assert "column 'price' of the row with key 2 has 'NaN', which is no decimal" in said
+    assert "column 'price' of the row with key 2 has 'NaN', which does not fit decimal" in said
 
 
 def test_what_is_wrong_with_a_table_is_told(postgres: Postgres, client: Client, copy: Any) -> None:

@@ -70,7 +70,7 @@ async def test_a_stream_is_made_filled_browsed_and_moved_in_a_browser(cluster: R
         await page.get_by_role("link", name="Create stream").click()
         await look.fill(name="seen", streamlets="2", retention="soon")
         await submit(look, "/streams/create", "Create stream")
-        await expect(page.locator("#retention-error")).to_contain_text("is no span of time")
+        await expect(page.locator("#retention-error")).to_contain_text("is not a duration")
         await expect(page.locator("#name")).to_have_value("seen")
         await look.fill(retention="7d")
         await submit(look, "/streams/create", "Create stream")
@@ -502,7 +502,7 @@ def test_it_does_not_listen_where_others_could_do_everything(cluster: RunningClu
         (("--listen", "0.0.0.0:0"), "security of the cluster is off"),
         (("--listen", "nowhere"), "write HOST:PORT"),
         (("--tls-cert", str(tmp_path / "cert")), "belong together"),
-        (("--host", "a/b"), "is no name of a host"),
+        (("--host", "a/b"), "is not a host name"),
     ):
         done = run_kera("console", *arguments, "--bootstrap", cluster.bootstrap)
         assert (done.returncode, done.stdout) == (2, b"")

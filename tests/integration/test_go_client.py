@@ -234,10 +234,10 @@ async def test_it_says_what_is_wrong_with_an_address(go: GoClient, members: Shar
     def error(address: str) -> Awaitable[str]:
         return error_of(go, "kera-consume", address, "-stream", "s", "-timeout", "300ms")
 
-    assert '"nonsense" is no address of a coordinator' in await error("nonsense")
+    assert '"nonsense" is not a coordinator address' in await error("nonsense")
     assert "connection refused" in await error("127.0.0.1:1")
     broker = members.ready[broker_names(members)[0]]
-    assert "no daemon of KerA or not the one that was meant" in await error(broker["grpc_address"])
+    assert "not a KerA daemon, or not the intended one" in await error(broker["grpc_address"])
     assert "server preface" in await error(broker["frames_address"])
 
 

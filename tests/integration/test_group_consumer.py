@@ -682,7 +682,7 @@ async def test_a_consumer_group_is_reset_by_records(client: Client) -> None:
     assert await offsets(ShiftBy(39), [0]) == [(0, 0, 30)]
     back = await admin.plan_reset("by-record", "by-record", ToOffset(12))
     assert [(change.records_again, change.records_skipped) for change in back.changes] == [(20, 0), (0, 0)]
-    assert [change.note for change in back.changes] == ["", "offset 12 is behind the end, 5"]
+    assert [change.note for change in back.changes] == ["", "offset 12 is beyond the end, 5"]
     await admin.reset_consumer_group("by-record", "by-record", back)
     async with client.group_consumer("by-record", "by-record") as consumer:
         assert await take(consumer, 30) == list(range(10, 40))

@@ -1,4 +1,4 @@
-"""Headers with a name that repeats, a null, and bytes that are no text, through real daemons: none is lost or moved."""
+"""Headers with a repeated name, a null, and bytes that are not text, through real daemons: none is lost or moved."""
 
 from __future__ import annotations
 

@@ -402,8 +402,8 @@ async def test_all_coordinators_may_be_restarted_one_after_the_other(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--zookeeper", "nonsense"], "zookeeper: 'nonsense' is no address"),
-        (["--advertised-address", "here"], "advertised_address: 'here' is no address"),
+        (["--zookeeper", "nonsense"], "zookeeper: 'nonsense' is not an address"),
+        (["--advertised-address", "here"], "advertised_address: 'here' is not an address"),
         (["--zookeeper", "127.0.0.1:1", "--host", "0.0.0.0"], "--advertised-address"),
         (["--zookeeper", "127.0.0.1:1", "--host", "::"], "--advertised-address"),
     ],

@@ -104,7 +104,7 @@ async def watch_a_failover(
     windows = (time.monotonic() - killed_s) / (WINDOW_MS / 1000)
     assert 1 <= again.violations <= windows + 1
     assert (again.created_us, again.reason) == (before.created_us, again.reason)
-    assert "most beyond its part is gather of broken; a producer of broken has a linger_ms of 300" in again.reason
+    assert "gather of broken exceeds its share the most; a producer of broken sets linger_ms 300" in again.reason
 
 
 async def test_what_is_changed_while_the_leader_is_killed_is_done_or_not_and_never_half(

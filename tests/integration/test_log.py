@@ -453,7 +453,7 @@ async def test_full_disk_stops_writers_only_and_until_there_is_room(
             async with client.producer(chunk_bytes_max=8 * KIB, name="patient") as patient:
                 await patient.prepare("s")
                 pending = [patient.send("s", value_of(n), streamlet=0) for n in range(number, number + 2000)]
-                await until(lambda: len(log_events(cluster, "cannot write the log; it is tried again")) > 0)
+                await until(lambda: len(log_events(cluster, "cannot write the log; retrying")) > 0)
                 filler.unlink()
                 async with asyncio.timeout(TIMEOUT_S):
                     deliveries = [await each for each in pending]

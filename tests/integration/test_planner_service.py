@@ -271,7 +271,7 @@ def test_route_names_the_broker_and_waits_after_a_failure(
 
 
 def test_errors_are_answers_and_never_the_end(planner: Planner, cluster: RunningCluster) -> None:
-    planner.write(b"{this is no json")
+    planner.write(b"{this is not json")
     planner.write(b"[1, 2]")
     with pytest.raises(Refused, match="InvalidArgument: there is no method 'dance'"):
         planner.call("dance")

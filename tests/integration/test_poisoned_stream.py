@@ -1,6 +1,6 @@
 """A stream that has chunks over which Arrow would end a process, as an older broker has taken them.
 
-Every reader tells of such a chunk with `CorruptChunk`, or leaves it out and goes on behind it. No broker that looks
+Every reader tells of such a chunk with `CorruptChunk`, or leaves it out and continues after it. No broker that looks
 takes one, over whatever transport.
 """
 

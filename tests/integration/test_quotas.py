@@ -258,8 +258,8 @@ async def test_one_stream_too_many_is_refused(secured: Secured, admin: Client, u
         with pytest.raises(QuotaExceeded) as raised:
             await client.admin.create_stream(f"{user}-2", streamlets=1)
         assert raised.value.message == (
-            f"user:{user} has created 2 streams, and its quota of streams is 2; who administers the cluster can change"
-            f" that: kera quota set {user} --streams MORE"
+            f"user:{user} has created 2 streams, and its quota of streams is 2; an administrator can raise it:"
+            f" kera quota set {user} --streams MORE"
         )
         assert (await client.describe(f"{user}-0")).created_by == f"user:{user}"
         await admin.admin.create_stream(f"{user}-of-admin", streamlets=1)
@@ -314,8 +314,8 @@ async def test_streams_of_who_has_stored_too_much_take_no_more(
         assert error.attributes == {"quota": "stored_bytes", "value": 10 * len(VALUE), "principal": f"user:{user}"}
         assert error.message.startswith(f"user:{user} has stored ")
         assert error.message.endswith(
-            f" bytes in its streams, as {first!r}, and its quota of stored bytes is {10 * len(VALUE)}; who administers"
-            f" the cluster can change that: kera quota set {user} --stored-bytes MORE"
+            f" bytes in its streams, as {first!r}, and its quota of stored bytes is {10 * len(VALUE)}; an"
+            f" administrator can raise it: kera quota set {user} --stored-bytes MORE"
         )
         await producer.prepare(second)
         with pytest.raises(QuotaExceeded, match=f"user:{user} has stored"):

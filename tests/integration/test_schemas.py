@@ -424,7 +424,7 @@ def test_a_typed_stream_is_made_of_a_file(kept: RunningCluster, tmp_path: Path) 
             described = client.describe(name)
         assert (described.schema.remove_metadata(), described.key_column) == (table.schema, "id")
     for said, *arguments in (
-        ("no file of Parquet", "--schema", str(broken)),
+        ("not a Parquet file", "--schema", str(broken)),
         ("No such file", "--schema", str(tmp_path / "none.parquet")),
         ("No such file", "--schema", str(tmp_path / "none.arrow")),
         ("give no --column with it", "--schema", str(arrow), "--column", "a:int64"),
@@ -436,21 +436,21 @@ def test_a_typed_stream_is_made_of_a_file(kept: RunningCluster, tmp_path: Path) 
 
 def test_what_is_no_schema_is_said_in_one_line(command_line: CommandLine) -> None:
     assert "give its type with --type" in command_line.badly("register", "bad-value", "-", stdin=b"{}")
-    assert "'xml' is no type of schemas" in command_line.badly("register", "bad-value", "-", "--type", "xml")
+    assert "'xml' is not a schema type" in command_line.badly("register", "bad-value", "-", "--type", "xml")
     missing = str(command_line.directory / "nothing.json")
     assert f"cannot read {missing}: No such file" in command_line.badly("register", "bad-value", missing)
     wrong = command_line.file("wrong.proto", 'syntax = "proto3";\nmessage {}')
     assert "wrong.proto:2:9: Expected message name" in command_line.badly("register", "bad-value", wrong)
     no_text = command_line.file("latin.json", b'{"title": "\xe9"}')
-    assert "it is no text in UTF-8: byte 11" in command_line.badly("check", "bad-value", no_text)
+    assert "it is not UTF-8 text: byte 11" in command_line.badly("check", "bad-value", no_text)
     no_arrow = command_line.file("none.arrow", b"\xff" * 100)
-    assert "it is no schema of Arrow" in command_line.badly("register", "bad-value", no_arrow)
+    assert "it is neither an Arrow schema" in command_line.badly("register", "bad-value", no_arrow)
     assert "there is no type 'nope'" in command_line.badly(
         "register", "bad-value", "-", "-t", "avro", stdin=b'"nope"', code=1
     )
     assert "give a SUBJECT, perhaps with --version, or --id" in command_line.badly("show")
     assert "--default applies to all subjects" in command_line.badly("compatibility", "bad-value", "--default", "none")
-    assert "'sideways' is no compatibility" in command_line.badly("compatibility", "bad-value", "sideways", code=1)
+    assert "'sideways' is not a compat" in command_line.badly("compatibility", "bad-value", "sideways", code=1)
 
 
 def test_without_a_compiler_it_says_what_to_install(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

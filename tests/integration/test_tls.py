@@ -127,7 +127,7 @@ async def test_who_shows_no_certificate_or_another_one_is_not_let_in(secured: Se
         (ClientSettings(**IMPATIENT), "if it speaks TLS, set tls_ca"),
         (
             ClientSettings(tls_ca=stranger.path, **IMPATIENT),
-            "its certificate is not taken: unable to get local issuer certificate",
+            "its certificate is not accepted: unable to get local issuer certificate",
         ),
     ]:
         async with await Client.connect(secured.cluster.bootstrap, settings) as client:
@@ -206,7 +206,7 @@ async def test_the_command_line_says_in_a_line_why_it_does_not_get_in(secured: S
     output, code = await run([sys.executable, "-m", "kera.cli", "stream", "list"], environment)
     assert code == 1
     assert output.count("\n") == 1
-    assert "its certificate is not taken: unable to get local issuer certificate" in output
+    assert "its certificate is not accepted: unable to get local issuer certificate" in output
 
 
 async def run(command: list[str], environment: dict[str, str]) -> tuple[str, int | None]:

@@ -31,7 +31,7 @@ class MachineClock:
         return self.monotonic_s()
 
     def processor_s(self) -> None:
-        """See `Clock.processor_s`. What a run takes is no part of it."""
+        """See `Clock.processor_s`. What a run takes is not part of it."""
 
     def jump(self, seconds: float) -> None:
         """Somebody sets the wall clock."""

@@ -174,7 +174,7 @@ class Workload:
                     try:
                         async for record in consumer.records():
                             self.history.processed[GROUP].add(_seen(record)[1])
-                    except DataLost as gap:  # told once; the next call goes on behind it
+                    except DataLost as gap:  # told once; the next call continues after it
                         self._check_removed("member", gap)
 
         return main
