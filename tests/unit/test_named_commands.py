@@ -51,7 +51,7 @@ def unknown_commands(text: str, kera: Any) -> list[str]:
 
 
 def _unknown_word(command: Any, words: list[str]) -> str | None:
-    """The first word that is no subcommand where one is wanted, or no option of the command."""
+    """The first word that is not a subcommand where one is wanted, or no option of the command."""
     options = {"--help", "--{}"}
     for word in words:
         subcommands = getattr(command, "commands", {})

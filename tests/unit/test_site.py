@@ -46,7 +46,7 @@ def test_links_go_to_files_that_are_there_and_to_sections_that_they_have() -> No
 
 
 def _links_to_no_file() -> list[tuple[Path, str]]:
-    """Those of pages, and of notes beside the code that are no pages: on the site a link to no page is no link."""
+    """Those of pages, and of notes beside the code that are not pages: on the site a link to no page is not a link."""
     pages = {source for source, _ in site._places() if source.suffix == ".md"} | set(
         (site.ROOT / "bench").rglob("*.md")
     )

@@ -576,7 +576,7 @@ def unknown_target(arguments: list[str]) -> str | None:
 
 
 def unknown_program(package: str, arguments: list[str]) -> str | None:
-    """The name that is none of `python -m` with bench or tests.chaos. A placeholder, such as NAME, is no name."""
+    """The name that is none of `python -m` with bench or tests.chaos. A placeholder, such as NAME, is not a name."""
     from bench.__main__ import BENCHMARKS
     from tests.chaos.__main__ import PROGRAMS
 
@@ -600,7 +600,7 @@ def kera_command() -> Any:
 
 
 def unknown_word(command: Any, arguments: list[str]) -> str | None:
-    """The first argument that is no subcommand where the command line `command` wants one, or no option of it."""
+    """The first argument that is not a subcommand where the command line `command` wants one, or no option of it."""
     waiting = iter(arguments)
     for argument in waiting:
         subcommands = getattr(command, "commands", {})
