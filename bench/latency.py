@@ -283,7 +283,7 @@ def better(one: Run, other: Run) -> Run:
 def say_ratios(figures: Figures, rate: int, runs: Mapping[str, Run], goal: Policy) -> None:
     """Print the ratios that are claimed of a rate.
 
-    A size whose chunks take longer to fill than the target leaves is no choice for who has one. So what the target
+    A size whose chunks take longer to fill than the target leaves is not a choice for who has one. So what the target
     costs is compared with the best size of all, and with the best of those that hold it at this rate.
     """
     of_64_us = max(runs["64 KiB"].cpu_us, SMALLEST_SHARE_US)

@@ -115,7 +115,7 @@ static void prepare(Connection *of, uint64_t since_ns)
     size_t place = of->next % in_flight;
     uint8_t *frame = of->frames + place * frame_bytes;
     uint8_t *chunk = frame + FRAME_HEADER + u32_at(frame + HEAD_BYTES_AT);
-    uint64_t id = of->next + 1, sequence = of->next;  // 0 is no request's id
+    uint64_t id = of->next + 1, sequence = of->next;  // 0 is not a request's id
     uint32_t crc;
     memcpy(frame + REQUEST_ID_AT, &id, sizeof id);
     crc = crc32c(0, frame, FRAME_CRC_AT);

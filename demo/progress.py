@@ -89,7 +89,7 @@ class Progress:
             if self.processed < step.flights <= processed:
                 self.latencies.append((finished - step.at, step.flights - before))
                 before = step.flights
-        self.processed = min(processed, self.flights)  # the feeder's last row is no flight
+        self.processed = min(processed, self.flights)  # the feeder's last row is not a flight
 
     @property
     def fed(self) -> int:

@@ -25,7 +25,7 @@ else
     fail "run 'apt-get install chromium' as root"
 fi
 
-# A failed update is no reason to stop: the lists that are there may do.
+# A failed update is not a reason to stop: the lists that are there may do.
 $sudo apt-get update -qq >&2 || true
 echo "chromium: installing chromium, which tests need" >&2
 # shellcheck disable=SC2086  # $sudo is empty or two words

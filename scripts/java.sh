@@ -88,7 +88,7 @@ else
     fail "run 'apt-get install openjdk-17-$kind-headless' (or default-$kind-headless) as root, or set JAVA_HOME"
 fi
 
-# Standard output is the answer alone, so what apt says goes to stderr. A failed update is no reason to stop: the
+# Standard output is the answer alone, so what apt says goes to stderr. A failed update is not a reason to stop: the
 # lists that are there may do.
 $sudo apt-get update -qq >&2 || true
 package=$(package)

@@ -24,7 +24,7 @@ else
     fail "run 'apt-get install zookeeper' as root"
 fi
 
-# A failed update is no reason to stop: the lists that are there may do.
+# A failed update is not a reason to stop: the lists that are there may do.
 $sudo apt-get update -qq >&2 || true
 echo "zookeeper: installing zookeeper, which tests need" >&2
 # shellcheck disable=SC2086  # $sudo is empty or two words

@@ -142,7 +142,7 @@ class Entry:
 
     @property
     def servers(self) -> list[str]:
-        """Processes that are no workers."""
+        """Processes that are not workers."""
         return [name for name in self.processes if name not in {"producers", "consumers"}]
 
     @property

@@ -58,7 +58,7 @@ def _head(results: dict[str, Any]) -> str:
         f"* {run['time']}: {run['rounds']} rounds on {common.describe(run['machine'])}" for run in results["runs"]
     ]
     if any(run["quick"] for run in results["runs"]):
-        lines += ["", "**Quick: few and short rounds. This shows that it works, and is no measurement.**"]
+        lines += ["", "**Quick: few and short rounds. This shows that it works, and is not a measurement.**"]
     lines += [
         "",
         HOW,

@@ -32,7 +32,7 @@ DUE_BYTES = 8
 
 
 class BadWorkload(Exception):
-    """A file is no workload; the message says which, and why."""
+    """A file is not a workload; the message says which, and why."""
 
 
 class Workload(BaseModel):

@@ -101,7 +101,7 @@ def _consumers() -> Experiment:
         claims=(
             Claim("Larger chunks bring more: 64 over 1 KiB", (sixteen, 64), (sixteen, 1), least=2, metric="consumed"),
             Claim(
-                "Checksums are no limit of the consumer: verified over unverified, 64 KiB",
+                "Checksums do not limit the consumer: verified over unverified, 64 KiB",
                 (sixteen, 64),
                 (unverified, 64),
                 least=0.85,

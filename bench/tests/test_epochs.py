@@ -1,4 +1,4 @@
-"""What the benchmark of epochs decides about histories and figures. What it measures is no matter of tests."""
+"""What the benchmark of epochs decides about histories and figures. What it measures is not tested."""
 
 import argparse
 from pathlib import Path

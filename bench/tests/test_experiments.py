@@ -1,4 +1,4 @@
-"""The decisions of the experiments and the soak about figures. What they measure is no matter of tests."""
+"""The decisions of the experiments and the soak about figures. What they measure is not tested."""
 
 import dataclasses
 import itertools

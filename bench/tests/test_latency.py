@@ -1,4 +1,4 @@
-"""What the benchmark of latency targets decides about its figures. What it measures is no matter of tests."""
+"""What the benchmark of latency targets decides about its figures. What it measures is not tested."""
 
 import numpy as np
 import pyarrow as pa

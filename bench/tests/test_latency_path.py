@@ -1,4 +1,4 @@
-"""What the benchmark of a path decides about records and figures. What it measures is no matter of tests."""
+"""What the benchmark of a path decides about records and figures. What it measures is not tested."""
 
 import itertools
 import struct

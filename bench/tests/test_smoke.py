@@ -1,4 +1,4 @@
-"""The regression gate's arithmetic. What it measures is no matter of tests."""
+"""The regression gate's arithmetic. What it measures is not tested."""
 
 import pytest
 

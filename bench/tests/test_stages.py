@@ -1,4 +1,4 @@
-"""The arithmetic of the costs of stages, and each stage once. What is measured is no matter of tests."""
+"""The arithmetic of the costs of stages, and each stage once. What is measured is not tested."""
 
 import inspect
 import json
