@@ -5,9 +5,9 @@ Then it loses what it may do: a right, a role that had it, its token, its passwo
 coordinator that leads is killed while that is asked for; who asks, asks again until it is answered. Two seconds after
 the answer a marker is written to the stream.
 
-Promised, and checked: of what the user has written nothing is behind the marker; it has not read the marker; rules,
-users and tokens are what they were made to be, also as the coordinator says that leads next; and after the right is
-granted again, it goes on.
+Promised, and checked: of what the user has written nothing is behind the marker; it has not read the marker, though it
+has tried to, and was refused; rules, users and tokens are what they were made to be, also as the coordinator says that
+leads next; and after the right is granted again, it goes on to write and to read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kera.client import Client, ClientSettings
 from kera.client.admin.access import Token
 from kera.client.cluster.cluster import Cluster
 from kera.core.access.credentials import of_daemon
-from kera.core.errors import InvalidArgument, KeraError
+from kera.core.errors import AuthenticationFailed, InvalidArgument, KeraError, NotAllowed, UnknownStream
 from kera.core.runtime import MACHINE, secured
 from kera.local.cluster import LocalCluster
 from tests.chaos.running import Program, Run
@@ -39,6 +39,8 @@ SECRET = "a secret that all daemons of the cluster have"
 PASSWORD = "correct horse battery"
 WAYS = ("right", "role", "token", "password", "user")
 ADMIN, WRITERS = "admin", "writers"
+REFUSED = (AuthenticationFailed, NotAllowed, UnknownStream)
+"""Who may do nothing with a stream is not told that there is one."""
 IMPATIENT: dict[str, Any] = {"retry_timeout_ms": 200, "request_timeout_ms": 3000, "connect_timeout_ms": 2000}
 
 
@@ -55,22 +57,37 @@ class User:
         self.seen: set[bytes] = set()
         """Markers that it has read."""
         self.refused = Counter[str]()
+        """How often it was told that it may not, by what it did."""
+        self.failed = Counter[str]()
         """Errors, by their codes."""
-        self._stop = asyncio.Event()
 
-    async def write(self) -> None:
+    @contextlib.asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """It tries in the block."""
+        tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._consume())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                task.result()
+
+    async def _write(self) -> None:
         """Records that name it and count up."""
 
         async def once(client: Client) -> None:
             async with client.producer(delivery_timeout_ms=3000) as producer:
                 await producer.prepare(STREAM)
-                while not self._stop.is_set():
+                while True:
                     await producer.send(STREAM, f"{self._name}:{self.written}".encode())
                     self.written += 1
 
-        await self._again_and_again(once)
+        await self._again_and_again("write", once)
 
-    async def consume(self) -> None:
+    async def _consume(self) -> None:
         """All that comes from now on."""
 
         async def once(client: Client) -> None:
@@ -78,22 +95,17 @@ class User:
                 values = chunk.batch["value"].to_pylist()
                 self.read += len(values)
                 self.seen.update(value for value in values if value.startswith(b"marker:"))
-                if self._stop.is_set():
-                    return
 
-        await self._again_and_again(once)
+        await self._again_and_again("read", once)
 
-    def stop(self) -> None:
-        """Try no more."""
-        self._stop.set()
-
-    async def _again_and_again(self, once: Callable[[Client], Awaitable[None]]) -> None:
-        while not self._stop.is_set():
+    async def _again_and_again(self, what: str, once: Callable[[Client], Awaitable[None]]) -> None:
+        while True:
             try:
                 async with await Client.connect(self._bootstrap, self._settings) as client:
                     await once(client)
             except KeraError as error:
-                self.refused[error.code] += 1
+                self.failed[error.code] += 1
+                self.refused[what] += isinstance(error, REFUSED)
                 await asyncio.sleep(PAUSE_S)
 
 
@@ -132,9 +144,10 @@ class Chaos:
         token = await self._make(name, way)
         known: dict[str, Any] = {"token": token.secret} if token else {"user": name, "password": PASSWORD}
         user = User(self.bootstrap, ClientSettings(transport=transport, **known, **IMPATIENT), name)
-        tasks = [asyncio.create_task(user.write()), asyncio.create_task(user.consume())]
-        try:
-            await _until(lambda: user.written > 10 and user.read > 10, f"{name} does not begin")
+        async with user.at_work():
+            await _until(
+                lambda: user.written > 10 and user.read > 10, lambda: f"{name} does not begin: {dict(user.failed)}"
+            )
             begun_s = time.monotonic()
             killed = await self._kill() if kills else ""
             await self._take(name, way, token)
@@ -142,20 +155,18 @@ class Chaos:
             await asyncio.sleep(REVOKED_S)  # sleep: it is promised of the time behind it
             marker = f"marker:{number}".encode()
             await self._producer.send(STREAM, marker)
-            await asyncio.sleep(0.3)  # sleep: it goes on trying, and must not succeed
-            if marker in user.seen:
-                raise Wrong(f"{name} has read what was written {REVOKED_S:g} s after it was refused")
+            before = user.refused.copy()
             await self._check_rules(name, way)
             if killed:
                 await self._cluster.restart(killed)
             await self._check_rules(name, way)
-            user.stop()
-            await asyncio.gather(*tasks)
-        finally:
-            user.stop()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            # What is refused for the second time has begun after the marker.
+            await _until(
+                lambda: all(user.refused[what] > before[what] + 1 for what in ("write", "read")),
+                lambda: f"{name} is not refused both to write and to read: {dict(user.failed)}",
+            )
+        if marker in user.seen:
+            raise Wrong(f"{name} has read what was written {REVOKED_S:g} s after it was refused")
         await self._check_log(name, marker)
         await self._goes_on(name, way)
         self._run.seen["written"] += user.written
@@ -163,7 +174,7 @@ class Chaos:
         self._run.tell(
             f"{way} over {transport}{', ' + killed + ' killed' if killed else ''};"
             f" answered in {answered_s - begun_s:.2f} s; {user.written:,} written, {user.read:,} read;"
-            f" refused {dict(user.refused)}"
+            f" refused {dict(user.failed)}"
         )
 
     async def _make(self, name: str, way: str) -> Token | None:
@@ -247,24 +258,22 @@ class Chaos:
         if way == "password":
             await access.set_password(name, PASSWORD)
         user = User(self.bootstrap, ClientSettings(user=name, password=PASSWORD, **IMPATIENT), name)
-        task = asyncio.create_task(user.write())
-        try:
-            await _until(lambda: user.written > 3, f"{name} does not go on: {user.refused}")
-        finally:
-            user.stop()
-            await asyncio.wait([task])
+        async with user.at_work():
+            await _until(
+                lambda: user.written > 3 and user.read > 3, lambda: f"{name} does not go on: {dict(user.failed)}"
+            )
         await access.delete_user(name)
         with contextlib.suppress(InvalidArgument):
             await access.revoke(f"user:{name}", f"stream:{STREAM}")
 
 
-async def _until(condition: Callable[[], bool], otherwise: str) -> None:
+async def _until(condition: Callable[[], bool], otherwise: Callable[[], str]) -> None:
     try:
         async with asyncio.timeout(ROUND_S_MAX):
             while not condition():
                 await asyncio.sleep(PAUSE_S)
     except TimeoutError as error:
-        raise Wrong(otherwise) from error
+        raise Wrong(otherwise()) from error
 
 
 async def work(run: Run) -> None:

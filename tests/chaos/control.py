@@ -40,7 +40,7 @@ from kera.client import DrainStatus
 from kera.core.errors import KeraError
 from kera.local.cluster import LocalCluster
 from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, Load, under_check
-from tests.chaos.running import Program, Run
+from tests.chaos.running import Program, Run, positive
 from tests.chaos.verdict import Wrong
 from tests.integration.control_support import (
     DETECTION_S,
@@ -158,6 +158,8 @@ class Chaos:
         self._had: dict[int, dict[str, list[int]]] = {}
         """The streamlets that it owned then, by stream."""
         self._created = 0
+        self.moves = 0
+        """Of streamlets, by scenarios that are about moves."""
         self.turns: list[Turn] = []
         """All restarts."""
 
@@ -258,10 +260,10 @@ class Chaos:
     def _pick(self, names: Sequence[str]) -> str:
         return self._moments.choice([name for name in names if name in self._cluster.processes])
 
-    async def _owner(self) -> str:
-        """A broker that runs, and owns something."""
+    async def _owner(self, *streams: str) -> str:
+        """A broker that runs, and owns something, of any stream or of these."""
         owners = set()
-        for stream in self._loads:
+        for stream in streams or self._loads:
             assignments = (await self._client.admin.describe_stream(stream)).assignments
             owners |= {assignment.broker_id for assignment in assignments.values()}
         return self._pick([broker_name(self._cluster, broker_id) for broker_id in sorted(owners)])
@@ -381,13 +383,8 @@ class Chaos:
 
     async def broker_in_a_move(self) -> None:
         """The old or the new owner of a streamlet that moves is killed."""
-        stream = self._moments.choice(list(self._loads))
-        source = await self._owner()
-        target = self._pick([name for name in broker_names(self._cluster) if name != source])
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._move(stream, source, target))
-            await self._moment(0.05)
-            await self._kill(self._pick((source, target)))
+        async with self._moving() as both:
+            await self._kill(self._pick(both))
 
     # -- drains --------------------------------------------------------------------------------------------------
 
@@ -483,23 +480,39 @@ class Chaos:
 
     async def coordinator_in_a_move(self) -> None:
         """The next one ends it, or takes it back."""
-        stream = self._moments.choice(list(self._loads))
-        names = broker_names(self._cluster)
-        self._moments.shuffle(names)
         leader = await self._leader()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._move(stream, names[0], names[1]))
-            await self._moment(0.05)
+        async with self._moving():
             await self._kill(leader)
             if not self._zookeeper:
                 await self._cluster.restart(leader)
 
-    async def _move(self, stream: str, source: str, target: str) -> None:
-        """Move all; what cannot be moved is what happens when brokers die."""
-        for streamlet_id in await streamlets_of(self._client, stream, broker_id_of(self._cluster, source)):
-            with contextlib.suppress(KeraError):
-                target_id = broker_id_of(self._cluster, target)
-                await self._client.admin.move_streamlet(stream, streamlet_id, target_id)
+    @contextlib.asynccontextmanager
+    async def _moving(self) -> AsyncIterator[tuple[str, str]]:
+        """All that a broker has of a stream moves to another one, back and forth, during the block; gives the two."""
+        stream = self._moments.choice(list(self._loads))
+        source = await self._owner(stream)
+        target = self._pick([name for name in broker_names(self._cluster) if name != source])
+        streamlets = await streamlets_of(self._client, stream, broker_id_of(self._cluster, source))
+        moved, over = asyncio.Event(), asyncio.Event()
+
+        async def move() -> None:
+            for name, streamlet_id in itertools.cycle(itertools.product((target, source), streamlets)):
+                with contextlib.suppress(KeraError):  # what happens when brokers die
+                    await self._client.admin.move_streamlet(stream, streamlet_id, broker_id_of(self._cluster, name))
+                    self.moves += 1
+                    moved.set()
+                if over.is_set():
+                    return
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(move())
+            with saying(lambda: f"no streamlet of {source} was moved within {ROUND_TIMEOUT_S:g} s"):
+                async with asyncio.timeout(ROUND_TIMEOUT_S):
+                    await moved.wait()
+            await self._moment(0.05)
+            yield source, target
+            over.set()
 
     async def frozen_broker(self) -> None:
         """It wakes when others have its streamlets, and may acknowledge nothing of what was sent to it meanwhile."""
@@ -519,7 +532,7 @@ class Chaos:
 
     async def frozen_backup(self) -> None:
         """Brokers go on without it; when it wakes, nothing that it has is taken for more than it is."""
-        await self._freeze(self._pick(backup_names(self._cluster)))
+        await self._freeze(self._pick(backup_names(self._cluster)), self._go_on)
 
     async def frozen_coordinator(self) -> None:
         """Of two, the other one leads, and the first one does not know it when it wakes."""
@@ -531,10 +544,12 @@ class Chaos:
             tasks.create_task(self._create_streams())
             await self._freeze(name)
 
-    async def _freeze(self, name: str) -> None:
+    async def _freeze(self, name: str, meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
         await self._cluster.pause(name)
         try:
             await asyncio.sleep(FREEZE_S)  # sleep: what passes is the time after which others count it as dead
+            if meanwhile is not None:
+                await meanwhile()
         finally:
             await self._cluster.resume(name)
 
@@ -730,6 +745,7 @@ async def work(run: Run, shape: Shape) -> None:
                 )
                 for _ in range(min(left, arguments.rounds_per_cluster)):
                     await _round(run, chaos, next(turns[replication]), replication)
+                run.seen["moves"] += chaos.moves
                 if chaos.turns:
                     check_stall(chaos.turns, arguments.stall_ms_max)
                     print(f"  {await asyncio.to_thread(chaos.made_anew_bytes):,} bytes were replicated again")
@@ -773,10 +789,10 @@ def program(shape: Shape, promise: str) -> Program:
     def options(parser: argparse.ArgumentParser) -> None:
         choices, default = (0, 1, 2, 3), list(shape.replication)
         parser.add_argument("--replication", type=int, nargs="+", choices=choices, default=default)
-        parser.add_argument("--brokers", type=int, default=shape.brokers)
-        parser.add_argument("--copies", type=int, default=1, help="of each stream, which share the load")
+        parser.add_argument("--brokers", type=positive, default=shape.brokers)
+        parser.add_argument("--copies", type=positive, default=1, help="of each stream, which share the load")
         parser.add_argument("--streamlets", type=int, default=0, help="of each stream; 0: as ever")
-        parser.add_argument("--rounds-per-cluster", type=int, default=shape.rounds_per_cluster)
+        parser.add_argument("--rounds-per-cluster", type=positive, default=shape.rounds_per_cluster)
         parser.add_argument("--heavy", type=float, default=shape.heavy, help="clusters under heavy load, from 0 to 1")
         parser.add_argument("--stall-ms-max", type=float, default=0, help="of producers in restarts; 0: any")
         parser.add_argument("--zookeeper", action="store_true", help="two coordinators, and a ZooKeeper")

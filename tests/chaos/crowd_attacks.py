@@ -1,6 +1,7 @@
 """What those do to a daemon who know no password, or one and mean harm: see `tests.chaos.crowd`.
 
-Each attack goes on until it is cancelled, and counts what it did.
+Each attack goes on until it is cancelled, and counts what it did: of `ARRIVED` each time that it got as far as a
+daemon, `LET_IN` each time that a daemon served who nobody knows, and how its attempts ended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kera.core.access.passwords import Login
-from kera.core.errors import KeraError
+from kera.core.errors import KeraError, NotAllowed
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frames import FrameKind, encode_frame
@@ -46,7 +47,10 @@ STALLED = 100
 """Connections that take no answers."""
 READS = 60
 """Requests of each of them."""
-KEY_UPDATES = 100_000
+RENEWED = (b"KEYUPDATE", b"RENEGOTIATING")
+"""Lines of ``openssl`` that has asked for other keys."""
+ARRIVED = ("connected", "guessed")
+LET_IN = "let in"
 FAILED = (OSError, KeraError, EOFError, ssl.SSLError, asyncio.TimeoutError)
 Way = Literal["frames", "grpc", "metrics"]
 
@@ -88,7 +92,6 @@ async def _for_ever(target: Target, once: Callable[[], Awaitable[object]]) -> No
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     await once()
-                target.did["served"] += 1
             except FAILED as error:
                 target.did[type(error).__name__] += 1
             await asyncio.sleep(0)
@@ -163,8 +166,8 @@ def _client_hello(tls: Tls) -> bytes:
 
 async def slow_handshake(target: Target) -> None:
     """TLS, byte by byte."""
-    if target.tls is not None:
-        await _trickle(target, target.ports["frames"], _client_hello(target.tls), None)
+    assert target.tls is not None
+    await _trickle(target, target.ports["frames"], _client_hello(target.tls), None)
 
 
 async def slow_authentication(target: Target) -> None:
@@ -229,6 +232,7 @@ async def stalled_strangers(target: Target) -> None:
         _, writer = await asyncio.open_connection(
             HOST, target.ports["frames"], ssl=target.context, server_hostname=HOST if target.tls else None
         )
+        target.did["connected"] += 1
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         try:
             for _ in range(100):
@@ -283,9 +287,11 @@ def failed_handshakes(way: Way) -> Attack:
     async def once_of(target: Target) -> None:
         async def once() -> None:
             reader, writer = await asyncio.open_connection(HOST, target.ports[way])
+            target.did["connected"] += 1
             try:
                 writer.write(os.urandom(300))
                 await reader.read()
+                target.did["closed by the daemon"] += 1
             finally:
                 writer.transport.abort()
 
@@ -296,8 +302,7 @@ def failed_handshakes(way: Way) -> Attack:
 
 async def refused_certificates(target: Target) -> None:
     """Somebody who shows a certificate of an authority of its own."""
-    if target.tls is None:
-        return
+    assert target.tls is not None
     with tempfile.TemporaryDirectory() as directory:
         authority, _ = Authority.open_or_make(Path(directory))
         own = authority.issue("mallory")
@@ -306,8 +311,11 @@ async def refused_certificates(target: Target) -> None:
 
         async def once() -> None:
             channel = await FrameChannel.connect_tcp(f"{HOST}:{target.ports['frames']}", timeout_s=TIMEOUT_S, tls=tls)
+            target.did["connected"] += 1
             try:
-                await call(channel, api.LIST_STREAMS, coordinator_pb2.ListStreamsRequest(), timeout_s=TIMEOUT_S)
+                with contextlib.suppress(NotAllowed):  # of somebody who is known
+                    await call(channel, api.LIST_STREAMS, coordinator_pb2.ListStreamsRequest(), timeout_s=TIMEOUT_S)
+                target.did[LET_IN] += 1
             finally:
                 await channel.close()
 
@@ -325,6 +333,7 @@ def wrong_passwords(way: Way) -> Attack:
             count += 1
             first = access_pb2.AuthenticateRequest(scram=b"n,,n=guess%d,r=%016x" % (count, count))
             answer = await call(channel, api.AUTHENTICATE, first, timeout_s=TIMEOUT_S)
+            target.did["guessed"] += 1
             nonce = answer.scram.partition(b"r=")[2].partition(b",")[0]
             final = b"c=biws,r=" + nonce + b",p=" + b"A" * 43 + b"="
             second = access_pb2.AuthenticateRequest(exchange_id=answer.exchange_id, scram=final)
@@ -342,7 +351,7 @@ def wrong_passwords(way: Way) -> Attack:
                             else await FrameChannel.connect_tcp(address, timeout_s=TIMEOUT_S, tls=target.tls)
                         )
                     await guess(channel)
-                    target.did["let in"] += 1
+                    target.did[LET_IN] += 1
                 except KeraError as error:
                     target.did[type(error).__name__] += 1
                 await asyncio.sleep(0)
@@ -356,22 +365,21 @@ def renewals(way: Way, command: bytes) -> Attack:
     """Somebody who would have other keys all the time: ``K`` of TLS 1.3, ``R`` of TLS 1.2."""
 
     async def attack(target: Target) -> None:
-        if target.tls is None:
-            return
         version = "-tls1_3" if command == b"K" else "-tls1_2"
-        line = ("openssl", "s_client", "-connect", f"{HOST}:{target.ports[way]}", version, "-alpn", "h2")
+        line = ("openssl", "s_client", "-brief", "-connect", f"{HOST}:{target.ports[way]}", version, "-alpn", "h2")
 
         async def once() -> None:
             process = await asyncio.create_subprocess_exec(
-                *line, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                *line, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
             )
             try:
                 assert process.stdin is not None
-                for _ in range(KEY_UPDATES):
-                    process.stdin.write(command + b"\n")
-                    await process.stdin.drain()
-                    target.did["asked"] += 1
-                    await asyncio.sleep(0.001)  # sleep: what comes together counts once
+                assert process.stderr is not None
+                async for said in process.stderr:
+                    if said.startswith((b"CONNECTION ESTABLISHED", *RENEWED)):
+                        target.did["asked" if said.startswith(RENEWED) else "connected"] += 1
+                        process.stdin.write(command + b"\n")  # one at a time: what comes together counts once
+                        await process.stdin.drain()
             finally:
                 if process.returncode is None:
                     process.kill()
@@ -404,3 +412,7 @@ ATTACKS: dict[str, Attack] = {
     "other keys, gRPC": renewals("grpc", b"K"),
     "renegotiation, frames": renewals("frames", b"R"),
 }
+OF_TLS = frozenset(
+    name for name in ATTACKS if name.startswith(("slow handshakes", "certificates", "other keys", "reneg"))
+)
+"""Those that are nothing without it."""

@@ -16,6 +16,7 @@ Promised, and checked with a reader of its own that opens no chunk of others: ev
 in its writer's order, at the ordinal and place where it was acknowledged; ordinals have no gap; recoveries and drains
 end; and ordinary consumers that leave out what cannot be read see the same records. At level ``leader`` nothing is
 under way when a broker is lost, since that level promises nothing then, and readers are told what may be missing.
+Checked, too: some hostile chunks were taken and some refused, and the log has such as brokers refuse, or has none.
 """
 
 from __future__ import annotations
@@ -324,6 +325,11 @@ class Row(NamedTuple):
     ended_s: tuple[float, ...]
     """How long the recoveries or drains took."""
 
+    def check(self) -> None:
+        """Hostile chunks were there, and those that brokers refuse are in the log as wanted. Raises `Wrong`."""
+        if not self.sent > self.taken > 0 or bool(self.seen.empty) is not self.in_log or not self.acknowledged:
+            raise Wrong(f"this has shown nothing of hostile chunks: {self}")
+
     def __str__(self) -> str:
         where = "in the log" if self.in_log else "refused"
         took = " + ".join(f"{each:.1f}" for each in self.ended_s)
@@ -510,7 +516,7 @@ async def one(
         await this.all_back()
         await this.lose(this.kill)
         seen = await this.check(channels)
-        return [
+        rows = [
             Row(
                 event,
                 in_log,
@@ -524,6 +530,9 @@ async def one(
             )
             for each, one in zip(streams, seen, strict=True)
         ]
+        for row in rows:
+            row.check()
+        return rows
 
 
 async def work(run: Run) -> None:
@@ -553,5 +562,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 HOSTILE = Program(
-    __doc__ or "", "every acknowledged record is there, once, where it was", work, kinds=EVENTS, options=options
+    __doc__ or "",
+    "every acknowledged record is there, once, where it was",
+    work,
+    kinds=EVENTS,
+    options=options,
+    seeded=False,
 )

@@ -18,8 +18,9 @@ Promised, and checked by what clients measure themselves on the monotonic clock 
 * no more is under way than is sent within the limit: a constraint knows only of what has come through;
 * every record that was accepted is acknowledged, and there once, in order; none of this fails unheard.
 
-Where the machine is too busy, it says so: looks that are off by less than the lag of the clients' event loops explains
-(`Truth.explained_us`) are counted apart. With ``--slow-work-ms`` and ``--late-timer-ms`` it has to fail.
+Looks at the description follow each other closely, and records come through, or that is wrong. Where the machine is too
+busy, it says so: looks that are off by less than the lag of the clients' event loops explains (`Truth.explained_us`)
+are counted apart. With ``--slow-work-ms`` and ``--late-timer-ms`` it has to fail.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from kera.core.base.settings import KIB, MIB
 from kera.core.errors import InvalidArgument, KeraError
 from kera.local.cluster import LocalCluster
 from tests.chaos.latency_client import FIRST, KEYS, PATH, SECOND, SLOT_S, head_of
-from tests.chaos.latency_truth import SHOWN_S, Compared, Look, Looks, Settled, Truth, compared, settled
+from tests.chaos.latency_truth import SHOWN_S, Compared, Look, Looks, Settled, Truth, compared, settled, unseen_s
 from tests.chaos.processes import Process
 from tests.chaos.running import Program, Run
 from tests.chaos.verdict import Wrong
@@ -52,6 +53,7 @@ from tests.integration.control_support import (
     broker_names,
     connect,
     control_cluster,
+    saying,
     until_registered,
 )
 from tests.integration.support import until_found
@@ -75,6 +77,8 @@ OUTAGE_S = HEARTBEAT_MS * HEARTBEATS_MISSED_MAX / 1000 + GRACE_S + 20.0
 """At most until all streamlets have an owner again: what a cluster takes to miss a broker, and what it takes to recover
 some megabytes, on a machine that does other things besides."""
 TIMEOUT_S = 120.0
+UNSEEN_S_MAX = 8 * SLOT_S
+"""At most between two looks at the description, on a machine that does not stand still meanwhile."""
 
 
 class Part(NamedTuple):
@@ -131,6 +135,8 @@ class ConstrainedPath:
         self.wrong: list[str] = []
         self._random = run.moments
         self._processes: dict[str, Process] = {}
+        self._followed: dict[str, asyncio.Task[None]] = {}
+        """Each ends behind the last that its process has told of."""
         self.truth = Truth()
         self._looks = Looks()
         self._rate = 0.0
@@ -148,7 +154,8 @@ class ConstrainedPath:
             try:
                 for role in (WRITER, WORKER):
                     process = self._processes[role] = await self._start(role, directory / f"{role}.log")
-                    running.append(tasks.create_task(self._follow(role, process)))
+                    self._followed[role] = tasks.create_task(self._follow(role, process))
+                    running.append(self._followed[role])
                 self._load(RATES[0] * 4)
                 await until_found(self._constrained, TIMEOUT_S)
                 running.append(tasks.create_task(self._look()))
@@ -220,6 +227,7 @@ class ConstrainedPath:
             await self._part(f"load {before:g} -> {self._rate:g}/s", time.monotonic())
             happening = [options.kinds[number % len(options.kinds)]] if not options.all_each else options.kinds
             gone = [await getattr(self, f"_{kind}")() for kind in happening]
+            self._run.tell(f"{self._rate:g}/s; {', '.join(happening)}")
             for name in filter(None, gone if number + 1 < options.rounds else ()):
                 await self._cluster.restart(name)
                 await until_registered(self._client, broker_id_of(self._cluster, name))
@@ -284,8 +292,10 @@ class ConstrainedPath:
         # Clients notice that an outage is over when they try again; until then records are as late as it has made them.
         lost_s = outage_s and outage_s + BACKOFF_S_MAX
         end_s, within_s = at_s + lost_s + options.seconds / 2, lost_s + WINDOWS * options.window_s
-        while time.monotonic() < end_s or self.truth.known_until_s() < end_s:
-            await asyncio.sleep(SLOT_S)  # sleep: what happens is looked at beside
+        with saying(lambda: f"{what}: clients have told of nothing for {TIMEOUT_S:g} s"):
+            async with asyncio.timeout(max(0.0, end_s - time.monotonic()) + TIMEOUT_S):
+                while time.monotonic() < end_s or self.truth.known_until_s() < end_s:
+                    await asyncio.sleep(SLOT_S)  # sleep: what happens is looked at beside
         looks = self._looks.within(at_s, end_s)
         found = settled(looks, self.truth, at_s, within_s, round(options.limit_ms * 1000), options.window_s)
         calm = self._looks.within(at_s if through else at_s + within_s, end_s)
@@ -307,6 +317,10 @@ class ConstrainedPath:
         self.parts.append(part)
         if (under_way_s := self._under_way_s()) > options.limit_ms / 1000 + 2 * SLOT_S + part.explained_ms / 1000:
             self.wrong.append(f"{what}: at its end, the load of {under_way_s:.2f} s is under way, or stuck")
+        if (unseen := unseen_s(looks, at_s, end_s)) > UNSEEN_S_MAX + part.lags_ms[-1] / 1000:
+            self.wrong.append(f"{what}: nobody has looked at the constraint for {unseen:.1f} s")
+        if not part.records:
+            self.wrong.append(f"{what}: no record came through in its last window")
         print(part, flush=True)
         for look in found.missed[:3]:
             self.wrong.append(
@@ -328,7 +342,7 @@ class ConstrainedPath:
         """All records come to the end of the path. Raises `Wrong`."""
         self._say(WORKER, work_s=0.0)
         self._say(WRITER, stop=True)
-        await self._processes[WRITER].ended()
+        await self._end_of(WRITER)
         sent = self.truth.totals[WRITER].sent
 
         async def through() -> bool:
@@ -337,8 +351,7 @@ class ConstrainedPath:
         with contextlib.suppress(TimeoutError):
             await until_found(through, TIMEOUT_S)
         self._say(WORKER, stop=True)
-        await self._processes[WORKER].ended()
-        await asyncio.sleep(2 * SLOT_S)  # sleep: until what they told last is read
+        await self._end_of(WORKER)
         writer, worker = self.truth.totals[WRITER], self.truth.totals[WORKER]
         for role, total in ((WRITER, writer), (WORKER, worker)):
             if total.errors:
@@ -357,6 +370,11 @@ class ConstrainedPath:
         self._run.seen += Counter(
             {"records": sent, "through": worker.records, "chunks beyond their deadlines": writer.late + worker.late}
         )
+
+    async def _end_of(self, role: str) -> None:
+        with saying(lambda: f"the {role} does not end within {TIMEOUT_S:g} s"):
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._followed[role]
 
 
 async def check_records(client: Client, stream: str, sent: int) -> list[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tests.chaos.latency_client import SLOT_S, Slot
@@ -159,6 +160,11 @@ class Looks:
     def within(self, begin_s: float, end_s: float) -> list[Look]:
         """Those of a time."""
         return [look for look in self._looks if begin_s <= look.at_s < end_s]
+
+
+def unseen_s(looks: Iterable[Look], begin_s: float, end_s: float) -> float:
+    """The longest time between these two in which nobody has looked."""
+    return max(later - earlier for earlier, later in pairwise([begin_s, *(look.at_s for look in looks), end_s]))
 
 
 class Settled(NamedTuple):

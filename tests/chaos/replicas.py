@@ -24,7 +24,7 @@ from typing import Any
 from kera.client import Client
 from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import RunningCluster
-from tests.chaos.running import Program, Run
+from tests.chaos.running import Program, Run, positive
 from tests.chaos.verdict import Wrong
 from tests.integration.replication_support import (
     Found,
@@ -191,7 +191,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Its own."""
     parser.add_argument("--replication", type=int, choices=(1, 2, 3), default=3)
     parser.add_argument("--durability", choices=("replicated", "persisted"), default="replicated")
-    parser.add_argument("--rounds-per-cluster", type=int, default=5)
+    parser.add_argument("--rounds-per-cluster", type=positive, default=5)
     parser.add_argument("--heavy", type=float, default=0.5, help="clusters under heavy load, from 0 to 1")
     parser.add_argument("--freeze", type=float, default=0.0, help="how often a backup hangs, from 0 to 1")
     parser.add_argument("--busy", type=int, default=2_000, help="records before something is killed, at most")

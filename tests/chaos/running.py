@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import random
 import secrets
+import shlex
 import shutil
 import sys
 import tempfile
@@ -91,6 +92,8 @@ class Program:
     """Which of these are done in turn, unless others are asked for; none: all."""
     why_not: Callable[[], str | None] = lambda: None
     """Why this machine cannot run it; None: it can."""
+    seeded: bool = True
+    """Whether anything in it is random."""
 
     def parser(self, name: str) -> argparse.ArgumentParser:
         """Of the common options, and of its own."""
@@ -98,11 +101,13 @@ class Program:
             prog=f"tests.chaos {name}", description=self.text, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if self.rounds is not None:
-            parser.add_argument("--rounds", type=int, default=self.rounds)
+            parser.add_argument("--rounds", type=positive, default=self.rounds)
         if self.kinds:
             kinds = list(self.kinds_default or self.kinds)
             parser.add_argument("--kinds", nargs="+", choices=self.kinds, default=kinds, help="what rounds do, in turn")
-        parser.add_argument("--seed", type=int, help="of what is done, and when; printed")
+        parser.set_defaults(seed=None)
+        if self.seeded:
+            parser.add_argument("--seed", type=int, help="of what is done, and when; printed")
         parser.add_argument("--keep", type=Path, help="a new folder for data and logs, which stays")
         self.options(parser)
         return parser
@@ -125,6 +130,13 @@ class Program:
         return run
 
 
+def positive(text: str) -> int:
+    """How often something is done: at least once."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is too few")
+    return number
+
+
 @contextlib.contextmanager
 def telling(folder: Path) -> Iterator[None]:
     """If the block fails, the end of each log in `folder` is printed."""
@@ -144,7 +156,7 @@ def again(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str
         if action.dest != "keep" and value != action.default:
             values = [] if action.nargs == 0 else value if isinstance(value, list) else [value]
             words += [action.option_strings[0], *map(str, values)]
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def carry_out(name: str, program: Program, words: Sequence[str]) -> int:
@@ -168,7 +180,8 @@ def carry_out(name: str, program: Program, words: Sequence[str]) -> int:
                 asyncio.run(program.work(run))  # type: ignore[arg-type]  # a coroutine
         except* Exception as errors:  # noqa: BLE001 - whatever it is, it is the verdict
             failures = list(leaves(errors))
+    where = f" in round {run.seen['rounds'] + 1}" if program.rounds or run.seen["rounds"] else ""
     for failure in failures:
-        print(f"FAILED in round {run.seen['rounds'] + 1}: {failure!r}")
+        print(f"FAILED{where}: {failure!r}")
     print(f"FAILED, again: {command}" if failures else f"PASSED: {program.promise}: {run.told()}")
     return bool(failures)

@@ -34,7 +34,7 @@ from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import RunningCluster
 from tests.chaos.running import Program, Run
 from tests.chaos.verdict import Wrong
-from tests.integration.support import BROKER, keeping_cluster, until
+from tests.integration.support import BROKER, keeping_cluster
 
 ROOT = Path(__file__).parents[2]
 SOURCE, TARGET = "in", "out"
@@ -256,9 +256,16 @@ async def kill(kind: str, cluster: RunningCluster, job: Job, dice: random.Random
         await asyncio.to_thread(cluster.kill, BROKER)
         await asyncio.to_thread(cluster.restart, BROKER)
     else:
-        await until(lambda: bool(job.workers()), ROUND_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(dice.choice(job.workers()), signal.SIGKILL)
+
+        async def killed() -> bool:
+            workers = await asyncio.to_thread(job.workers)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile: another one
+                if workers:
+                    os.kill(dice.choice(workers), signal.SIGKILL)
+                    return True
+            return False
+
+        await job.until(killed, "a worker to kill", ROUND_TIMEOUT_S)
 
 
 async def numbers(client: Client) -> Counter[int]:

@@ -6,11 +6,15 @@ What reads logs and readers of `tests.integration.control_support` is tested bes
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -18,14 +22,16 @@ import pytest
 from kera.cli.check._options import Options
 from kera.cli.check._run import Outcome
 from kera.client import Delivery, EntryId, Position
-from tests.chaos import access, hostile
+from kera.core.errors import Unavailable
+from tests.chaos import access, control, hostile, spark
 from tests.chaos.__main__ import PROGRAMS, main, program_of
 from tests.chaos.checked import judge
 from tests.chaos.control import Turn, check_no_recovery, check_stall
-from tests.chaos.crowd import LINES_MAX, MEMORY_MAX, Row, Taken
+from tests.chaos.crowd import ASKED, LINES_MAX, MEMORY_MAX, Row, Taken
 from tests.chaos.epochs import Query, compare
-from tests.chaos.latency import check_records
-from tests.chaos.latency_client import KEYS
+from tests.chaos.latency import LATENCY, ConstrainedPath, check_records
+from tests.chaos.latency_client import KEYS, SLOT_S, Slot
+from tests.chaos.latency_truth import Look
 from tests.chaos.partitions import BROKER, GOES_ON_S, SILENT_S, Break, Done, cut_off
 from tests.chaos.push import Followed, check_shown
 from tests.chaos.running import Program, Run, carry_out
@@ -82,6 +88,25 @@ def test_a_program_says_all_that_is_wrong_the_logs_and_how_to_do_it_again(capsys
     assert "PASSED" not in said
 
 
+def test_kinds_of_several_words_can_be_repeated_and_a_program_without_rounds_names_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def work(_: Run) -> None:
+        await lose(1)
+
+    program = Program("", "", work, kinds=("idle, frames", "idle, gRPC"), seeded=False)
+    assert carry_out("it", program, ["--kinds", "idle, frames"]) == 1
+    said = capsys.readouterr().out
+    assert """again: make chaos RUN="it --kinds 'idle, frames'\"""" in said
+    assert "FAILED: Wrong" in said
+
+
+@pytest.mark.parametrize("rounds", ["0", "-1"])
+def test_no_rounds_are_no_run(rounds: str) -> None:
+    with pytest.raises(SystemExit):
+        ended(good, "--rounds", rounds)
+
+
 def test_the_folder_of_a_cluster_goes_when_its_rounds_have_ended_well_and_only_then(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     assert ended(bad, "--keep", str(kept)) == 1
@@ -108,14 +133,15 @@ async def test_a_short_form_has_the_options_of_the_long_one_and_raises_what_is_w
 
 @pytest.mark.parametrize("name", [name for name, entry in PROGRAMS.items() if "Spark" not in entry.text])
 def test_every_program_of_the_list_is_there(name: str) -> None:
-    assert program_of(name).run_of(Path(), "--seed", "1").arguments.seed == 1
+    assert program_of(name).run_of(Path()).arguments.seed >= 0
 
 
 def test_a_name_that_is_no_program_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nothing"]) == 2
     assert "no program nothing" in capsys.readouterr().err
     assert main([]) == 0
-    assert all(name in capsys.readouterr().out for name in ["kill"])
+    said = capsys.readouterr().out
+    assert all(f"  {name} " in said for name in PROGRAMS)
 
 
 # -- kill, control, restart, network, silence: the load and the verdict of `kera check` ------------------------------
@@ -166,6 +192,61 @@ def test_a_network_that_heals_and_is_of_no_use_for_too_long_fails() -> None:
         Done(cut_off(BROKER, 1.0), *slow).check()
     with pytest.raises(Wrong, match="more than 60 s"):
         Done(Break(("client", "broker"), "cut", ("clients",), ("broker-1",), 1.0), GOES_ON_S + 1, 0.1, ()).check()
+
+
+def cluster_of(*names: str, **methods: Any) -> Any:
+    ready = {name: {"broker_id": name.partition("-")[2]} for name in names}
+    return SimpleNamespace(ready=ready, processes=dict.fromkeys(names, 1), **methods)
+
+
+async def test_a_frozen_backup_without_which_brokers_do_not_go_on_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "FREEZE_S", 0.0)
+    done: list[str] = []
+
+    async def note(what: str) -> None:
+        done.append(what)
+
+    cluster = cluster_of("backup-1", pause=lambda _: note("pause"), resume=lambda _: note("resume"))
+    chaos = control.Chaos(cluster, random.Random(1), replication=1)
+    chaos._loads = {"s": cast(Any, SimpleNamespace(goes_on=lambda: note("goes on")))}
+    await chaos.frozen_backup()
+    assert done == ["pause", "goes on", "resume"]
+    chaos._loads = {"s": cast(Any, SimpleNamespace(goes_on=asyncio.Event().wait))}
+    monkeypatch.setattr(control, "ROUND_TIMEOUT_S", 0.01)
+    with pytest.raises(Wrong, match="not all goes on"):
+        await chaos.frozen_backup()
+    assert done[3:] == ["pause", "resume"]
+
+
+@pytest.mark.parametrize("seed", range(9))
+async def test_a_round_about_moves_moves_what_its_broker_owns_and_fails_if_nothing_moves(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = {"a": 1, "b": 2}
+    moved: list[tuple[str, int, int]] = []
+
+    async def describe(stream: str) -> Any:
+        return SimpleNamespace(assignments={0: SimpleNamespace(broker_id=owners[stream])})
+
+    async def move(*what: Any) -> None:
+        moved.append(what)
+
+    async def refuse(*_: object) -> None:
+        raise Unavailable("not now")
+
+    chaos = control.Chaos(cluster_of("broker-1", "broker-2", "broker-3"), random.Random(seed), replication=1)
+    chaos._loads = cast(Any, owners)
+    chaos._client = cast(Any, SimpleNamespace(admin=SimpleNamespace(describe_stream=describe, move_streamlet=move)))
+    async with chaos._moving() as (source, target):
+        stream, streamlet, to = moved[0]
+        assert (source, target, streamlet) == (f"broker-{owners[stream]}", f"broker-{to}", 0)
+    assert chaos.moves == len(moved) > 0
+    monkeypatch.setattr(chaos._client.admin, "move_streamlet", refuse)
+    monkeypatch.setattr(control, "ROUND_TIMEOUT_S", 0.01)
+    with pytest.raises(ExceptionGroup) as found:
+        async with chaos._moving():
+            pass
+    assert "no streamlet of broker" in str(found.value.exceptions[0])
 
 
 # -- replicas ----------------------------------------------------------------------------------------------------------
@@ -291,6 +372,27 @@ async def test_a_consumer_that_skips_hostile_chunks_and_is_given_other_records_f
         await looked_at(monkeypatch, [(0, 0), (1, 1), (2, 2)], consumed=2)
 
 
+def test_hostile_chunks_that_never_came_or_are_not_where_they_should_be_fail() -> None:
+    def row(
+        *, in_log: bool = True, acknowledged: int = 9, sent: int = 5, taken: int = 4, empty: int = 1
+    ) -> hostile.Row:
+        seen = hostile.Seen(empty=empty)
+        return hostile.Row("kill", in_log, 1, "replicated", acknowledged, sent, taken, seen, (1.0,))
+
+    row().check()
+    row(in_log=False, empty=0).check()
+    for wrong in (
+        row(acknowledged=0),
+        row(sent=0, taken=0),
+        row(taken=0),
+        row(taken=5),
+        row(empty=0),
+        row(in_log=False),
+    ):
+        with pytest.raises(Wrong, match="nothing of hostile chunks"):
+            wrong.check()
+
+
 # -- access, crowd -----------------------------------------------------------------------------------------------------
 
 
@@ -345,15 +447,77 @@ async def test_what_was_revoked_and_is_there_again_fails() -> None:
             await ruled(way, **found)
 
 
-def test_an_attack_that_others_notice_or_that_costs_too_much_fails() -> None:
+class Tried:
+    """A user who was refused so often for what it did, and has seen this when it ended."""
+
+    def __init__(self, refused: Sequence[str] = ("write", "read"), seen: Sequence[bytes] = (), read: int = 99) -> None:
+        self.written, self.read = 99, read
+        self.refused, self.failed = Counter[str](), Counter[str]()
+        self.seen = set[bytes]()
+        self._tries, self._at_last = refused, seen
+
+    @contextlib.asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        async def goes_on() -> None:
+            while True:
+                self.refused.update(self._tries)
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(goes_on())
+        try:
+            yield
+        finally:
+            task.cancel()
+        self.seen.update(self._at_last)
+
+
+async def test_somebody_who_reads_the_marker_late_or_does_not_try_or_is_not_let_in_again_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def done(*_: object) -> None:
+        pass
+
+    chaos: Any = SimpleNamespace(bootstrap="", _run=Program("", "", good).run_of(tmp_path))
+    chaos._client = SimpleNamespace(access=SimpleNamespace(delete_user=done, revoke=done))
+    chaos._producer = SimpleNamespace(send=done)
+    chaos._make = chaos._take = chaos._check_rules = chaos._check_log = chaos._goes_on = done
+
+    async def refused(user: Tried) -> None:
+        monkeypatch.setattr(access, "User", lambda *_: user)
+        await access.Chaos.round(chaos, 1)
+
+    monkeypatch.setattr(access, "REVOKED_S", 0.0)
+    await refused(Tried())
+    with pytest.raises(Wrong, match="has read"):
+        await refused(Tried(seen=[b"marker:1"]))
+    await access.Chaos._goes_on(chaos, "u1", "token")
+    monkeypatch.setattr(access, "ROUND_S_MAX", 0.01)
+    for one in ("write", "read"):
+        with pytest.raises(Wrong, match="not refused both"):
+            await refused(Tried([one]))
+    monkeypatch.setattr(access, "User", lambda *_: Tried(read=0))
+    with pytest.raises(Wrong, match="does not go on"):
+        await access.Chaos._goes_on(chaos, "u1", "token")
+
+
+def test_an_attack_that_others_notice_or_that_reaches_nobody_or_costs_too_much_fails() -> None:
     none = Taken(0, 0, 0)
+    answered = {**{what: {"p99": 1.0} for what in ASKED}, "errors": []}
 
-    def row(errors: Counter[str], most: Taken) -> Row:
-        return Row("idle", "", "", errors, Counter(), {"broker-1": (none, most, none)})
+    def wrong(did: dict[str, int], most: Taken = none, **meanwhile: Any) -> list[str]:
+        row = Row(
+            "idle", (answered, {**answered, **meanwhile}, answered), Counter(did), {"broker-1": (none, most, none)}
+        )
+        assert str(row)
+        return row.wrong
 
-    assert row(Counter(), Taken(MEMORY_MAX, 9, LINES_MAX)).wrong == []
-    assert row(Counter(refused=1), none).wrong == ["1 times refused"]
-    assert len(row(Counter(), Taken(MEMORY_MAX + 1, 9, LINES_MAX + 1)).wrong) == 2
+    there = {"connected": 1}
+    assert wrong(there, Taken(MEMORY_MAX, 9, LINES_MAX)) == []
+    assert wrong(there, errors=["refused"]) == ["1 times refused"]
+    assert wrong(there, read={}) == ["no read was answered meanwhile"]
+    assert wrong({"FileNotFoundError": 5}) == ["it has reached nobody: {'FileNotFoundError': 5}"]
+    assert wrong({"guessed": 5, "let in": 1}) == ["1 times somebody was let in"]
+    assert len(wrong(there, Taken(MEMORY_MAX + 1, 9, LINES_MAX + 1))) == 2
 
 
 # -- push, columnar, spark, epochs ----------------------------------------------------------------------------------
@@ -379,6 +543,8 @@ def test_rounds_that_have_shown_nothing_of_shared_memory_fail() -> None:
         check_shown(Counter({"pushed": 5, "chunks": 6}), frozen=1)
     with pytest.raises(Wrong, match="pulled"):
         check_shown(Counter({"pushed": 2, "chunks": 6}), frozen=0)
+    with pytest.raises(Wrong, match="nothing was pushed"):
+        check_shown(Counter(), frozen=0)
 
 
 def rows(*records: tuple[int, int]) -> pa.Table:
@@ -409,6 +575,24 @@ def test_numbers_that_come_out_never_or_twice_fail() -> None:
     for found, why in (([0, 2], "missing: \\[1\\]"), ([0, 1, 1, 2], "\\{1: 2\\}"), ([0, 1, 2, 3], "4 came out")):
         with pytest.raises(Wrong, match=why):
             check_once(3, Counter(found))
+
+
+async def test_a_worker_of_spark_that_has_ended_by_itself_is_not_the_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark, "PAUSE_S", 0.0)
+    listed, killed = iter([[], [7], [8]]), list[int]()
+
+    def kill(pid: int, _: int) -> None:
+        if pid == 7:
+            raise ProcessLookupError
+        killed.append(pid)
+
+    job, cluster = spark.Job([], tmp_path / "log"), cast(Any, None)
+    monkeypatch.setattr(job, "workers", lambda: next(listed))
+    monkeypatch.setattr("tests.chaos.spark.os.kill", kill)
+    await spark.kill("worker", cluster, job, random.Random(1))
+    assert killed == [8]
 
 
 def test_micro_batches_that_differ_fail(tmp_path: Path) -> None:
@@ -466,3 +650,26 @@ async def test_a_path_that_loses_repeats_or_reorders_a_record_is_found() -> None
     assert await wrong((0, 0), (1, 0)) != []
     assert await wrong((0, 0), (1, 0), (0, 0), (0, 1)) != []
     assert await wrong((0, 1), (1, 0), (0, 0)) != []
+
+
+async def looked(tmp_path: Path, *, until_s: float = 15.0, every: int = 1, records: int = 100) -> list[str]:
+    """What is wrong with a part of 15 s, of which the first are looked at, and in which so many records came a slot."""
+    path = ConstrainedPath(cast(Any, None), cast(Any, None), LATENCY.run_of(tmp_path))
+    path._rate = 4.0 * records or 400.0
+    at_s = time.monotonic() - 16.0
+    for number in range(round((at_s - 20) / SLOT_S), round((at_s + 17) / SLOT_S)):
+        path.truth.add("writer", asdict(Slot(number, sent=records, acknowledged=records)))
+        chunks = Slot(number, records=records, runs=4, runs_us=400_000, chunks=4, chunks_us=400_000)
+        path.truth.add("worker", asdict(chunks))
+    for number in range(0, round(until_s / SLOT_S), every):
+        path._looks.add(Look(at_s + number * SLOT_S, "held", 200_000, "", 3_000, 9))
+    await path._part("load", at_s)
+    return path.wrong
+
+
+async def test_a_constraint_that_nobody_has_looked_at_and_a_load_that_is_none_are_found(tmp_path: Path) -> None:
+    assert await looked(tmp_path) == []
+    assert await looked(tmp_path, until_s=0.0) == ["load: nobody has looked at the constraint for 15.0 s"]
+    assert await looked(tmp_path, until_s=10.0) == ["load: nobody has looked at the constraint for 5.2 s"]
+    assert await looked(tmp_path, every=9) == ["load: nobody has looked at the constraint for 2.2 s"]
+    assert await looked(tmp_path, records=0) == ["load: no record came through in its last window"]
