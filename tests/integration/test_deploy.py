@@ -612,6 +612,12 @@ def test_all_settings_that_are_given_are_ones_that_there_are() -> None:
         assert settings.keys() <= daemons[daemon.upper()].model_fields.keys()
 
 
+def test_new_streams_outlast_a_host_with_a_broker_and_a_backup() -> None:
+    hosts = tomllib.loads((DEPLOY / "systemd" / "kera.toml").read_text())
+    assert hosts["coordinator"]["default_replication"] == 2
+    assert "settings: {default_replication: 2}" in (CHART / "values.yaml").read_text()
+
+
 # -- the chart --------------------------------------------------------------------------------------------------
 
 CHART = DEPLOY / "helm" / "kera"
