@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import pyarrow as pa
 import pytest
 
-from kera.client import Admin, EntryBounds, Rebalancing, RecoveryDescription
+from kera.client import Admin, ChunkPlace, Client, EntryBounds, Position, Rebalancing, RecoveryDescription
 from kera.client.admin.watching import Watch
 from kera.client.testing import FakeCluster
 from kera.console import limits
@@ -224,6 +224,22 @@ async def test_pages_of_large_records_are_bounded_and_leave_none_out(
         pages += 1
     assert sorted(map(int, seen)) == list(range(40))
     assert pages > 1
+
+
+async def test_a_page_from_a_time_tells_of_what_is_lost_right_before_it(
+    console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_stream("s", streamlets=2)
+
+    async def positions_at(*_: object) -> dict[int, list[ChunkPlace]]:
+        place = ChunkPlace(Position(2, 1, 0), 0, 0)
+        return {0: [place], 1: [place._replace(lost_from=Position(1, 1, 0))]}
+
+    monkeypatch.setattr(Client, "positions_at", positions_at)
+    browser = await console()
+    told = "Records right before the first one are lost, and may have been of that time: streamlet 1."
+    is_clear(await browser.get("/streams/s/messages?from=time&time=2026-01-31"), 200, told)
+    assert "are lost" not in (await browser.get("/streams/s/messages?from=oldest")).text
 
 
 async def test_records_are_filtered_by_key_and_by_text(console: MakeBrowser, cluster: FakeCluster) -> None:

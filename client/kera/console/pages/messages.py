@@ -16,7 +16,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kera.client import ChunkPlace, StreamDescription
+from kera.client import StreamDescription
 from kera.console import limits
 from kera.console.browsing.decoding import Shown, brief, shown, shown_cell, shown_columns
 from kera.console.browsing.filters.parsing import LENGTH_MAX, FilterError, parse
@@ -66,7 +66,7 @@ async def browse_messages(visit: Visit) -> Response:
         return _messages_page(visit, stream, asked, Found([], {}, more=False, looked_at=0, remarks=[]), [], status=400)
     async with _room(visit), within(READ_TIMEOUT_S):
         bounds = await bounds_of(visit.view.client, stream, asked.keys)
-        marks, turn = await _marks(visit, stream, asked, bounds)
+        marks, turn, losses = await _marks(visit, stream, asked, bounds)
         wanted = Wanted(asked.keys, marks, asked.start == "newest", asked.count, asked.match, turn, decoder)
         found = await browse(visit.view.client, stream, bounds, wanted)
     registered = await _look_up(visit, [row for _, row in found.rows])
@@ -74,7 +74,9 @@ async def browse_messages(visit: Visit) -> Response:
     for key, row in found.rows:
         lines.append(_line(key, row, asked.columns, registered, decoder))
         await asyncio.sleep(0)  # others are to get their pages, too
-    return _messages_page(visit, stream, asked, found, lines, _more(stream, asked, found, turn) if found.more else "")
+    more = _more(stream, asked, found, turn) if found.more else ""
+    found.remarks += losses
+    return _messages_page(visit, stream, asked, found, lines, more)
 
 
 def _messages_page(
@@ -258,19 +260,20 @@ class _room:  # noqa: N801 - reads as what it is: async with _room(visit)
 
 async def _marks(
     visit: Visit, stream: StreamDescription, asked: _Asked, bounds: Bounds
-) -> tuple[dict[EntryKey, int], int]:
+) -> tuple[dict[EntryKey, int], int, list[str]]:
+    """Where to begin, with which entry, and remarks about what is lost there: losses have no time."""
     if asked.marks:
-        return marks_from_text(asked.marks, asked.keys)
+        return *marks_from_text(asked.marks, asked.keys), []
     if asked.start == "offset":
-        return dict.fromkeys(asked.keys, asked.offset or 0), 0
+        return dict.fromkeys(asked.keys, asked.offset or 0), 0, []
     if asked.match.since_us is not None:
         places = await visit.view.client.positions_at(stream.name, asked.match.since_us)
-        return {key: _record_at(places, key) for key in bounds}, 0
-    return {}, 0
-
-
-def _record_at(places: dict[int, list[ChunkPlace]], key: EntryKey) -> int:
-    return places[key.streamlet][key.entry].record
+        found = {key: places[key.streamlet][key.entry] for key in bounds}
+        lost = sorted({key.streamlet for key, place in found.items() if place.lost_from is not None})
+        told = "Records right before the first one are lost, and may have been of that time: streamlet"
+        losses = [f"{told} {', '.join(map(str, lost))}."] if lost else []
+        return {key: place.record for key, place in found.items()}, 0, losses
+    return {}, 0, []
 
 
 def _more(stream: StreamDescription, asked: _Asked, found: Found, turn: int) -> str:
