@@ -454,6 +454,7 @@ async def test_a_node_that_is_no_record_is_named(zookeeper: ZooKeeper) -> None:
 
         with pytest.raises(MetadataDamaged, match=re.escape(stray)):
             await store.list("")
+        assert await store.keys() == {"a"}
 
 
 async def test_a_large_write_that_was_not_decided_leaves_nothing(zookeeper: ZooKeeper) -> None:
@@ -676,6 +677,23 @@ async def test_records_whose_directory_somebody_removes_are_put_back(zookeeper: 
         assert await store.list("") == written
         assert await ledger.changed_by_others(list(written)) == {}
         await ledger.write({"streams/1": b"more", "streams/3": b"3"})
+
+
+async def test_nodes_of_the_layout_that_somebody_removes_are_made_anew(zookeeper: ZooKeeper) -> None:
+    async with opened(zookeeper, new_root(), transaction_bytes_max=SMALL) as (session, store):
+        root = session.root
+        await store.write(Write("a", b"1", 0))
+        await session.delete_all(f"{root}/revision")
+        await store.write(Write("a", b"2", 1))
+        await session.delete_all(f"{root}/revision")
+        assert await store.list("") == {"a": StoredRecord(b"2", 2)}
+
+        await session.delete_all(f"{root}/staged")
+        await store.write(*(Write(f"large/{number}", bytes(SMALL // 2), 0) for number in range(4)))
+        assert len(await store.keys()) == 5
+
+        await session.delete_all(f"{root}/candidates")
+        await asyncio.wait_for(ZooKeeperElection(session, "here:1").win(), WAIT_S)
 
 
 async def test_metadata_that_somebody_removes_are_an_error_that_says_so(

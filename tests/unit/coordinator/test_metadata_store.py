@@ -174,6 +174,7 @@ async def test_a_list_has_the_keys_with_the_prefix_in_order(store: MetadataStore
     assert list(await store.list("streams/")) == ["streams/1", "streams/2"]
     assert list(await store.list("t")) == []
     assert list(await store.list("")) == ["brokers/1", "stream", "streams/1", "streams/2", "streams0", "ströme/1"]
+    assert await store.keys() == (await store.list("")).keys()
 
 
 async def test_a_value_over_the_limit_is_refused(store: MetadataStore) -> None:

@@ -68,6 +68,19 @@ async def test_a_record_that_somebody_deletes_or_changes_is_put_back(
     assert len(led.coordinator.state.catalog) == 4
 
 
+async def test_a_record_that_somebody_adds_is_deleted(led: Cluster) -> None:
+    before = led.store.records
+    spoil(led, "streams/0000000000009999", StoredRecord(b"foreign", 3))
+    await go_round(led)
+    assert led.store.records == before
+    assert led.coordinator.rereading.problem == (
+        "another program added record streams/0000000000009999 in the store, and the coordinator deleted it; find the"
+        " other writer: only coordinators may write"
+    )
+    await led.restart()
+    assert len(led.coordinator.state.catalog) == 3
+
+
 async def test_health_tells_of_it_for_a_while(led: Cluster) -> None:
     (first, *_) = keys(led, "streams/")
     spoil(led, first, None)

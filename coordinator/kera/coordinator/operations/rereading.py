@@ -1,12 +1,13 @@
 """Records in the store, read again while a coordinator leads, and put back where somebody else changed them.
 
-The coordinator that leads is the store's only writer, but in ZooKeeper somebody else can delete a node or set another
-value. The next coordinator that leads would find that the census is wrong, and refuse to. So the one that leads reads a
-few records each second, and all of them within a few minutes. What is in its memory is what was written last: it puts a
-record back that is not there as it wrote it, and says so in the log and in its health. That write depends, as each, on
-the record of the leader, so a coordinator that another one has replaced puts nothing back.
+The coordinator that leads is the store's only writer, but in ZooKeeper somebody else can delete or add a node, or set
+another value. The next coordinator that leads would find that the census is wrong, and refuse to. So the one that leads
+reads a few records each second, and all of them within a few minutes. What is in its memory is what was written last:
+it puts a record back that is not there as it wrote it, deletes one that it never wrote, and says so in the log and in
+its health. That write depends, as each, on the record of the leader, so a coordinator that another one has replaced
+puts nothing back.
 
-Nodes that somebody added are not noticed here; the census tells of them to whoever leads next.
+A node whose name stands for no record is not noticed here: the store names it to whoever leads next.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ class Rereading:
                 log.exception("unexpected exception while records of the metadata were read again")
 
     async def turn(self) -> None:
-        """Compare the next few records, and put back those that somebody else changed. Raises what the store raises."""
+        """Compare the next few records, and undo what somebody else did to them. Raises what the store raises."""
         ledger = self._state.ledger
         if not self._left:
-            self._left = [key for key in ledger.snapshot() if key != LEADER]
+            self._left = [key for key in (*ledger.snapshot(), *await ledger.added_by_others()) if key != LEADER]
             wanted = -(-len(self._left) // TURNS_PER_ROUND)
             self._per_turn = min(max(wanted, RECORDS_PER_TURN_MIN), RECORDS_PER_TURN_MAX)
         some, self._left = self._left[: self._per_turn], self._left[self._per_turn :]
@@ -85,14 +86,20 @@ class Rereading:
         changed = await state.ledger.changed_by_others(keys)
         if not changed or state.lost.done():
             return
+        added = [key for key in changed if state.ledger.get(key) is None]
         await state.restore(changed)
         deleted = [key for key, version in changed.items() if not version]
         log.error(
-            "restored records of the metadata: another program deleted or changed them in the store",
+            "restored records of the metadata: another program deleted, changed or added them in the store",
             deleted=deleted,
-            changed=[key for key in changed if key not in deleted],
+            changed=[key for key in changed if key not in deleted and key not in added],
+            added=added,
         )
         one, others = next(iter(changed)), f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        what = f"another program {'deleted' if one in deleted else 'changed'} record {one}{others} in the store"
+        did = "deleted" if one in deleted else "added" if one in added else "changed"
+        undone = "deleted it" if one in added else "put it back"
         self._put_back_s = state.clock.monotonic_s()
-        self._put_back = f"{what}, and the coordinator put it back; find the other writer: only coordinators may write"
+        self._put_back = (
+            f"another program {did} record {one}{others} in the store, and the coordinator {undone}; find the other"
+            " writer: only coordinators may write"
+        )

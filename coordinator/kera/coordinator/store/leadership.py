@@ -193,6 +193,10 @@ class TermStore:
         """See `MetadataStore.list`."""
         return await self._store.list(prefix)
 
+    async def keys(self) -> set[str]:
+        """See `MetadataStore.keys`."""
+        return await self._store.keys()
+
     async def write(self, *writes: Write | Check) -> None:
         """See `MetadataStore.write`. Raises `VersionConflict`, too, when another one has begun to lead."""
         if self._term.over.is_set():

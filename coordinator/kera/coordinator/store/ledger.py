@@ -83,8 +83,15 @@ class Ledger:
             if there != self._records.get(key)
         }
 
+    async def added_by_others(self) -> set[str]:
+        """The keys of records that the store has and that are not here; what is just being written is among them."""
+        return await self._store.keys() - self._records.keys()
+
     async def restore(self, versions: Mapping[str, int]) -> None:
-        """Write records as they are here over these versions in the store. Raises what the store raises."""
+        """Write records as they are here over these versions in the store, or delete those that are not here.
+
+        Raises what the store raises.
+        """
         await self._put([Write(key, self.get(key), version) for key, version in versions.items()])
 
     async def _write(self, changes: Changes) -> None:

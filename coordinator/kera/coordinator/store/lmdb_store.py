@@ -248,6 +248,11 @@ class LmdbStore:
                 there = cursor.next()
         return found
 
+    async def keys(self) -> set[str]:
+        """See `MetadataStore.keys`."""
+        with self._translated(), self._environment.begin(db=self._records) as transaction:
+            return {key.decode() for key in transaction.cursor().iternext(values=False)}
+
     async def write(self, *writes: Write | Check) -> None:
         """See `MetadataStore.write`."""
         check_writes(writes)

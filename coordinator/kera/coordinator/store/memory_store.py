@@ -30,6 +30,10 @@ class MemoryStore:
         """See `MetadataStore.list`."""
         return {key: record for key, record in sorted(self._records.items()) if key.startswith(prefix)}
 
+    async def keys(self) -> set[str]:
+        """See `MetadataStore.keys`."""
+        return set(self._records)
+
     async def write(self, *writes: Write | Check) -> None:
         """See `MetadataStore.write`."""
         check_writes(writes)

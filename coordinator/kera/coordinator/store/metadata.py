@@ -64,6 +64,10 @@ class MetadataStore(Protocol):
         """All records whose key starts with `prefix`, in the order of their keys. They belong to one moment."""
         ...
 
+    async def keys(self) -> set[str]:
+        """The keys of all records, not necessarily of one moment: cheaper than `list`, as no value is read."""
+        ...
+
     async def write(self, *writes: Write | Check) -> None:
         """Put and delete records, all or none, and only if all versions are as expected.
 

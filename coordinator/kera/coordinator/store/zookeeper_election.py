@@ -154,7 +154,11 @@ class ZooKeeperElection:
     async def _look(self, watch: Watch | None = None) -> None:
         """See which candidates there are; `watch` is called on kazoo's thread when that changes."""
         await self._session.sync()
-        names = await self._session.children(self._path, watch)
+        try:
+            names = await self._session.children(self._path, watch)
+        except NodeMissing:  # somebody else has deleted it
+            await self._session.make(self._path)
+            names = ()
         known, found = self._candidates, {}
         for name in sorted(names, key=lambda name: name.rpartition("-")[2]):
             node = f"{self._path}/{name}"

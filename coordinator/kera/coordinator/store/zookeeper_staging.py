@@ -56,6 +56,7 @@ class StagedWrites:
 
         decide = [*map(check, parts), make(self._pending, name.encode())]
         try:
+            await self._session.make(self._staged)  # unless somebody else has deleted it, it is there
             await self._session.make(directory)
             for path, part in zip(parts, self._parts(writes), strict=True):
                 await self._session.make(path, packed(part))

@@ -124,6 +124,11 @@ class ZooKeeperStore:
             address=self._session.hosts,
         )
 
+    async def keys(self) -> set[str]:
+        """See `MetadataStore.keys`. Nodes that are no records of KerA are left out."""
+        await self._carry_out_pending()
+        return {key for key, path in (await self._paths("")).items() if path == self._transactions.path(key)}
+
     async def write(self, *writes: Write | Check) -> None:
         """See `MetadataStore.write`."""
         check_writes(writes)
@@ -176,8 +181,8 @@ class ZooKeeperStore:
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    async def _read_all(self, prefix: str) -> dict[str, StoredRecord] | None:
-        """All records whose key starts with `prefix`; None when one went away meanwhile."""
+    async def _paths(self, prefix: str) -> dict[str, str]:
+        """The nodes that are there for the keys that start with `prefix`."""
         paths: dict[str, str] = {}
         for directory in await self._session.children(self._records):
             if may_have(directory, prefix):
@@ -186,6 +191,11 @@ class ZooKeeperStore:
                     key = key_of(directory, name)
                     if key.startswith(prefix):
                         paths[key] = f"{self._records}/{directory}/{name}"
+        return paths
+
+    async def _read_all(self, prefix: str) -> dict[str, StoredRecord] | None:
+        """All records whose key starts with `prefix`; None when one went away meanwhile."""
+        paths = await self._paths(prefix)
         keys = sorted(paths, key=str.encode)
         found: dict[str, StoredRecord] = {}
         for start in range(0, len(keys), READS_IN_FLIGHT):

@@ -10,6 +10,7 @@ from kera.coordinator.store.zookeeper_layout import record_path, revision_path
 from kera.coordinator.store.zookeeper_session import (
     RETRY_INTERVAL_S,
     Lost,
+    Node,
     NodeMissing,
     Operation,
     Refused,
@@ -19,6 +20,9 @@ from kera.coordinator.store.zookeeper_session import (
     put,
     remove,
 )
+from kera.core.base.telemetry import get_logger
+
+log = get_logger("kera.zookeeper")
 
 _OPERATION_BYTES = 64
 """Size of a transaction's operation, besides path and value."""
@@ -78,7 +82,7 @@ class ZooKeeperTransactions:
             else:
                 return
             # Another write came between, or this one itself, the first time.
-            seen, self._revision = await session.get(self._revision_path)
+            seen, self._revision = await self._look()
             if seen == write_id:
                 return
             if uncertain:
@@ -131,7 +135,16 @@ class ZooKeeperTransactions:
 
     async def revision(self) -> int:
         """The revision that is there now."""
-        return (await self._session.get(self._revision_path)).version
+        return (await self._look()).version
+
+    async def _look(self) -> Node:
+        """The node of the revision. It is made anew if somebody else has deleted it: else nothing could be written."""
+        try:
+            return await self._session.get(self._revision_path)
+        except NodeMissing:
+            await self._session.make(self._revision_path)
+            log.error("made a node of the metadata anew that another program deleted", path=self._revision_path)
+            return await self._session.get(self._revision_path)
 
     async def note_revision(self) -> None:
         """From now on, transactions are refused if another one has come since this call."""
