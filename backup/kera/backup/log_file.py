@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from kera.core.base.blocks import BLOCK_BYTES, FILE_CALLS, FileCalls, direct_flag, sync_directory
+from kera.core.base.blocks import BLOCK_BYTES, FILE_CALLS, FileCalls, direct_flag, identity_of, sync_directory
 from kera.core.errors import StartError
 
 NAME = "replicas.log"
@@ -97,6 +97,7 @@ class LogFile:
             calls.close(self._fd)
             raise StartError(f"another backup uses {path}; choose another --log-dirs", path=str(path)) from error
         sync_directory(directory, calls)
+        self._path, self._identity = path, identity_of(path)
 
     def write(self, offset: int, pieces: Sequence[memoryview]) -> None:
         """See `BlockDisk`."""
@@ -113,6 +114,9 @@ class LogFile:
 
     def sync(self) -> None:
         """See `BlockDisk`."""
+        if identity_of(self._path) != self._identity:  # a file without a name goes with the process
+            problem = "removed or replaced while the backup runs; put it back, or restart the backup"
+            raise OSError(errno.ESTALE, problem, self.name)
         self._calls.sync(self._fd)
 
     def read(self, offset: int, into: memoryview) -> int:

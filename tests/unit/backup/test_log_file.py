@@ -53,6 +53,20 @@ def test_what_is_written_in_pieces_is_read(file: LogFile) -> None:
     assert content(file, 0, 9) == [b"\0", b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+def test_nothing_is_durable_in_a_file_that_has_its_name_no_more(file: LogFile, tmp_path: Path, replaced: bool) -> None:
+    path, aside = Path(file.name), tmp_path / "aside"
+    path.rename(aside)
+    if replaced:
+        path.write_bytes(b"")
+    file.write(0, [blocks(b"a")])
+    with pytest.raises(OSError, match="removed or replaced while the backup runs; put it back, or restart the backup"):
+        file.sync()
+
+    aside.replace(path)
+    file.sync()
+
+
 def test_a_write_that_takes_several_calls_is_finished(open_file: OpenFile) -> None:
     def slowly(fd: int, pieces: list[Any], offset: int) -> int:
         return os.pwritev(fd, [pieces[0][:BLOCK_BYTES]], offset)

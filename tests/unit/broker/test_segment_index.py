@@ -128,6 +128,24 @@ def test_what_is_deleted_is_gone(index: SegmentIndex) -> None:
 
 def test_a_record_on_which_a_bit_was_flipped_is_none(index: SegmentIndex) -> None:
     key, value = put_segment(ADDRESS, RECORD)
+@pytest.mark.parametrize("replaced", [True, False])
+def test_nothing_is_committed_to_a_file_that_has_its_name_no_more(
+    index: SegmentIndex, path: Path, replaced: bool
+) -> None:
+    index.commit([put_removal(1)])
+    file, aside = path / "data.mdb", path / "aside"
+    file.rename(aside)
+    if replaced:
+        file.write_bytes(aside.read_bytes())
+    with pytest.raises(OSError, match="removed or replaced while the broker runs; put it back, or restart the broker"):
+        index.commit([put_removal(2)])
+    assert index.removals() == [1]
+
+    aside.replace(file)
+    index.commit([put_removal(2)])
+    assert index.removals() == [1, 2]
+
+
     assert value is not None
     for at in range(len(value)):
         index.commit([(key, value[:at] + bytes([value[at] ^ 4]) + value[at + 1 :])])

@@ -12,6 +12,7 @@ One thread writes (`commit`, durable when it returns), any thread reads.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import struct
@@ -52,6 +53,7 @@ from kera.broker.storage.index_format import (
     segment_record,
     stream_of,
 )
+from kera.core.base.blocks import identity_of
 from kera.core.base.ids import EntryId, Position
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import StartError
@@ -88,6 +90,8 @@ class SegmentIndex:
     def __init__(self, path: Path, environment: lmdb.Environment) -> None:
         self.path = path
         self._environment = environment
+        self._file = path / "data.mdb"
+        self._identity = identity_of(self._file)
         self.was_closed = False
         """There is a checksum of the last launch, which it writes last of all: it ended in good order."""
 
@@ -272,6 +276,9 @@ class SegmentIndex:
 
     def commit(self, changes: Iterable[Change], meta: dict[str, Any] | None = None) -> None:
         """Make all changes, or none. Raises ``OSError`` when the disk does not take them."""
+        if identity_of(self._file) != self._identity:  # a file without a name goes with the process
+            problem = "removed or replaced while the broker runs; put it back, or restart the broker, which rebuilds it"
+            raise OSError(errno.ESTALE, problem, str(self._file))
         try:
             with self._environment.begin(write=True) as transaction:
                 for key, value in changes:

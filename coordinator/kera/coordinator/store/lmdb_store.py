@@ -45,7 +45,7 @@ from kera.coordinator.store.metadata import (
     check_writes,
     conflict,
 )
-from kera.core.base.blocks import sync_directory
+from kera.core.base.blocks import identity_of, sync_directory
 from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import DiskFull, KeraError, StartError, Unavailable
@@ -177,7 +177,7 @@ class LmdbStore:
                 self._refuse_other_database()
                 self._check_format()
                 self._records = self._environment.open_db(b"records")
-                self._identity = _identity(file)
+                self._identity = identity_of(file)
                 if is_new:  # a commit is none yet if the file's name can vanish
                     sync_directory(self._path)
                     sync_directory(self._path.parent)
@@ -284,7 +284,7 @@ class LmdbStore:
     def problem(self) -> str:
         """The reason why the last write failed, or the next one will; empty: there is none."""
         file = self._path / "data.mdb"
-        if _identity(file) == self._identity:
+        if identity_of(file) == self._identity:
             return self._problem
         return (
             f"{file} was removed or replaced while the coordinator runs, so nothing is written: save what the"
@@ -345,15 +345,6 @@ class LmdbStore:
         if os.strerror(errno.EROFS) in str(error):
             return "; stop the coordinator, repair the file system, mount it writable, and start the coordinator again"
         return ""
-
-
-def _identity(file: Path) -> tuple[int, int] | None:
-    """The file that has this name now; None: there is no such file."""
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _unpack(data: bytes) -> StoredRecord:

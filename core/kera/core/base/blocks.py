@@ -68,6 +68,15 @@ def direct_flag(directory: Path, calls: FileCalls = FILE_CALLS) -> int:
     return os.O_DIRECT
 
 
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """The file that has this name now; None: there is none, or nobody can tell."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def sync_directory(path: Path, calls: FileCalls = FILE_CALLS) -> None:
     """Make names in a directory durable: what was created, renamed and removed there. Raises ``OSError``."""
     fd = calls.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
