@@ -12,8 +12,6 @@ itself, byte by byte:
 """
 
 import shutil
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +38,7 @@ from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import ArenaFull, DataLost, InvalidCursor, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, verify_chunk
 from tests.property.streamlet_model import Lease, Model, Seen, Stored, chunks_of, encoded, placed_chunks
+from tests.shared_memory import make_directory
 
 SLOTS = 10
 SLOT_BYTES = 4096
@@ -54,7 +53,7 @@ class StreamletMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
+        self.folder = make_directory("test")
         self.arena = Arena.create(
             self.folder,
             arena_bytes=SLOTS * SLOT_BYTES,
