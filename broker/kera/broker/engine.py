@@ -164,7 +164,7 @@ class LogEngine:
             log.info("the size of the memory has changed: writing its content to disk", path=str(arena.path))
             await cls._drain(settings, arena, restart, runtime)
             arena = None
-            restart = Restart(None, index, store, restart.found)
+            restart = Restart(None, index, store, restart.found, taken_in=restart.taken_in)
         if arena is None:
             arena = await asyncio.to_thread(
                 Arena.create,
@@ -252,6 +252,13 @@ class LogEngine:
         )
         self.replicator.begin(broker_id, broker_epoch)
         gone = known - keep - overtaken
+
+        def is_gone(stream_id: int, streamlet_id: int) -> bool:
+            moved = stream_id in keep - overtaken and (stream_id, streamlet_id) not in held
+            return stream_id in gone or moved
+
+        if self.restart.taken_in:
+            await asyncio.to_thread(self.restart.leave_alone, is_gone)
         for stream_id in gone & there.keys():
             log.info("dropping a stream that other brokers have completely now", stream_id=stream_id)
             self.memory.removals.drop_stream(stream_id)
@@ -261,11 +268,7 @@ class LogEngine:
                     "dropping a streamlet that moved to another broker", stream_id=stream_id, streamlet_id=streamlet_id
                 )
                 self.streams.removal.remove(stream_id, streamlet_id)
-        self.restart.drop_leftovers(
-            lambda stream_id, streamlet_id: (
-                stream_id in gone or (stream_id in keep - overtaken and (stream_id, streamlet_id) not in held)
-            )
-        )
+        self.restart.drop_leftovers(is_gone)
         self.replication.coverage.keep_streams(there.keys() - gone)
         await asyncio.to_thread(self._keep_unknown, there.keys() - known)
         repair = Repair(

@@ -3,8 +3,7 @@
     broker.json, broker.copy.json   format and checksum
     log/index                       copied record by record, by a process that may crash; nothing is written there
     log/segments                    each record's file by its checksum; where that differs, chunk by chunk
-    log/arriving                    not looked at: files of segments that have yet to come whole from backups
-    log/spare                       not looked at: files to be written over
+    log/arriving, log/spare         the names: files of segments that have yet to come whole, or to be written over
     log/set-aside                   what each file has: the broker does not look at these any more
     in each entry                   ordinals of records without a gap
 
@@ -30,6 +29,7 @@ from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord, plac
 from kera.broker.registration import BrokerIdentity
 from kera.broker.storage.index import CHECK_TIMEOUT_S, SegmentIndex, file_checksum
 from kera.broker.storage.segment_files import segment_path
+from kera.broker.storage.spares import SEGMENT_NAME
 from kera.core.base.ids import EntryId
 from kera.core.errors import StartError
 from kera.core.format.checksum import crc32c
@@ -201,6 +201,9 @@ class _Log:
                 yield from self._check_entries(index)
         for path in sorted((self.root / "set-aside").glob("*")):
             yield Defect("warning", path, None, 0, f"set aside by a broker; it has {_content(path)}")
+        for path in sorted(path for name in ("arriving", "spare") for path in (self.root / name).glob("*")):
+            if not SEGMENT_NAME.fullmatch(path.name):
+                yield Defect("warning", path, None, 0, "no file of a broker; it is left alone")
         for path, physical_id in self._files():
             if physical_id in self.named:
                 continue

@@ -327,6 +327,20 @@ async def test_streams_of_which_others_have_everything_leave_nothing(settings: B
         assert engine.streams.unknown == {}
 
 
+async def test_files_that_a_new_index_has_taken_in_stay_if_others_have_their_streams(settings: BrokerSettings) -> None:
+    async with started(settings) as engine:
+        append(engine, *range(5))
+        engine.memory.segments.close_all()
+        await until(lambda: engine.memory.idle)
+        files = list(engine.restart.store.physical_ids())
+    shutil.rmtree(settings.data_dir / "log" / "index")
+    for _ in range(2):  # the second launch does not look at them again
+        async with registered(settings, stream_info(8), elsewhere=(STREAM_ID,)) as engine:
+            assert engine.restart.index.stream_ids() <= {8}
+            assert engine.restart.index.removals() == []
+            assert list(engine.restart.store.physical_ids()) == files
+
+
 async def test_a_stream_that_the_coordinator_does_not_know_is_kept_until_it_is_opened(settings: BrokerSettings) -> None:
     async with started(settings) as engine:
         append(engine, *range(5))

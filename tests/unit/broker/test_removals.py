@@ -19,7 +19,7 @@ from tests.unit.broker.persistence_support import (
     persist,
     resident,
 )
-from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Engine, Log, Outcome
+from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Engine, Log, Outcome, placed
 
 # --- removal -----------------------------------------------------------------------------------------------
 
@@ -355,6 +355,25 @@ def test_files_that_could_not_be_removed_for_good_are_tried_again(log: Log, step
     engine.memory.tick(RETRY_MS, idle_close_ms=NEVER_MS)
     engine.run()
     assert list(engine.store.physical_ids()) == engine.index.removals() == []
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_file_that_has_another_segment_is_set_aside(log: Log, dropped: bool) -> None:
+    """As when files of two brokers were mixed up: it may be all that the other one has of it."""
+    flushed(log, 3)
+    store, foreign = log.engine.store, placed(0, ADDRESS._replace(stream_id=99))
+    store.path(2).write_bytes(foreign)
+    if dropped:
+        log.engine.memory.removals.drop_stream(STREAM_ID)
+    else:
+        move_start(log, log.entry.end, log.entry.next_record)
+    with capture_logs() as logged:
+        log.engine.run()
+
+    assert log.engine.index.removals() == list(store.physical_ids()) == []
+    (aside,) = (store.root / "set-aside").iterdir()
+    assert aside.read_bytes() == foreign
+    assert [line["set_aside"] for line in logged if "set_aside" in line] == [str(aside)]
 
 
 def test_what_goes_before_it_is_written_is_not_written(log: Log) -> None:

@@ -91,6 +91,7 @@ def test_records_outlive_the_launch(index: SegmentIndex, open_index: OpenIndex) 
             put_producer(7, 0, 2**63, ProducerRecord(3, 2**62)),
             put_cursor(ENTRY, "früh", Position(4, 2, 512)),
             put_removal(17),
+            put_removal(18, ADDRESS),
         ],
         {"format": 1, "clean": True, "next_physical_id": 8},
     )
@@ -100,7 +101,8 @@ def test_records_outlive_the_launch(index: SegmentIndex, open_index: OpenIndex) 
     assert index.entry(ENTRY) == entry_record
     assert index.producers(7, 0) == {2**63: ProducerRecord(3, 2**62)}
     assert index.cursors(ENTRY) == {"früh": Position(4, 2, 512)}
-    assert index.removals() == [17]
+    assert index.removals() == [17, 18]
+    assert [index.removal(number) for number in (16, 17, 18)] == [None, None, ADDRESS]
     assert index.meta() == {"format": 1, "clean": True, "next_physical_id": 8}
 
 
@@ -126,8 +128,6 @@ def test_what_is_deleted_is_gone(index: SegmentIndex) -> None:
     assert (index.segment(ADDRESS), index.removals()) == (None, [2])
 
 
-def test_a_record_on_which_a_bit_was_flipped_is_none(index: SegmentIndex) -> None:
-    key, value = put_segment(ADDRESS, RECORD)
 @pytest.mark.parametrize("replaced", [True, False])
 def test_nothing_is_committed_to_a_file_that_has_its_name_no_more(
     index: SegmentIndex, path: Path, replaced: bool
@@ -146,6 +146,8 @@ def test_nothing_is_committed_to_a_file_that_has_its_name_no_more(
     assert index.removals() == [1, 2]
 
 
+def test_a_record_on_which_a_bit_was_flipped_is_none(index: SegmentIndex) -> None:
+    key, value = put_segment(ADDRESS, RECORD)
     assert value is not None
     for at in range(len(value)):
         index.commit([(key, value[:at] + bytes([value[at] ^ 4]) + value[at + 1 :])])

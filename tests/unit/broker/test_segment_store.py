@@ -274,7 +274,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_and_no_hole(log: Log) -> None:
 
 def test_a_removal_goes_first_from_the_index_and_then_from_the_disk(log: Log) -> None:
     record = flushed(log)
-    job = IndexJob([delete_segment(ADDRESS), put_removal(record.physical_id)], [record.physical_id], [], [])
+    job = IndexJob([delete_segment(ADDRESS), put_removal(record.physical_id)], {record.physical_id: None}, [], [])
     log.engine.store.perform(job)
 
     assert job.error is None
@@ -290,7 +290,7 @@ def test_a_removal_goes_first_from_the_index_and_then_from_the_disk(log: Log) ->
 def test_a_file_that_could_not_be_removed_is_remembered(log: Log) -> None:
     record = flushed(log)
     log.engine.disk.remove_error = errno.EROFS
-    log.engine.store.perform(IndexJob([delete_segment(ADDRESS), put_removal(record.physical_id)], [], [], []))
+    log.engine.store.perform(IndexJob([delete_segment(ADDRESS), put_removal(record.physical_id)], {}, [], []))
     job = RemoveJob([record.physical_id])
     log.engine.store.perform(job)
 

@@ -97,13 +97,16 @@ def test_no_more_is_kept_than_is_written_soon(files: Files, monkeypatch: pytest.
     assert files.names() == ([], [])
 
 
-def test_a_start_goes_on_with_what_it_finds(files: Files, tmp_path: Path) -> None:
-    files.write("a", b"a", 2)
-    files.remove("a")
+def test_a_start_goes_on_with_what_it_finds_and_leaves_files_of_others(files: Files, tmp_path: Path) -> None:
+    for name in ("00000000000a.segment", "notes"):
+        files.write(name, b"a", 2)
+        files.remove(name)
     again = Files(tmp_path, files.disk)
     again.write("b", b"b", 2)
+    again.write("c", b"c", 2)
+    again.spares.clear()
 
-    assert again.names() == (["b"], [])
+    assert again.names() == (["b", "c"], ["notes"])
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -293,6 +293,17 @@ def test_a_file_that_no_record_names_is_a_warning(data_dir: Path, name: str) -> 
     )
 
 
+def test_files_among_those_of_a_broker_that_are_none_of_its_own_are_named(data_dir: Path) -> None:
+    names = [f"log/{folder}/{name}" for folder in ("arriving", "spare") for name in ("000000000007.segment", "notes")]
+    for name in names:
+        (data_dir / name).parent.mkdir(exist_ok=True)
+        (data_dir / name).touch()
+
+    places, _, texts = look(data_dir)
+    assert places == [("warning", name, None, 0) for name in names if name.endswith("notes")]
+    assert texts == ["no file of a broker; it is left alone"] * 2
+
+
 def test_a_file_that_is_to_be_removed_is_as_it_should_be(data_dir: Path) -> None:
     (data_dir / "log/segments/000000/000000000009.segment").touch()
     change_index(data_dir, lambda _: [put_removal(9)])

@@ -48,6 +48,7 @@ from kera.broker.storage.index_format import (
     intact,
     merged,
     origin_record,
+    removal_record,
     sealed,
     segment_key,
     segment_record,
@@ -197,6 +198,10 @@ class SegmentIndex:
     def removals(self) -> list[int]:
         """Physical ids of files that are to be removed."""
         return [REMOVAL_KEY.unpack(key)[1] for key, _ in self.records(b"r")]
+
+    def removal(self, physical_id: int) -> SegmentAddress | None:
+        """The segment that a file has that is to be removed, as far as is known."""
+        return removal_record(self.record(REMOVAL_KEY.pack(b"r", physical_id)) or b"")
 
     def stream_ids(self) -> set[int]:
         """Streams of which there is anything."""

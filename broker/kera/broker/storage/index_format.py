@@ -7,7 +7,7 @@ key (big-endian, so that LMDB's order is the order of the log)       value (ends
 "p" stream u64, streamlet u32, producer u64                          epoch u32, next sequence u64
 "q" stream u64, streamlet u32, producer u64                          likewise, and the digests of the chunks before it
 "c" stream u64, streamlet u32, entry u32, consumer group text           committed cursor: group, segment, offset
-"r" physical id u64                                                  empty: file to be removed
+"r" physical id u64                                                  of a file to be removed: its segment, if known
 "v" stream u64, virtual segment u64                                  see ``kera.broker.replication.virtual_index``
 "o" stream u64, streamlet u32                                        OriginRecord
 "h" stream u64, streamlet u32                                        see ``kera.broker.ownership.handover``
@@ -44,6 +44,7 @@ ENTRY_KEY = struct.Struct(">cQII")
 SEGMENT_KEY = struct.Struct(">cQIIQI")
 PRODUCER_KEY = struct.Struct(">cQIQ")
 REMOVAL_KEY = struct.Struct(">cQ")
+_ADDRESS = struct.Struct("<QIIQI")
 _SEGMENT = struct.Struct("<QIIIIQQqqq")
 _ENTRY = struct.Struct("<QIIQQQQQII")
 _WATERMARKS = struct.Struct("<qq")
@@ -139,9 +140,9 @@ def put_origin(stream_id: int, streamlet_id: int, record: OriginRecord) -> Chang
     return sealed(ORIGIN_KEY.pack(b"o", stream_id, streamlet_id), value)
 
 
-def put_removal(physical_id: int) -> Change:
-    """The change that remembers a file to be removed."""
-    return sealed(REMOVAL_KEY.pack(b"r", physical_id), b"")
+def put_removal(physical_id: int, address: SegmentAddress | None = None) -> Change:
+    """The change that remembers a file to be removed; `address`: if it has this segment, and no other one."""
+    return sealed(REMOVAL_KEY.pack(b"r", physical_id), b"" if address is None else _ADDRESS.pack(*address))
 
 
 def delete_removal(physical_id: int) -> Change:
@@ -216,6 +217,11 @@ def entry_record(value: bytes) -> EntryRecord:
         ),
         *watermarks,
     )
+
+
+def removal_record(value: bytes) -> SegmentAddress | None:
+    """Read the value that `put_removal` has written."""
+    return SegmentAddress(*_ADDRESS.unpack(value)) if value else None
 
 
 def digests_record(value: bytes) -> Digests:

@@ -81,8 +81,10 @@ def entry_with(entry: EntryRecord, address: SegmentAddress, record: SegmentRecor
     )
 
 
-def repair_index(store: SegmentStore, found: StartFindings, in_memory: set[SegmentAddress]) -> None:
+def repair_index(store: SegmentStore, found: StartFindings, in_memory: set[SegmentAddress]) -> set[int]:
     """Make records anew for all segment files that have none, and then the entries' from all segments.
+
+    Returns the ids of the files that have got a record.
 
     The newest segments of an entry, as far as they are `in_memory`, count as unfinished on disk: memory may have more.
     """
@@ -138,6 +140,7 @@ def repair_index(store: SegmentStore, found: StartFindings, in_memory: set[Segme
     meta["clean"] = False
     index.commit(changes, meta)
     log.warning("rebuilt the index from the segment files", segments=len(segments))
+    return {record.physical_id for record in segments.values()} - known
 
 
 def _newest_in_memory(

@@ -95,7 +95,7 @@ class IndexWriter:
             job, self.failed = self.failed, None
             self._job = job
             return job
-        job = IndexJob([], [], [], [])
+        job = IndexJob([], {}, [], [])
         noted, self._noted = self._noted, []
         for changes, done in noted:
             job.changes += changes
@@ -105,7 +105,7 @@ class IndexWriter:
             self._add_durable_heads(job)
         if not (job.done or job.changes or job.physical_ids):
             return None
-        job.changes += [put_removal(physical_id) for physical_id in job.physical_ids]
+        job.changes += [put_removal(*item) for item in job.physical_ids.items()]
         self._job = job
         return job
 

@@ -68,7 +68,8 @@ class IndexJob:
     """Change the index: files that are to be removed are marked, which takes no time."""
 
     changes: list[Change]
-    physical_ids: list[int]
+    physical_ids: dict[int, SegmentAddress | None]
+    """Files to remove, each with its segment if that is known."""
     done: list[Done]
     entries: list[Entry]
     stored: list[tuple[Entry, Key, int]] = field(default_factory=list)

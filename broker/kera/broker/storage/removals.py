@@ -9,6 +9,7 @@ does, and nobody waits for it: it is done a few at a time, beside all else.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from kera.broker.log.digests import digests_in
 from kera.broker.log.entry import Entry
@@ -96,7 +97,7 @@ class Removals:
 
     # -- jobs: files -----------------------------------------------------------------------------------------------
 
-    def marked(self, physical_ids: list[int]) -> None:
+    def marked(self, physical_ids: Iterable[int]) -> None:
         """The index has forgotten what is in these files, and knows that they are to go."""
         self._marked += physical_ids
 
@@ -130,7 +131,7 @@ class Removals:
 
     def add_to(self, job: IndexJob) -> None:
         """Have a job remove what it can: what has no change under way, and not too much at once."""
-        job.physical_ids += self._files[:REMOVALS_MAX]
+        job.physical_ids |= dict.fromkeys(self._files[:REMOVALS_MAX])
         del self._files[:REMOVALS_MAX]
         for entry in [entry for entry in self._collect if entry not in self._locked]:
             if len(job.physical_ids) >= REMOVALS_MAX:
@@ -151,7 +152,7 @@ class Removals:
         job.done += self._stream_drops.pop(stream_id)
         job.changes = [(key, value) for key, value in job.changes if stream_of(key) != stream_id]
         segments = self._index.segments_of_stream(stream_id)
-        job.physical_ids += [record.physical_id for _, record in segments if not record.to_come]
+        job.physical_ids |= {record.physical_id: address for address, record in segments if not record.to_come}
         job.changes += [(key, None) for key in self._index.keys_of_stream(stream_id)]
 
     def _plan_streamlet_drop(self, stream_id: int, streamlet_id: int, job: IndexJob) -> None:
@@ -163,7 +164,7 @@ class Removals:
         job.changes = [(key, value) for key, value in job.changes if streamlet_of(key) != streamlet]
         for address, record in self._index.segments_of_streamlet(stream_id, streamlet_id):
             job.gone.append(address)
-            job.physical_ids += () if record.to_come else [record.physical_id]
+            job.physical_ids |= {} if record.to_come else {record.physical_id: address}
         job.changes += [(key, None) for key in self._index.keys_of_streamlet(stream_id, streamlet_id)]
 
     def _collect_entry(self, entry: Entry, job: IndexJob) -> None:
@@ -175,7 +176,7 @@ class Removals:
             if key > entry.last_stored or Position(*key, record.length) > start:
                 break
             job.changes.append(delete_segment(address))
-            job.physical_ids += () if record.to_come else [record.physical_id]
+            job.physical_ids |= {} if record.to_come else {record.physical_id: address}
             job.stored.append((entry, key, record.length))
             lengths.append(record.length)
             if len(lengths) == REMOVALS_MAX:
@@ -189,7 +190,7 @@ class Removals:
             job.changes += [put_producer(*entry.log_id[:2], *item) for item in segment.producers.items()]
             job.changes += put_digests(*entry.log_id[:2], digests_in(segment))
             job.changes.append(delete_segment(segment.address))  # of an open file, if there is one
-            job.physical_ids += segment.files
+            job.physical_ids |= dict.fromkeys(segment.files, segment.address)
             lengths.append(segment.head)
         job.tail += tail
         after = entry.record_with(tail) if tail else entry.record()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -45,6 +45,7 @@ log = get_logger("kera.restart")
 
 _ENTRIES_KEY = struct.Struct(">cQI")
 """How the keys of a streamlet's entries begin in the index; the entry's number follows."""
+PATHS_LOGGED_MAX = 10
 LOST_GROUPS_MAX = 1 << 24
 """More groups than any memory holds: so far ids jump when the memory is lost, as nobody knows which were given."""
 
@@ -87,6 +88,8 @@ class Restart:
     found: StartFindings = field(default_factory=StartFindings)
     taken_over: set[tuple[int, int]] = field(default_factory=set)
     """Streams and streamlets of which the index has since got all that there is to know."""
+    taken_in: set[int] = field(default_factory=set)
+    """Files that the index did not know. Their chunks say of which stream they are, and not of which broker."""
     _in_slots: dict[EntryId, list[_InSlot]] = field(default_factory=lambda: defaultdict(list))
     _fresh: bool = True
     """There was no index, or not all of it: of what was here before, something may not be known."""
@@ -98,7 +101,7 @@ class Restart:
         meta = self.index.meta()
         self._fresh = not meta or not index_whole
         if not index_whole or (not meta and any(True for _ in self.store.physical_ids())):
-            repair_index(self.store, self.found, self._in_memory())
+            self.taken_in |= repair_index(self.store, self.found, self._in_memory())
             self.found.repaired = True
             meta = self.index.meta()  # not `clean`: nobody knows how the last launch ended
         largest = max(meta.get("slot_bytes", 0), self.arena.slot_bytes if self.arena else 0)
@@ -124,7 +127,8 @@ class Restart:
     def _adopt_strays(self, meta: dict[str, Any]) -> None:
         """Take files that the index does not know into it, as far as they go on where it ends; remove the others.
 
-        A job that was cut off by a crash leaves such files: written, and not in the index yet.
+        A job that was cut off by a crash leaves such files: written, and not in the index yet. One in the middle of an
+        entry of which there is nothing else is not of such a job, but somebody else's: it is left alone.
         """
         scans: dict[SegmentAddress, tuple[int, SegmentScan]] = {}
         strays = []
@@ -136,12 +140,17 @@ class Restart:
                     scans[scan.address] = (physical_id, scan)
         changes: list[Change] = []
         adopted: set[int] = set()
+        foreign: set[int] = set()
         entries: dict[EntryId, EntryRecord] = {}
         for address, (physical_id, scan) in sorted(scans.items()):
             entry_id = EntryId(*address[:3])
-            entry = entries.get(entry_id) or self.index.entry(entry_id) or EntryRecord()
-            if entry_id in self._in_slots or not _goes_on(entry, address, scan):
+            if entry_id in self._in_slots:
                 continue  # memory has it, and all that follows
+            known_entry = entries.get(entry_id) or self.index.entry(entry_id)
+            entry = known_entry or EntryRecord()
+            if not _goes_on(entry, address, scan):
+                foreign.update(() if known_entry else [physical_id])
+                continue
             record = record_of(physical_id, scan, UNKNOWN_CRC, self.store.written_us(physical_id))
             entries[entry_id] = entry_with(entry, address, record)
             changes.append(put_segment(address, record))
@@ -150,12 +159,34 @@ class Restart:
         if not strays:
             return
         changes += [put_entry(entry_id, entry) for entry_id, entry in entries.items()]
-        useless = [self.store.path(physical_id) for physical_id in strays if physical_id not in adopted]
+        self.taken_in |= adopted
+        self._tell_left(foreign)
+        useless = [self.store.path(physical_id) for physical_id in strays if physical_id not in adopted | foreign]
         for path in useless:
             self.store.disk.remove(path)
         self.store.disk.sync_removals(useless)  # nobody looks at them any more
         next_id = max(strays[-1] + 1, meta.get("next_physical_id", 1))
         self.index.commit(changes, dict(meta, next_physical_id=next_id, first_unsettled_id=next_id))
+
+    def leave_alone(self, is_gone: Callable[[int, int], bool]) -> None:
+        """Forget files that the index did not know and that are of what `is_gone`, and leave them where they are.
+
+        Others have those streamlets: if files of two brokers were mixed up, they miss these.
+        """
+        records = ((address, record.physical_id) for address, record in self.index.all_segments())
+        found = {address: each for address, each in records if each in self.taken_in and is_gone(*address[:2])}
+        if found:
+            self.index.commit([delete_segment(address) for address in found])
+        self._tell_left(found.values())
+
+    def _tell_left(self, physical_ids: Collection[int]) -> None:
+        if physical_ids:
+            log.warning(
+                "left segment files alone that no record of the index named, and that other brokers may miss; kera"
+                " verify names all",
+                files=len(physical_ids),
+                paths=[str(self.store.path(each)) for each in sorted(physical_ids)[:PATHS_LOGGED_MAX]],
+            )
 
     def _find_strays(self, first: int) -> Iterator[tuple[int, SegmentScan]]:
         """Files from `first` on that the index does not know. One that it knows for something else is set aside."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import mmap
-import re
 import struct
 from array import array
 from collections.abc import Iterable, Iterator
@@ -31,7 +30,7 @@ from kera.broker.storage.disk import BLOCK_BYTES, Disk, block_ceiling
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_removal, put_segment
 from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, RemoveJob, StoreJob
-from kera.broker.storage.spares import SPARE_BYTES_MIN, Spares
+from kera.broker.storage.spares import SEGMENT_NAME, SPARE_BYTES_MIN, Spares
 from kera.core.base.blocks import FILE_CALLS, FileCalls, sync_directory
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import CorruptChunk
@@ -44,7 +43,6 @@ log = get_logger("kera.store")
 
 FILES_PER_DIRECTORY = 1024
 SUFFIX = ".segment"
-_NAME = re.compile(r"([0-9a-f]{12})\.segment")
 _PLACE = struct.Struct("<8xI4xQI60xQII")
 """Fields of a header: length of the payload, stream, streamlet, group, segment, entry."""
 
@@ -196,16 +194,34 @@ class SegmentStore:
     def clear_arriving(self) -> None:
         """Remove what was not complete when the last launch ended. Raises ``OSError``."""
         for path in sorted((self.root / "arriving").glob("*")):
-            self.calls.remove(path)
+            if SEGMENT_NAME.fullmatch(path.name):
+                self.calls.remove(path)
 
     def remove_files(self, physical_ids: list[int]) -> None:
-        """Remove files that the index has marked for removal, and the marks, once nothing brings the files back."""
-        paths = [self.path(physical_id) for physical_id in physical_ids]
-        for path in paths:
-            self._spares.remove(path)
-        self.disk.sync_removals(paths)
+        """Remove files that the index has marked for removal, and the marks, once nothing brings the files back.
+
+        A file that has another segment than it should is set aside: it may be all that is left of that one.
+        """
+        paths = {physical_id: self.path(physical_id) for physical_id in physical_ids}
+        for physical_id, path in paths.items():
+            address = self.index.removal(physical_id)
+            other = None if address is None else self._segment_in(path)
+            if address is None or other is None or other == address:
+                self._spares.remove(path)
+            else:
+                self.set_aside_foreign(physical_id, address, place_of(other))
+        self.disk.sync_removals(paths.values())
         if physical_ids:
             self.index.commit([delete_removal(physical_id) for physical_id in physical_ids])
+
+    def _segment_in(self, path: Path) -> SegmentAddress | None:
+        """The segment that a file has, by its first chunk; None: it cannot be read, or has no whole header there."""
+        block = memoryview(mmap.mmap(-1, BLOCK_BYTES))
+        with contextlib.suppress(OSError, CorruptChunk):
+            self.disk.read(path, 0, block)
+            header = verify_header(block)
+            return address_of(header) if header.placed else None
+        return None
 
     # -- for the start, and offline --------------------------------------------------------------------------------
 
@@ -238,7 +254,7 @@ class SegmentStore:
             except ValueError:
                 continue
             for name in self.disk.names(segments / directory):
-                match = _NAME.fullmatch(name)
+                match = SEGMENT_NAME.fullmatch(name)
                 if match and int(match[1], 16) >= first:
                     yield int(match[1], 16)
 

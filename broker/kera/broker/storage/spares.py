@@ -12,11 +12,14 @@ Everything here blocks; threads may use it at once. Errors are those of the oper
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
 from kera.broker.storage.disk import Disk
 from kera.core.base.settings import MIB
 
+SEGMENT_NAME = re.compile(r"([0-9a-f]{12})\.segment")
+"""Files with other names are somebody else's, and stay as they are."""
 SPARE_BYTES_MIN = MIB
 """Smaller files are made and removed in no time."""
 SPARES_BYTES_MAX = 512 * MIB
@@ -30,7 +33,7 @@ class Spares:
         self._directory = directory
         self._disk = disk
         self._bytes_min = bytes_min
-        self._paths = [directory / name for name in disk.names(directory)]
+        self._paths = [directory / name for name in disk.names(directory) if SEGMENT_NAME.fullmatch(name)]
 
     def write(self, path: Path, data: memoryview) -> None:
         """Make a file of `data`, whole blocks; durable, and at `path` when all of it is there."""

@@ -4,6 +4,7 @@ import errno
 import shutil
 
 import pytest
+from structlog.testing import capture_logs
 
 from kera.broker.log.bounds import lag_records
 from kera.broker.records import EntryRecord
@@ -82,6 +83,34 @@ def test_a_file_that_does_not_go_on_where_the_log_ends_is_removed(launches: Laun
 
     assert list(launches.engine.store.physical_ids()) == [1, 2, 3]
     assert read_all(log) == (list(range(3 * SEGMENT)), [Position(2, 1, SLOT_BYTES)])
+
+
+def test_a_file_in_the_middle_of_an_entry_of_which_there_is_nothing_else_is_left_alone(launches: Launches) -> None:
+    launches.begin().append_many(SEGMENT)
+    launches.engine.memory.segments.close_all()
+    launches.engine.run()
+    path = launches.engine.store.path(9)
+    path.write_bytes(placed(0, ADDRESS._replace(stream_id=99), first_record=4))
+    launches.kill()
+    with capture_logs() as logged:
+        log = launches.begin()
+    assert [line["paths"] for line in logged if "paths" in line] == [[str(path)]]
+
+    assert path.read_bytes()
+    assert {address.stream_id for address, _ in launches.engine.index.all_segments()} == {ADDRESS.stream_id}
+    assert log.read_all() == list(range(SEGMENT))
+
+
+def test_a_start_removes_what_was_not_complete_and_no_files_of_others(launches: Launches) -> None:
+    launches.begin()
+    arriving = launches.root / "arriving"
+    arriving.mkdir()
+    for name in ("000000000007.segment", "notes"):
+        (arriving / name).touch()
+    launches.kill()
+    launches.begin()
+
+    assert [path.name for path in arriving.iterdir()] == ["notes"]
 
 
 def test_new_files_never_get_the_number_of_one_that_is_there(launches: Launches) -> None:
