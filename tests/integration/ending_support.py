@@ -12,6 +12,8 @@ from kera.client import Client
 from kera.local.cluster import RunningCluster
 
 TIMEOUT_S = 60.0
+WARNING = "import warnings; warnings.simplefilter('default', ResourceWarning)\n"
+"""What an option of the interpreter would do, with which tests/forked_programs.py does not fork it."""
 
 
 class Ended(NamedTuple):
@@ -29,9 +31,9 @@ async def run_program(program: str, cluster: RunningCluster, stream: str, *optio
             await client.admin.create_stream(stream)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-W", "default::ResourceWarning", *options),
+        *options,
         "-c",
-        textwrap.dedent(program),
+        WARNING + textwrap.dedent(program),
         cluster.bootstrap,
         stream,
         stdout=asyncio.subprocess.PIPE,
