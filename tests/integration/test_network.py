@@ -51,7 +51,8 @@ async def test_clients_whose_host_was_cut_off_go_on_when_it_is_back(tmp_path: Pa
     assert run.seen["acknowledged"] > 0
 
 
-async def test_all_goes_on_when_links_between_roles_are_healed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [3, pytest.param(5, marks=pytest.mark.slow)])
+async def test_all_goes_on_when_links_between_roles_are_healed(tmp_path: Path, count: int) -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     work, brokers, backups = "clients", ("broker-1", "broker-2"), ("backup-1", "backup-2")
@@ -63,8 +64,8 @@ async def test_all_goes_on_when_links_between_roles_are_healed(tmp_path: Path) -
         Break((BROKER, BACKUP), DELAY, brokers, backups, BREAK_S),
     ]
     run = NETWORK.run_of(tmp_path, "--seed", "1")
-    done = await some_rounds(run, rounds, 1)
-    assert len(done) == len(rounds)
+    done = await some_rounds(run, rounds[:count], 1)
+    assert len(done) == count
     assert run.seen["acknowledged"] > 0
     assert done[2].restarted == ("coordinator",)
 

@@ -13,9 +13,9 @@ from tests.examples import first_quick
 from tests.simulation.conftest import ROOT, Simulate
 
 SEEDS = 200
-SEEDS_QUICK = 20
+SEEDS_QUICK = 10
 """In `make test`; the others are left to `make test-all`."""
-SEEDS_TOGETHER = 20
+SEEDS_TOGETHER = 10
 SEEDS_TWICE = 2
 PLANS = sorted((Path(__file__).parent / "plans").glob("*.json"))
 PLANS_QUICK = 8

@@ -19,6 +19,7 @@ from kera.spark_connector import jar_path
 from tests.spark.support import Kera, Sent, wait_until
 
 pytestmark = [
+    pytest.mark.slow,  # the server is a second JVM
     pytest.mark.timeout(300),
     pytest.mark.skipif(" " in sys.executable, reason="Spark does not look for data sources below a path with a space"),
 ]
@@ -106,7 +107,7 @@ def work(remote: str, cluster: RunningCluster, tmp_path: Path) -> Work:
     return run
 
 
-engines = pytest.mark.parametrize("engine", [pytest.param("python", marks=pytest.mark.slow), "columnar"])
+engines = pytest.mark.parametrize("engine", ["python", "columnar"])
 """The server has the jar."""
 
 
@@ -122,7 +123,6 @@ def test_a_client_of_connect_reads_a_batch(kera: Kera, stream: str, work: Work, 
     assert work("batch", stream, engine=engine) == rows(produced)
 
 
-@pytest.mark.slow
 @engines
 def test_a_client_of_connect_reads_a_stream_and_goes_on_from_its_checkpoint(
     kera: Kera, stream: str, work: Work, engine: str
@@ -139,7 +139,6 @@ def test_a_client_of_connect_reads_a_stream_and_goes_on_from_its_checkpoint(
     assert f'"stream_id": {stream_id}' in json.dumps(json.loads(second["end"]))
 
 
-@pytest.mark.slow
 def test_a_client_of_connect_takes_batches_in_code_that_runs_beside_the_server(
     kera: Kera, stream: str, work: Work
 ) -> None:
@@ -149,7 +148,6 @@ def test_a_client_of_connect_takes_batches_in_code_that_runs_beside_the_server(
     assert work("foreach", stream) == rows(produced)
 
 
-@pytest.mark.slow
 def test_a_client_of_connect_writes(kera: Kera, stream: str, work: Work) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(100))
@@ -160,7 +158,6 @@ def test_a_client_of_connect_writes(kera: Kera, stream: str, work: Work) -> None
     assert sorted(value for *_, value in found) == sorted(record.value.decode() for record in produced * 4)
 
 
-@pytest.mark.slow
 def test_a_client_of_connect_is_told_about_a_mistaken_option(kera: Kera, stream: str, work: Work) -> None:
     kera.create(stream)
 
