@@ -181,7 +181,7 @@ async def test_a_record_that_somebody_deletes_in_zookeeper_is_put_back_while_one
     checks = (await describe_daemon(world.address(leader))).checks
     (records,) = [check for check in checks if check.name == "records"]
     assert records.state == "warning"
-    assert records.text.startswith(f"somebody else deleted record {key} in the store")
+    assert records.text.startswith(f"another program deleted record {key} in the store")
     await world.cluster.kill(leader)
     await world.other_leads(than=leader)
     assert [stream.name for stream in await world.client.admin.list_streams()] == ["kept"]

@@ -267,7 +267,7 @@ def test_a_chunk_that_nobody_can_read_fails_its_query_and_no_other(kera: Kera, s
     last, after = end(), kera.send(stream, range(10, 20))
 
     place = re.escape(str(tuple(json.loads(first)[stream]["0"][0])))
-    told = rf"CorruptChunk: chunk at {place} of stream '{stream}', [^\n]*no Arrow record batch[^\n]*endingOffsets"
+    told = rf"CorruptChunk: chunk at {place} of stream '{stream}', [^\n]*not an Arrow record batch[^\n]*endingOffsets"
     with pytest.raises(Exception, match=told):
         kera.read(stream).collect()
     assert sent(kera.read(stream, endingOffsets=first)) == before

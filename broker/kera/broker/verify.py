@@ -203,7 +203,7 @@ class _Log:
             yield Defect("warning", path, None, 0, f"set aside by a broker; it has {_content(path)}")
         for path in sorted(path for name in ("arriving", "spare") for path in (self.root / name).glob("*")):
             if not SEGMENT_NAME.fullmatch(path.name):
-                yield Defect("warning", path, None, 0, "no file of a broker; it is left alone")
+                yield Defect("warning", path, None, 0, "not a file of a broker; it is left alone")
         for path, physical_id in self._files():
             if physical_id in self.named:
                 continue

@@ -301,7 +301,7 @@ def test_files_among_those_of_a_broker_that_are_none_of_its_own_are_named(data_d
 
     places, _, texts = look(data_dir)
     assert places == [("warning", name, None, 0) for name in names if name.endswith("notes")]
-    assert texts == ["no file of a broker; it is left alone"] * 2
+    assert texts == ["not a file of a broker; it is left alone"] * 2
 
 
 def test_a_file_that_is_to_be_removed_is_as_it_should_be(data_dir: Path) -> None:

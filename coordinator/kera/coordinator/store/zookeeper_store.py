@@ -125,7 +125,7 @@ class ZooKeeperStore:
         )
 
     async def keys(self) -> set[str]:
-        """See `MetadataStore.keys`. Nodes that are no records of KerA are left out."""
+        """See `MetadataStore.keys`. Nodes that are not records of KerA are left out."""
         await self._carry_out_pending()
         return {key for key, path in (await self._paths("")).items() if path == self._transactions.path(key)}
 
