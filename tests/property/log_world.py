@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,7 +30,6 @@ from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.v1 import common_pb2
-from tests.shared_memory import make_directory
 
 BROKER_ID = 1
 SLOT_BYTES = 8192
@@ -153,7 +153,7 @@ class World:
     """One broker, launch after launch."""
 
     def __init__(self, seed: int, *, streams: list[common_pb2.StreamInfo], slots: int = SLOTS) -> None:
-        self.root = make_directory("world")
+        self.root = Path(tempfile.mkdtemp(prefix="kera-world-", dir="/dev/shm"))
         self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
         """At the end of the process, too, if nobody closes this: memory is not to fill with worlds that have failed."""
         self.disk = SimulatedDisk(Random(seed))

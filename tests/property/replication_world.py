@@ -8,9 +8,11 @@ R connected backups have it: so what is checked is that the *broker* never takes
 """
 
 import shutil
+import tempfile
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -33,7 +35,6 @@ from kera.core.errors import ArenaFull, KeraError, TooFewBackups
 from kera.core.format.chunk import verify_header
 from kera.core.latency.limits import HELD_REQUESTS_MAX
 from kera.v1 import common_pb2
-from tests.shared_memory import make_directory
 from tests.unit.broker.replication_support import Key, ModelBackup, Repairer, Replica, Wire, checksum_of
 from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, Engine, FailingDisk, chunk, stream_info
 
@@ -88,7 +89,7 @@ class World:
     """See the head of this module."""
 
     def __init__(self) -> None:
-        self.root = make_directory("world")
+        self.root = Path(tempfile.mkdtemp(prefix="kera-world-", dir="/dev/shm"))
         self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
         """At the end of the process, too, if nobody closes this: memory is not to fill with worlds that have failed."""
         self.infos: dict[int, common_pb2.StreamInfo] = {}

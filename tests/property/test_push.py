@@ -14,6 +14,7 @@ and in the end, when all readers have taken everything, nobody waits for anythin
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections import Counter
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -31,7 +32,6 @@ from kera.core.format.chunk import iterate_chunks, verify_header
 from kera.core.push import Run, window_bytes_max
 from kera.v1 import push_pb2
 from tests.examples import examples, run_until
-from tests.shared_memory import make_directory
 from tests.unit.broker.push_support import PushNode, Reader, lane
 from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, Engine, chunk, position, stream_info
 
@@ -107,7 +107,7 @@ class Pushing(RuleBasedStateMachine):
 
     @initialize(slots=st.sampled_from([4, 16, 64]))
     def begin(self, slots: int) -> None:
-        self.root = make_directory("test")
+        self.root = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
         self.arena = Arena.create(
             self.root, arena_bytes=slots * SLOT_BYTES, slot_bytes=SLOT_BYTES, data_dir=Path("/data"), ephemeral=True
         )

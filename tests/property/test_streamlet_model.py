@@ -12,6 +12,8 @@ itself, byte by byte:
 """
 
 import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +40,6 @@ from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import ArenaFull, DataLost, InvalidCursor, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, verify_chunk
 from tests.property.streamlet_model import Lease, Model, Seen, Stored, chunks_of, encoded, placed_chunks
-from tests.shared_memory import make_directory
 
 SLOTS = 10
 SLOT_BYTES = 4096
@@ -53,7 +54,7 @@ class StreamletMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = make_directory("test")
+        self.folder = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
         self.arena = Arena.create(
             self.folder,
             arena_bytes=SLOTS * SLOT_BYTES,

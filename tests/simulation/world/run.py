@@ -6,8 +6,8 @@ import asyncio
 import gc
 import os
 import random
-import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -25,7 +25,6 @@ from kera.client.checking.verdict import EVIDENCE_MAX, violations
 from kera.client.cluster.retry import PAUSES
 from kera.core.errors import ProducerFenced, Uncertain
 from kera.core.runtime import Runtime
-from tests.shared_memory import make_directory
 from tests.simulation.engine.loop import ProcessLoop
 from tests.simulation.engine.scheduler import Scheduler
 from tests.simulation.engine.trace import Trace
@@ -44,6 +43,7 @@ END_S = 5.0
 """In which clients that are closed have left nothing."""
 HERE = Path("/proc/self/cwd")
 """The directory of a run under a name that is the same in each: daemons tell each other of theirs."""
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(slots=True)
@@ -78,14 +78,13 @@ def run(seed: int) -> Outcome:
 def carry_out(plan: Plan) -> Outcome:
     """Run a plan."""
     before = Path.cwd()
-    root = make_directory("simulation")
-    try:
+    with tempfile.TemporaryDirectory(prefix="kera-simulation-", dir=SHARED_MEMORY, ignore_cleanup_errors=True) as root:
         os.chdir(root)
-        with _alone(plan.seed):
-            return _simulated(plan, HERE)
-    finally:
-        os.chdir(before)
-        shutil.rmtree(root, ignore_errors=True)
+        try:
+            with _alone(plan.seed):
+                return _simulated(plan, HERE)
+        finally:
+            os.chdir(before)
 
 
 def _simulated(plan: Plan, root: Path) -> Outcome:

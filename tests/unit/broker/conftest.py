@@ -1,4 +1,5 @@
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,13 @@ import pytest
 
 from kera.broker.log.arena import Arena
 from kera.broker.serving.limits import ServingLimits
-from tests.shared_memory import make_directory
 from tests.unit.broker.support import SLOT_BYTES, Engine, Log
 
 
 @pytest.fixture
 def shm_dir() -> Iterator[Path]:
     """A directory of its own on shared memory. What a test leaves in it is a failure."""
-    path = make_directory("test")
+    path = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
     try:
         yield path
         assert list(path.iterdir()) == []
@@ -25,7 +25,7 @@ def shm_dir() -> Iterator[Path]:
 @pytest.fixture
 def root() -> Iterator[Path]:
     """A directory for the log. It is in memory: what is written to it need not survive anything but the test."""
-    path = make_directory("test")
+    path = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
     yield path
     shutil.rmtree(path)
 

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import shutil
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from kera.broker.log.arena import Arena
@@ -14,7 +16,6 @@ from kera.core.errors import KeraError
 from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.rpc import Channel, Method, Reply, api
 from kera.v1 import common_pb2, coordinator_pb2
-from tests.shared_memory import make_directory
 from tests.unit.broker.moving_support import Cluster as Map
 from tests.unit.broker.support import SLOT_BYTES, Engine
 
@@ -83,7 +84,7 @@ class RealBrokers(Cluster):
 
 @contextlib.contextmanager
 def engines(count: int) -> Iterator[list[Engine]]:
-    root = make_directory("test")
+    root = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, root)
         made = []

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -18,7 +19,6 @@ from kera.broker import application as broker
 from kera.broker.settings import BrokerSettings
 from kera.coordinator import application as coordinator
 from kera.coordinator.settings import CoordinatorSettings
-from tests.shared_memory import make_directory
 from tests.unit.broker.fake_coordinator import FakeCoordinator, serving
 
 Start = Callable[[], AbstractAsyncContextManager[dict[str, Any]]]
@@ -62,7 +62,7 @@ class Broken(Exception):
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    path = make_directory("test")
+    path = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
     yield path
     shutil.rmtree(path)
 
