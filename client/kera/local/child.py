@@ -1,16 +1,16 @@
-"""One child process: started until it says that it is ready, watched, and ended in bounded time.
+"""One child process: `Child` starts it, waits until it is ready, watches it, and ends it in bounded time.
 
 A child is any program that prints one JSON object with the key ``ready`` as a line on its standard output
 when it serves, logs to standard error, and stops on SIGTERM. `Child` promises:
 
 * `start` returns the ready line, or raises `ChildStartError` with the reason from the child's log, and leaves
   no process behind when it raises;
-* a child is ended with SIGTERM, and with SIGKILL when the grace is over, whether it serves (`stop`) or is still
-  starting (`start` is cancelled, or its time is up): what it has made by then is its own to remove;
-* the child gets none of the terminal's signals (it has a session of its own), so that the order in which
-  children stop is the supervisor's; and it goes when the supervisor dies (see `kera.core.base.process`).
+* a child gets SIGTERM, and SIGKILL when the grace period is over, whether it serves (`stop`) or is still
+  starting (`start` is cancelled, or its time is up): SIGTERM lets it remove the files that it has made so far;
+* the child runs in its own session and gets none of the terminal's signals, so that the supervisor decides the
+  order in which children stop; and it ends when the supervisor dies (see `kera.core.base.process`).
 
-What to start, in which order, is left to `kera.local.cluster`.
+`kera.local.cluster` and `kera.local.node` decide what to start, and in which order.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.errors import InternalError, PathNotWritable, StartError
 
 SUPERVISOR_PID_VARIABLE = "KERA_SUPERVISOR_PID"
-"""Tells a child whose death to follow: one that came before the child had set that up would be missed."""
+"""Environment variable with the supervisor's process id: with it, a child notices a supervisor that died before the
+child asked the kernel for a signal at its parent's death."""
 
 READY_LINE_BYTES_MAX = 64 << 10
 STARTING_GRACE_S = 10.0
-"""Time for a child that is still starting to stop by itself, if no other is given."""
+"""Default time between SIGTERM and SIGKILL for a child that is still starting."""
 
 
 TAIL_BYTES = 16 << 10
-"""How far back from the end of a log we look; a log may be large, its end says why the process ended."""
+"""How much of the end of a log is read: a log may be large, and its end says why the process ended."""
 
 _ERROR_PREFIX = "kera: error: "
 
 
 def log_tail(path: Path, *, since: int = 0, lines: int = 15) -> str:
-    """The last `lines` lines of the log after byte `since`, JSON records rendered as text."""
+    """Return the last `lines` lines of the log after byte `since`, with JSON records rendered as text."""
     raw = _read_tail(path, since).splitlines()
     return "\n".join(_readable(line) for line in raw[-lines:])
 
 
 def failure_reason(path: Path, *, since: int = 0) -> str | None:
-    """The last ``kera: error: …`` after byte `since`, which is how a daemon says why it ends."""
+    """Return the text of the last ``kera: error: …`` line after byte `since`: a daemon says there why it ends."""
     for line in reversed(_read_tail(path, since).splitlines()):
         if line.startswith(_ERROR_PREFIX):
             return line.removeprefix(_ERROR_PREFIX)
@@ -110,9 +111,9 @@ class Child:
         self._on_death = on_death
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
-        """Runs from ready to the end of the run, or until we ask for the end: what comes then is not news."""
+        """Runs from ready to the end of the run, or until we end the child: `on_death` must not report that end."""
         self._log_start = 0
-        """Length of the log when the current run began: what is before belongs to earlier runs."""
+        """Length of the log when the current run began: earlier bytes belong to earlier runs."""
 
     @property
     def pid(self) -> int | None:
@@ -135,13 +136,13 @@ class Child:
         return f"exited with code {code}"
 
     def log_tail(self, lines: int = 15) -> str:
-        """The last lines that this run has logged, rendered for reading."""
+        """Return the last lines that this run has logged, rendered for reading."""
         return log_tail(self.log_path, since=self._log_start, lines=lines)
 
     async def start(self, *, ready_timeout_s: float, stop_grace_s: float = STARTING_GRACE_S) -> dict[str, Any]:
         """Run the program and wait for its ready line. Raises `ChildStartError` or `PathNotWritable`.
 
-        `stop_grace_s`: what it gets to stop by itself when nobody waits for it any longer.
+        `stop_grace_s`: time between SIGTERM and SIGKILL if the start fails, times out or is cancelled.
         """
         env = {**self._env, DIE_WITH_PARENT_VARIABLE: "1", SUPERVISOR_PID_VARIABLE: str(os.getpid())}
         with self._opened_log() as log:
@@ -182,10 +183,10 @@ class Child:
         pid = self.pid
         if pid is None:
             return True
-        # Not by the process's own methods: they collect how it has ended, if it has, and asyncio could not any more.
+        # `self._process.send_signal` would reap a process that has ended, and asyncio would miss its exit code.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-            os.kill(pid, signal.SIGCONT)  # one that is paused would hear of nothing
+            os.kill(pid, signal.SIGCONT)  # a paused child does not handle SIGTERM before this
         try:
             await asyncio.wait_for(self._wait(), grace_s)
         except TimeoutError:
@@ -199,23 +200,23 @@ class Child:
         pid = self.pid
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)  # its own children, too: they would hold our pipe open
+                os.killpg(pid, signal.SIGKILL)  # also its own children, which would hold our pipe open
             await self._wait()
 
     async def _give_up(self, grace_s: float) -> None:
-        """End a child that nobody waits for any longer."""
+        """End a child whose start has failed, timed out or been cancelled."""
         try:
             await self.stop(grace_s=grace_s)
-        except BaseException:  # cancelled once more: then there is no time for a grace
+        except BaseException:  # a second cancellation: the caller does not wait for the grace period
             await self.kill()
             raise
 
     def pause(self) -> None:
-        """Have the child stand still, with SIGSTOP. It neither ends nor answers until `resume`."""
+        """Suspend the child with SIGSTOP. It neither ends nor answers until `resume`."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Have the child go on, with SIGCONT."""
+        """Continue the child with SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -224,7 +225,7 @@ class Child:
         os.kill(self.pid, number)
 
     async def _wait(self) -> None:
-        # A full pipe would stop a child that prints more than it should: read on.
+        # A full pipe would block a child that prints more than its ready line, so read everything.
         process, stdout = self._run()
         while await stdout.read(READY_LINE_BYTES_MAX):
             pass

@@ -6,14 +6,14 @@
 
 Promises:
 
-* when `start` returns, every daemon serves and every broker and backup is registered; when it raises, nothing
+* when `start` returns, every daemon serves and every broker and backup is registered; when it raises, no daemon
   is left running;
 * `stop` ends brokers first, then backups, then the coordinators; it takes a bounded time, may be called again,
-  and removes what is temporary; what a cluster has in a ZooKeeper stays there;
+  and removes temporary data; the metadata of a cluster in a ZooKeeper stay there;
 * no child outlives this process, however that ends; a cluster without `data_dir` leaves nothing behind, and
-  what a killed one has left is removed at the next start.
+  the next start of a temporary cluster removes the directories of killed ones.
 
-Synchronous code uses `LocalCluster.running`. How one child is handled is in `kera.local.child`.
+Synchronous code uses `LocalCluster.running`. `kera.local.child` handles each child process.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ COORDINATOR = "coordinator"
 BACKUP = "backup"
 BROKER = "broker"
 STARTED = (COORDINATOR, BACKUP, BROKER)
-"""Kinds of children, in the order in which they start; they stop in the opposite one, so that a broker has its backups
-from its first moment to its last."""
+"""Kinds of children, in the order in which they start. They stop in the reverse order, so that a broker always has its
+backups while it runs."""
 READY_TIMEOUT_S = 60.0
-"""Bound on one daemon's start. It takes about a second; a large arena on a busy machine some more."""
+"""Limit for the start of one daemon. A start takes about a second, longer with a large arena on a busy machine."""
 STOP_GRACE_S = STOP_TIMEOUT_S + 2.0
-"""Time for a daemon to stop by itself; it ends itself before that. A daemon whose data last also gets the time that its
-settings give it to hand over and to write its memory."""
+"""Time between SIGTERM and SIGKILL; a daemon limits its own stop to less. A daemon with persistent data also gets the
+time that its settings allow for the handover and for writing its memory."""
 
 log = get_logger(__name__)
 
@@ -65,10 +65,7 @@ class ChildDeath:
 
 
 class LocalCluster:
-    """A cluster of child processes: a coordinator or several, some brokers and, for replication, backups.
-
-    A coordinator or several, some brokers and, for replication, backups.
-    """
+    """A cluster of child processes: one or more coordinators, brokers and, for replication, backups."""
 
     def __init__(  # noqa: PLR0913 - a setting each
         self,
@@ -90,16 +87,17 @@ class LocalCluster:
         env: Mapping[str, str] | None = None,
         log_dir: Path | str | None = None,
     ) -> None:
-        """Nothing is started yet.
+        """Check and keep the settings; `start` starts the daemons.
 
-        `data_dir` None makes a temporary cluster of ephemeral brokers and backups; with one, they keep what they
-        have, and a killed one finds it when it is restarted. `arena_bytes` is per broker, `backup_memory_bytes` per
-        backup, `segment_bytes` of both: what fills a segment of a broker has to fit into one of a backup.
-        `replication` is that of streams that are created without one of their own (None: 0). `port` is the
-        coordinator's (0: any free one; several have the ones after it). Several `coordinators` need a `zookeeper`,
-        ``host:port,…/root``, where metadata are then kept; one may have it. `coordinator_settings`, `broker_settings`
-        and `backup_settings` are other settings of all of a kind, by name (``idle_close_ms``, …); `env` is added to
-        the environment of all children. Logs go to `log_dir`, or to ``logs`` in the cluster's directory.
+        Without `data_dir`, the cluster is temporary and its brokers and backups are ephemeral. With it, they keep their
+        data, and a killed daemon finds them when it is restarted. `arena_bytes` is the memory of each broker,
+        `backup_memory_bytes` that of each backup. `segment_bytes` applies to both: a full segment of a broker has to
+        fit into a segment of a backup. `replication` is the default of streams that are created without a replication
+        factor (None: 0). `port` is the coordinator's; 0 takes any free port, and further coordinators get the ports
+        after it. Several `coordinators` need a `zookeeper`, ``host:port,…/root``, that keeps their metadata; a single
+        one may use it, too. `coordinator_settings`, `broker_settings` and `backup_settings` are further settings of all
+        daemons of a kind, by name (``idle_close_ms``, …). `env` is added to the environment of all children. Logs go to
+        `log_dir`, or to ``logs`` in the cluster's directory.
 
         Raises `InvalidArgument`.
         """
@@ -133,7 +131,7 @@ class LocalCluster:
             BACKUP: dict(backup_settings or {}),
             BROKER: dict(broker_settings or {}),
         }
-        """Settings of all children of a kind, besides those of a single child."""
+        """Further settings of all children of a kind; `restart` adds to them."""
         if replication is not None:
             self._settings[COORDINATOR].setdefault("default_replication", replication)
         if zookeeper:
@@ -155,29 +153,29 @@ class LocalCluster:
 
     @property
     def processes(self) -> dict[str, int]:
-        """Name to process id, of the children that run."""
+        """The process ids of the running children, by name."""
         return {name: child.pid for name, child in self._children.items() if child.pid is not None}
 
     @property
     def ready(self) -> dict[str, dict[str, Any]]:
-        """Name to ready line (addresses, id of the broker or backup), of all children that were started."""
+        """The ready lines (addresses, id of the broker or backup) of all children that were started, by name."""
         return {name: dict(child.ready) for name, child in self._children.items()}
 
     @property
     def ephemeral(self) -> bool:
-        """Whether all data goes when the cluster stops."""
+        """Whether stopping the cluster removes its data."""
         return self._data_dir is None
 
     @property
     def directory(self) -> Path:
-        """Where data and sockets are, while the cluster runs."""
+        """The directory with the data and sockets of the running cluster."""
         if self._directory is None:
             raise InternalError("the cluster has not been started")
         return self._directory.path
 
     @property
     def log_dir(self) -> Path:
-        """Where each daemon's log is: ``<name>.log``."""
+        """The directory with the logs, ``<name>.log`` for each daemon."""
         return self._log_dir or self.directory / "logs"
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -192,7 +190,7 @@ class LocalCluster:
         try:
             for name in self._coordinator_names():
                 await self._start_child(name)
-            # One after the other, so that in a new cluster broker-1 gets the id 1.
+            # Started one after the other, so that broker-1 of a new cluster gets the id 1.
             for kind, count in ((BACKUP, self.backup_count), (BROKER, self.broker_count)):
                 for number in range(1, count + 1):
                     await self._start_child(f"{kind}-{number}")
@@ -201,7 +199,7 @@ class LocalCluster:
             raise
 
     async def stop(self) -> list[str]:
-        """Stop everything, brokers first and coordinators last; returns the names of those that had to be killed.
+        """Stop everything, brokers first and coordinators last; return the names of the children that had to be killed.
 
         May be called again.
         """
@@ -222,7 +220,7 @@ class LocalCluster:
         if self._directory is None:
             return
         if self._directory.temporary:
-            for ready in self.ready.values():  # a broker that was killed has left its memory
+            for ready in self.ready.values():  # a killed broker leaves its shared memory behind
                 if "arena_path" in ready:
                     Path(ready["arena_path"]).unlink(missing_ok=True)
         self._directory.release()
@@ -232,17 +230,17 @@ class LocalCluster:
         await self._child(name).kill()
 
     async def pause(self, name: str) -> None:
-        """Have a child stand still, with SIGSTOP: as it looks when its host hangs. `resume` has it go on."""
+        """Suspend a child with SIGSTOP, as if its host hung. `resume` continues it."""
         self._child(name).pause()
 
     async def resume(self, name: str) -> None:
-        """Have a child that was paused go on."""
+        """Continue a paused child."""
         self._child(name).resume()
 
     async def restart(self, name: str, **settings: object) -> None:
-        """Start a child again, with its data; stops it first if it runs. A coordinator keeps its port.
+        """Start a child again, with its data; stop it first if it runs. A coordinator keeps its port.
 
-        `settings` are added to those of its kind, for this one and all of that kind that are restarted later.
+        `settings` are added to the settings of its kind: for this child, and for all that are restarted later.
         """
         child = self._child(name)
         self._settings[_kind_of(name)] |= settings
@@ -252,7 +250,7 @@ class LocalCluster:
         await child.start(ready_timeout_s=READY_TIMEOUT_S, stop_grace_s=grace_s)
 
     async def wait(self) -> ChildDeath:
-        """Wait until a child ends that was not asked to."""
+        """Wait until a child ends unexpectedly."""
         return await self._deaths.get()
 
     async def __aenter__(self) -> Self:

@@ -1,9 +1,8 @@
-"""The directory of one local cluster, and the promise that one supervisor at a time uses it.
+"""The directory of one local cluster, which only one supervisor at a time may use.
 
-A lock (``flock``, so it goes with the process however that ends) is held on ``.lock`` inside for as long as
-the supervisor lives. A second cluster in the same directory is refused. Temporary directories of supervisors
-that were killed are recognised by a lock that nobody holds, and are removed when the next temporary one is
-made.
+A supervisor holds a lock on the file ``.lock`` in it for as long as it lives; the lock is a ``flock``, which ends with
+the process, however that ends. A second cluster in the same directory is refused. A temporary directory whose lock is
+free belonged to a killed supervisor, and is removed when the next temporary directory is made.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ class ClusterDirectory:
 
     @classmethod
     def open(cls, path: Path) -> ClusterDirectory:
-        """Make `path` if need be and lock it.
+        """Lock `path`, and make it if it does not exist.
 
-        Raises `DirectoryInUse`, `PathNotWritable`, and `StartError` when it is the data directory of one daemon: those
-        of a cluster have theirs below it.
+        Raises `DirectoryInUse`, `PathNotWritable`, and `StartError` when it is the data directory of one daemon: the
+        daemons of a cluster have subdirectories.
         """
         path = path.absolute()
         if owner := others_in(path):
@@ -63,10 +62,10 @@ class ClusterDirectory:
 
     @classmethod
     def make_temporary(cls, parent: Path | None = None) -> ClusterDirectory:
-        """A new directory for a cluster that leaves nothing behind; clears those of killed predecessors."""
+        """Make a directory that `release` removes; also remove the directories of killed supervisors."""
         remove_abandoned(parent)
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        # The lock file appears under its name only when it is locked: whoever sees it can judge by it.
+        # The lock file gets its name once it is locked, so that another process never takes it for abandoned.
         unnamed = path / (_LOCK + ".new")
         fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +73,7 @@ class ClusterDirectory:
         return cls(path, fd, temporary=True)
 
     def release(self) -> None:
-        """Remove the directory if it is temporary, and let go of the lock. May be called again."""
+        """Remove the directory if it is temporary, and release the lock. May be called again."""
         if self._lock_fd < 0:
             return
         if self.temporary:
@@ -84,11 +83,11 @@ class ClusterDirectory:
 
 
 def remove_abandoned(parent: Path | None = None) -> list[Path]:
-    """Remove this user's temporary cluster directories whose supervisor is gone; returns what was removed."""
+    """Remove this user's temporary cluster directories whose supervisor is gone; return the removed paths."""
     removed = []
     for path in Path(parent or tempfile.gettempdir()).glob(_PREFIX + "*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            directory = open_own_directory(path)  # others may put a link there, to what is ours
+            directory = open_own_directory(path)  # other users may have made a link to a directory of ours
             stack.callback(os.close, directory)
             fd = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
             stack.callback(os.close, fd)

@@ -1,14 +1,14 @@
-"""The brokers of one host, as child processes: one for each core or NUMA node, and on its CPUs only.
+"""The brokers of one host, as child processes: one for each core or NUMA node, pinned to its CPUs.
 
-A broker is one event loop, so a host with many cores wants several. They share the host's node id: readers on the host
-map the memory of each.
+A broker is one event loop, so a host with many cores needs several brokers. They share the host's node id, so that
+readers on the host map the memory of each.
 
 Promises:
 
 * when `start` returns, all brokers serve; when it raises, none is left running;
-* a broker that ends by itself is started again after `RESTART_S`, for as long as it takes;
-* `stop` ends all of them at the same time, within the time that their settings give them;
-* brokers of a directory keep their places: which data are whose does not depend on how many CPUs there are.
+* a broker that ends unexpectedly is started again after `RESTART_S`; attempts repeat until one succeeds;
+* `stop` ends all brokers at the same time, within the time that their settings allow;
+* brokers keep their data directories: which data a broker has does not depend on the number of CPUs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kera.local.directory import ClusterDirectory
 
 RESTART_S = 2.0
 READY_TIMEOUT_S = 600.0
-"""A broker reads what is on its disk and maps its memory first."""
+"""Long, as a broker first reads the data on its disk and maps its memory."""
 BROKERS_MAX = 1024
 PORTS_EACH = 2
 """Ports of a broker: the open interface and frames."""
@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class NodeBroker:
-    """One of them."""
+    """The name, CPUs and flags of one broker."""
 
     name: str
     cpus: frozenset[int]
@@ -48,10 +48,10 @@ class NodeBroker:
 def planned(
     groups: Sequence[frozenset[int]], count: int, data_dir: Path, *, port: int = 0, metrics_port: int | None = None
 ) -> list[NodeBroker]:
-    """`count` brokers (0: one for each group) on groups of CPUs, in turn, with ports that follow each other.
+    """Plan `count` brokers (0: one for each group): they take the groups of CPUs in turn, and have consecutive ports.
 
-    Raises `InvalidArgument` when there are more in the directory: their records would be out of reach; and
-    `PathNotWritable` when it cannot be looked into.
+    Raises `InvalidArgument` when the directory has data of more brokers, whose records would be out of reach, or when
+    `count` is too large for a host or its ports; and `PathNotWritable` when the directory cannot be listed.
     """
     count = count or len(groups)
     try:
@@ -86,7 +86,7 @@ def planned(
 
 
 class LocalNode:
-    """The brokers of one host, each on CPUs of its own; a broker that ends is started again."""
+    """The brokers of one host, each on its CPUs; a broker that ends is started again."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class LocalNode:
         stop_grace_s: float,
         log_dir: Path | None = None,
     ) -> None:
-        """`say` is told of brokers that end and come back; `stop_grace_s`: what each gets to stop by itself."""
+        """`say` reports brokers that end and come back; `stop_grace_s`: time between SIGTERM and SIGKILL for each."""
         self._data_dir = data_dir
         self._say = say
         self._stop_grace_s = stop_grace_s
@@ -118,21 +118,21 @@ class LocalNode:
 
     @property
     def ready(self) -> dict[str, dict[str, Any]]:
-        """Name to ready line (addresses, id), of all that were started."""
+        """The ready lines (addresses, id) of all brokers that were started, by name."""
         return {name: dict(child.ready) for name, child in self._children.items()}
 
     async def start(self) -> None:
         """Start all brokers. Raises `ChildStartError`, `DirectoryInUse` or `PathNotWritable`."""
         self._directory = ClusterDirectory.open(self._data_dir)
         try:
-            for child in self._children.values():  # one after the other: ids are in the order of names
+            for child in self._children.values():  # one after the other, so that ids follow the order of names
                 await child.start(ready_timeout_s=READY_TIMEOUT_S, stop_grace_s=self._stop_grace_s)
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> list[str]:
-        """Stop all of them; returns the names of those that had to be killed. May be called again."""
+        """Stop all brokers; return the names of those that had to be killed. May be called again."""
         for task in self._restarting:
             task.cancel()
         if self._restarting:

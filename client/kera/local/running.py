@@ -1,7 +1,7 @@
 """`LocalCluster` for code without an event loop: one thread runs a loop that owns the children.
 
-The thread lives until the cluster has stopped. That matters beyond tidiness: the kernel counts the death of
-the thread that started a child as the death of its parent.
+The thread has to live until the cluster has stopped: for the kernel, the death of the thread that started a child is
+the death of its parent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class _Cluster(Protocol):
-    """The used part of a `LocalCluster`."""
+    """The part of `LocalCluster` that `RunningCluster` uses."""
 
     @property
     def bootstrap(self) -> str: ...
@@ -49,17 +49,17 @@ class RunningCluster:
 
     @property
     def processes(self) -> dict[str, int]:
-        """Name to process id, of the children that run."""
+        """The process ids of the running children, by name."""
         return self._cluster.processes
 
     @property
     def ready(self) -> dict[str, dict[str, Any]]:
-        """Name to ready line (addresses, broker id), of all children that were started."""
+        """The ready lines (addresses, id of the broker or backup) of all children that were started, by name."""
         return self._cluster.ready
 
     @property
     def log_dir(self) -> Path:
-        """Where each daemon's log is: ``<name>.log``."""
+        """The directory with the logs, ``<name>.log`` for each daemon."""
         return self._cluster.log_dir
 
     def kill(self, name: str) -> None:
@@ -79,13 +79,13 @@ class RunningCluster:
         self.run(self._cluster.restart(name, **settings))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of `coroutine`, run on the cluster's loop."""
+        """Run `coroutine` on the cluster's loop, and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
 @contextlib.contextmanager
 def run_in_thread(cluster: _Cluster) -> Iterator[RunningCluster]:
-    """Start `cluster` on a loop of its own, and stop it at the end of the block."""
+    """Start `cluster` on its own loop, in a thread, and stop it at the end of the block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="kera-local-cluster", daemon=True)
     thread.start()
