@@ -1,7 +1,7 @@
 """``kera bench``: throughput and latency of a cluster.
 
-Producers and consumers are processes of their own (`_worker`); `_rounds` starts them and aggregates their
-figures, `_report` prints them. What exactly is measured is in docs/bench.md.
+Each producer and consumer is a process (`_worker`); `_rounds` starts them and aggregates their figures, `_report`
+prints them. docs/bench.md defines the measurements.
 """
 
 from __future__ import annotations

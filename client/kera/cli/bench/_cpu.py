@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_UTIME, _STIME = 11, 12  # counted from the field after the name, which may itself contain spaces
+_UTIME, _STIME = 11, 12  # counted from the field after the name, as the name may contain spaces
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time that the processes have taken so far, in steps of a clock tick."""
+    """Return the user and system time that the processes have taken so far, in steps of a clock tick."""
     return sum(_of(pid) for pid in pids)
 
 
@@ -24,7 +24,7 @@ def _of(pid: int) -> float:
 
 
 def cpu_model() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

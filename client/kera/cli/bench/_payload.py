@@ -1,6 +1,6 @@
-"""Values of the benchmark's producers: of a fixed length, of random hex digits.
+"""Values of the benchmark's producers: random hex digits of a fixed length.
 
-Hex digits because zeros would flatter compression, and pure noise would slander it.
+Zeros would compress too well, and random bytes not at all.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from kera.core.format.schema import DEFAULT_SCHEMA
 
 
 def make_value(record_bytes: int) -> bytes:
-    """One value."""
+    """Return one value."""
     return os.urandom(record_bytes // 2 + 1).hex().encode()[:record_bytes]
 
 
 def make_batch(record_bytes: int, records: int) -> pa.RecordBatch:
-    """`records` records without keys and headers, each with another value, stamped with one time."""
+    """Return `records` records without keys and headers, each with a different value, all with the same timestamp."""
     values = os.urandom(record_bytes * records // 2 + 1).hex().encode()
     offsets = np.arange(0, record_bytes * (records + 1), record_bytes, dtype=np.int32)
     value = pa.Array.from_buffers(pa.binary(), records, [None, pa.py_buffer(offsets), pa.py_buffer(values)])
@@ -35,9 +35,9 @@ def make_batch(record_bytes: int, records: int) -> pa.RecordBatch:
 
 
 def records_per_chunk(record_bytes: int, chunk_bytes: int, *, lean: bool = False) -> int:
-    """The most records that a producer puts into a chunk of at most `chunk_bytes`; at least one.
+    """Return how many records a producer puts into a chunk of at most `chunk_bytes`; at least one.
 
-    `lean`: of version 2 of the format.
+    `lean`: for version 2 of the format.
     """
     least, most = 1, max(2, chunk_bytes // max(1, record_bytes) + 1)
     while most - least > 1:

@@ -1,4 +1,4 @@
-"""Worker processes, as the benchmark's own process sees them. The other side of the talk is in `_worker`."""
+"""Starts and controls the benchmark's worker processes. `_worker` has the other side of the protocol."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from kera.core.errors import KeraError
 
 READY_TIMEOUT_S = 120.0
 RESULT_TIMEOUT_S = 600.0
-"""Bound on a round, besides the time that it is meant to take."""
-LINE_BYTES_MAX = 16 << 20  # a histogram is some kilobytes; a defect should not fill the memory
+"""Limit for a round, in addition to its planned time."""
+LINE_BYTES_MAX = 16 << 20  # a histogram has some kilobytes; a faulty worker must not fill the memory
 
 
 class WorkerFailed(KeraError):
-    """A producer or consumer of the benchmark has failed; the message is its own."""
+    """A producer or consumer of the benchmark has failed; the message is from it."""
 
     code = "bench_worker_failed"
 
 
 class Worker:
-    """One process. `start`, then `go`, then `result`."""
+    """One process. Call `start`, `ready`, `go` and `result`, in this order, and `end`."""
 
     def __init__(self, task: Task, process: asyncio.subprocess.Process) -> None:
         self.task = task
@@ -44,7 +44,7 @@ class Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, DIE_WITH_PARENT_VARIABLE: "1"},
-            start_new_session=True,  # Ctrl-C is for us: we end them
+            start_new_session=True,  # so that Ctrl-C reaches only this process, which ends the workers
             limit=LINE_BYTES_MAX,
         )
         worker = cls(task, process)
@@ -52,23 +52,23 @@ class Worker:
         return worker
 
     async def ready(self) -> None:
-        """Wait until it is warmed up."""
+        """Wait until the worker is warmed up."""
         await self._answer(READY_TIMEOUT_S)
 
     def go(self) -> None:
-        """Let it begin."""
+        """Let the worker begin."""
         self._tell("go")
 
     def tell_total(self, records: int) -> None:
-        """Tell a consumer how many records there are."""
+        """Send a consumer the number of records to read in all."""
         self._tell(f"total {records}")
 
     async def result(self) -> Result:
-        """Wait until it has done its work."""
+        """Wait for the worker's result. Raises `WorkerFailed`."""
         return Result(**await self._answer((self.task.seconds or 0) + RESULT_TIMEOUT_S))
 
     async def end(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process if it still runs."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -97,7 +97,7 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def workers(tasks: Sequence[Task]) -> AsyncIterator[list[Worker]]:
-    """Started processes, one per task; all are gone at the end of the block."""
+    """Context manager that starts a process per task, and ends all of them at the end of the block."""
     started: list[Worker] = []
     try:
         for task in tasks:

@@ -1,6 +1,6 @@
 """The results of a measurement: one JSON object per result for programs, a table for people.
 
-The fields are described in docs/bench.md; they are added to, never renamed.
+docs/bench.md describes the fields; new ones may be added, but none is renamed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LATENCY_OF = {"produce": "acknowledgement", "consume": None, "e2e": "availabili
 def make(
     name: str, settings: BenchSettings, cluster: MeasuredCluster, record_bytes: int, rounds: Sequence[Round]
 ) -> dict[str, Any]:
-    """One result."""
+    """Return the result of some rounds."""
     latencies = Latencies()
     for one in rounds:
         latencies.add_encoded(*one.latencies)
@@ -85,13 +85,13 @@ def _consumer_fields(settings: BenchSettings) -> dict[str, Any]:
 
 
 def _replication_fields(config: StreamConfig | None) -> dict[str, Any]:
-    """As the stream had it: what the flags leave open is the cluster's to say."""
+    """Return the settings that the stream had: for flags that are not given, the cluster chooses them."""
     names = ("replication", "virtual_logs", "durability")
     return {name: None if config is None else getattr(config, name) for name in names}
 
 
 def _middle(values: Iterable[float]) -> dict[str, float] | None:
-    """Median, least and most; None when there is no value."""
+    """Return median, minimum and maximum; None when there is no value."""
     known = list(values)
     if not known:
         return None
@@ -100,7 +100,7 @@ def _middle(values: Iterable[float]) -> dict[str, float] | None:
 
 
 def _rounded(value: float) -> float:
-    """Counts as they are; of other numbers four digits, which are more than any measurement is good for."""
+    """Return whole numbers unchanged, others with four digits, which exceed the precision of any measurement."""
     return int(value) if value == int(value) else float(f"{value:.4g}")
 
 
@@ -117,12 +117,12 @@ def _versions() -> dict[str, str]:
 
 
 def to_line(report: dict[str, Any]) -> str:
-    """The report as one line of JSON."""
+    """Return the report as one line of JSON."""
     return rendered(report, Output.JSON, indent=None)
 
 
 def to_table(reports: Sequence[dict[str, Any]]) -> str:
-    """The reports for people: a row each."""
+    """Return a table for people, with a row for each report."""
     heading = ("RECORD", "CHUNK", "MB/s", "(MIN-MAX)", "M REC/s", "p50 µs", "p95", "p99", "MAX", "CPU")
     rows = [
         (
@@ -145,7 +145,7 @@ def to_table(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def _replication_text(report: dict[str, Any]) -> str:
-    """At which level, and what it rests on."""
+    """Return the durability level of the report, and its replication."""
     if report["durability"] is None:
         return ""
     text = f"; level {report['durability']}"
@@ -165,7 +165,7 @@ def _latency_cells(latency: dict[str, int] | None) -> tuple[object, ...]:
 
 
 def _cpu_cell(report: dict[str, Any]) -> str:
-    """Processor time of each kind of process: at a fixed rate as share of a core, else per GB of records."""
+    """Return the processor time of each kind of process: at a fixed rate as share of a core, else per GB of records."""
     seconds = report["seconds"]["median"]
     gigabytes = report["mb_per_s"]["median"] * seconds / 1000
     parts = []

@@ -1,8 +1,7 @@
-"""Rounds of a measurement: make streams, start workers together, put their figures together, delete streams.
+"""Rounds of a measurement: make streams, start workers together, aggregate their figures, delete streams.
 
-Each round has fresh streams and fresh processes, and the streams go at its end, so that all rounds use the
-same memory of the brokers. What is prepared (connections, warm-up, for `consume` the records) is done before
-the clock starts.
+Each round has new streams and new processes. It deletes its streams at the end, so that all rounds use the same memory
+of the brokers. The clock starts after all preparations: connections, warm-up and, for `consume`, the records.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Round:
     records: int
     record_bytes: int
     seconds: float
-    """From the first record to the last acknowledgement, or to its arrival at the consumer."""
+    """Time from the first record to the last acknowledgement, or to the last arrival at the consumer."""
     producers_cpu_s: float
     consumers_cpu_s: float
     brokers_cpu_s: float | None
@@ -43,7 +42,7 @@ class Round:
     chunks: int
     latencies: list[str]
     backups_cpu_s: float | None = None
-    """None: there are none, or they are not processes of this command."""
+    """None: there are no backups, or they are not processes of this command."""
     config: StreamConfig | None = None
     """Settings of the stream that was written to."""
 
@@ -59,13 +58,13 @@ class MeasuredCluster:
     backup_pids: list[int] = dataclasses.field(default_factory=list)
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """Processor time of its brokers and of its backups so far."""
+        """Return the processor time of its brokers and of its backups so far."""
         return cpu_seconds(self.broker_pids), cpu_seconds(self.backup_pids)
 
 
 def run(name: str, settings: BenchSettings) -> int:
     """Run ``kera bench <name>``."""
-    # Without a use for us, and it writes a line whenever we start a process while a client is connected.
+    # gRPC's support of forks has no use here, and logs a line for each process that starts while a client is connected.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     return run_async(_run(name, settings))
 
@@ -89,7 +88,7 @@ async def _run(name: str, settings: BenchSettings) -> int:
 
 @contextlib.asynccontextmanager
 async def _cluster(settings: BenchSettings) -> AsyncIterator[MeasuredCluster]:
-    """The cluster that was named, or a temporary one with enough memory."""
+    """Context manager that yields the cluster at `bootstrap`, or a temporary one with enough memory."""
     if settings.bootstrap is not None:
         yield MeasuredCluster(settings.bootstrap, [], own=False)
         return
@@ -127,7 +126,7 @@ async def _round(name: str, settings: BenchSettings, cluster: MeasuredCluster, r
 
 @contextlib.asynccontextmanager
 async def _streams(settings: BenchSettings, bootstrap: str, names: Sequence[str]) -> AsyncIterator[StreamConfig]:
-    """Streams with these names, all alike."""
+    """Context manager that creates streams with these names and the same settings, and deletes them at the end."""
     from kera.cli._client import connected
 
     async with connected(bootstrap) as client:
@@ -153,7 +152,7 @@ async def _streams(settings: BenchSettings, bootstrap: str, names: Sequence[str]
 def _tasks(
     name: str, settings: BenchSettings, bootstrap: str, record_bytes: int, stream: str, warm_up: str
 ) -> list[Any]:
-    """A task per producer and, but for `produce`, one for a consumer."""
+    """Return a task per producer and, except for `produce`, one for a consumer."""
     from kera.cli.bench._worker import Task
 
     records = settings.records_of(record_bytes)
@@ -164,7 +163,7 @@ def _tasks(
         "record_bytes": record_bytes,
         "transport": settings.transport,
     }
-    filling = name == "consume"  # the producers only prepare: as fast as they can, in full chunks
+    filling = name == "consume"  # producers only fill the stream: as fast as they can, in full chunks
     tasks = [
         Task(
             role="produce",
@@ -195,7 +194,7 @@ def _tasks(
 
 
 async def _measure(tasks: list[Any], cluster: MeasuredCluster) -> Round:
-    """Producers, and consumers if there are any, at the same time."""
+    """Measure producers, and consumers if there are any, at the same time."""
     from kera.cli.bench._processes import workers
 
     async with workers(tasks) as all_workers:
@@ -204,7 +203,7 @@ async def _measure(tasks: list[Any], cluster: MeasuredCluster) -> Round:
         for group in (
             producers,
             consumers,
-        ):  # a consumer's warm-up is to read what producers have sent for theirs
+        ):  # in this order, as a consumer warms up with the records of the producers' warm-up
             await asyncio.gather(*(worker.ready() for worker in group))
         before_s = cluster.cpu_seconds()
         for worker in (*consumers, *producers):
@@ -219,7 +218,7 @@ async def _measure(tasks: list[Any], cluster: MeasuredCluster) -> Round:
 
 
 async def _consume_after(tasks: list[Any], cluster: MeasuredCluster) -> Round:
-    """Producers first, unmeasured; then the consumer."""
+    """Run the producers first, unmeasured; then measure the consumer."""
     from kera.cli.bench._processes import workers
 
     async with workers([task for task in tasks if task.role == "produce"]) as producers:
@@ -236,7 +235,7 @@ async def _consume_after(tasks: list[Any], cluster: MeasuredCluster) -> Round:
         consumed = await asyncio.gather(*(worker.result() for worker in consumers))
         after_s = cluster.cpu_seconds()
     for result in consumed:
-        result.latencies = ""  # the age of what was there before says nothing
+        result.latencies = ""  # the age of records that were written before is no latency
     return _put_together([], consumed, cluster, before_s, after_s)
 
 
@@ -247,7 +246,7 @@ def _put_together(
     before_s: tuple[float, float],
     after_s: tuple[float, float],
 ) -> Round:
-    seen = consumed or produced  # the end of the way that was measured
+    seen = consumed or produced  # the last stage that was measured
     start_ns = min(result.start_ns for result in (*produced, *consumed))
     if produced:
         start_ns = min(result.start_ns for result in produced)

@@ -10,11 +10,11 @@ from kera.core.base.settings import GIB, KIB, MIB, KeraSettings
 
 MB = 10**6
 _OF_TEMPORARY_CLUSTER = ("brokers", "arena_bytes", "backups", "backup_memory_bytes")
-"""Settings without an effect on a cluster that runs."""
+"""Settings that only apply to a temporary cluster."""
 
 
 class BenchSettings(KeraSettings):
-    """Flags of ``kera bench produce``, and of the others where they do not differ."""
+    """Flags of ``kera bench produce``, which the other benchmarks extend or override."""
 
     section: ClassVar[str] = "bench_produce"
 
@@ -91,7 +91,7 @@ class BenchSettings(KeraSettings):
         return self
 
     def records_of(self, record_bytes: int) -> int:
-        """Records of a round with records of this size."""
+        """Return the number of records in a round with records of this size."""
         if self.records is not None:
             return self.records
         if self.rate and self.seconds is not None and self.bytes is None:
@@ -136,9 +136,9 @@ SETTINGS: dict[str, type[BenchSettings]] = {
 
 
 def arena_bytes_of(settings: BenchSettings, segment_bytes: int) -> int:
-    """Memory that each broker needs for a round: records, what Arrow and chunks add, and open segments.
+    """Return the memory that each broker needs for a round: records, overhead of Arrow and chunks, and open segments.
 
-    Streams are deleted between rounds, so that the memory of one round is all there has to be.
+    Streams are deleted between rounds, so the memory of one round is enough.
     """
     if settings.arena_bytes is not None:
         return int(settings.arena_bytes)
@@ -147,7 +147,7 @@ def arena_bytes_of(settings: BenchSettings, segment_bytes: int) -> int:
 
 
 def backup_memory_bytes_of(settings: BenchSettings, segment_bytes: int) -> int:
-    """Memory that each backup needs for a round: its share of all replicas, and of the open ones of each broker."""
+    """Return the memory that each backup needs for a round: its share of all replicas, and open segments."""
     if settings.backup_memory_bytes is not None:
         return int(settings.backup_memory_bytes)
     copies = settings.replication or 0
@@ -157,7 +157,7 @@ def backup_memory_bytes_of(settings: BenchSettings, segment_bytes: int) -> int:
 
 
 def _chunk_bytes_of_round(settings: BenchSettings) -> int:
-    """All chunks of a round, and a quarter more."""
+    """Return the bytes of all chunks of a round, and a quarter more."""
     needed = 0
     for record_bytes in settings.record_bytes:
         records = settings.records_of(record_bytes)

@@ -1,15 +1,15 @@
-"""One producer or consumer of a benchmark, in a process of its own: ``python -m kera.cli.bench._worker``.
+"""The process of one producer or consumer of a benchmark: ``python -m kera.cli.bench._worker``.
 
-It is told what to do on standard input and answers on standard output, a JSON object or a word per line:
+It reads commands from standard input and answers on standard output, a JSON object or words per line:
 
-    ← {"role": "produce", …}        its task, see `Task`
-    → {"ready": true}               it is connected and warmed up
-    ← go                            it begins
-    ← total 10000                   consumers: so many records there are in all; it stops when it has seen them
-    → {"records": …, …}             its result, see `Result`
+    ← {"role": "produce", …}        the task, see `Task`
+    → {"ready": true}               the worker is connected and warmed up
+    ← go                            the worker begins
+    ← total 10000                   to consumers: the number of all records, after which the worker stops
+    → {"records": …, …}             the result, see `Result`
     → {"error": "…"}                in place of any answer; the process ends
 
-Times are of the monotonic clock, which all processes of a machine share.
+Times are from the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from kera.core.base.process import die_with_parent
 from kera.core.errors import KeraError
 
 WARM_UP_BYTES = 32_000_000
-"""Bytes that a producer sends before it is measured: then connections, code and the broker's memory are warm."""
+"""Bytes that a producer sends before it is measured, to warm up connections, code and the broker's memory."""
 WARM_UP_RECORDS_MAX = 50_000
 SENDS_PER_DRAIN = 100
 SENDS_PER_SAMPLE = 1000
 CHUNKS_PER_SAMPLE = 4
-"""Every chunk of this number is timed when all go as fast as they can: timing costs a part of what it measures."""
+"""One chunk of this number is timed when chunks are sent as fast as possible, as timing itself takes time."""
 SAMPLES_PER_S_MAX = 20_000
 RECORDS_PER_TICK_MAX = 1000
-"""More would overrun the producer's buffer between two looks at it."""
+"""More records would overrun the producer's buffer between two drains."""
 LATE_S_MAX = 1.0
-"""How long after its time a round at a fixed rate may go on to send what is due."""
+"""How long a round at a fixed rate may overrun its time to send the records that are due."""
 
 
 @dataclasses.dataclass
@@ -58,10 +58,10 @@ class Task:
     """produce: send_batch or send. consume: batches or records."""
     transport: str
     records: int = 0
-    """produce: how many at most."""
+    """produce: the maximum number of records."""
     seconds: float | None = None
     rate: float = 0.0
-    """Records per second of this producer; 0: as fast as it goes."""
+    """Records per second of this producer; 0: as fast as possible."""
     chunk_bytes: int = 0
     producer_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     consumer_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -79,7 +79,7 @@ class Result:
     end_ns: int
     cpu_s: float
     latencies: str
-    """`Latencies.encode`: send to acknowledgement, or creation of a chunk to its arrival at the consumer."""
+    """From `Latencies.encode`: times from sending to acknowledgement, or from a chunk's creation to its arrival."""
 
 
 class ProduceWorker:
@@ -94,7 +94,7 @@ class ProduceWorker:
         self._timings: set[asyncio.Task[None]] = set()
 
     async def warm_up(self) -> None:
-        """Do a little of the real thing, to another stream."""
+        """Send some records to another stream."""
         task = self._task
         records = min(WARM_UP_BYTES // task.record_bytes, WARM_UP_RECORDS_MAX) + 1
         if task.mode == "send_batch":
@@ -106,7 +106,7 @@ class ProduceWorker:
         self._latencies = Latencies()
 
     async def run(self) -> Result:
-        """The measurement: from the first record to the last acknowledgement."""
+        """Send all records; measure from the first record to the last acknowledgement."""
         task = self._task
         cpu_s, start_ns = time.process_time(), time.monotonic_ns()
         deadline_s = None if task.seconds is None else time.monotonic() + task.seconds
@@ -153,9 +153,9 @@ class ProduceWorker:
         return sent
 
     async def _send_at_rate(self, stream: str, records: int, deadline_s: float | None, rate: float) -> int:
-        """Send what is due, every millisecond; a delay is made up for, so that the rate is kept.
+        """Send the records that are due, every millisecond; after a delay it sends more, so that the rate is kept.
 
-        Where it cannot be kept, the time is up a second after it should be.
+        If the rate cannot be kept, it stops `LATE_S_MAX` after the deadline.
         """
         in_batches = self._task.mode == "send_batch"
         records_per_sample = max(1, round(rate / SAMPLES_PER_S_MAX))
@@ -165,8 +165,8 @@ class ProduceWorker:
             deadline_s += LATE_S_MAX
         sent = 0
         while sent < records and (deadline_s is None or time.monotonic() < deadline_s):
-            # A millisecond at least, even when records are due: who is always behind would send them one by one,
-            # and never let the producer do its work. Less is not a sleep at all: uvloop's clock has milliseconds.
+            # Sleep at least a millisecond, even when records are due: a sender that is always behind would otherwise
+            # send one record at a time and never let the producer work. uvloop's clock cannot sleep for less.
             await asyncio.sleep(max(0.001, start_s + sent / rate - time.monotonic()))
             due = min(records, int((time.monotonic() - start_s) * rate) + 1) - sent
             if due <= 0:
@@ -212,14 +212,14 @@ class ConsumeWorker:
         self._last_ns = 0
 
     async def warm_up(self) -> None:
-        """Read what the producers have sent for their own warm-up."""
+        """Read the records that the producers have sent for their warm-up."""
         async with self._consumer(self._task.warm_up_stream, end="latest") as consumer:
             await self._read(consumer)
         self._records = self._record_bytes = self._chunks = 0
         self._latencies = Latencies()
 
     async def run(self) -> Result:
-        """The measurement: from the first request to the last record."""
+        """Read all records; measure from the first request to the last record."""
         cpu_s, start_ns = time.process_time(), time.monotonic_ns()
         async with self._consumer(self._task.stream) as consumer:
             reading = asyncio.ensure_future(self._read(consumer))
@@ -254,7 +254,7 @@ class ConsumeWorker:
 
     async def _read_batches(self, consumer: Consumer) -> None:
         async for chunk in consumer.batches():
-            # Of small chunks that came together it is the latency of the first, which no other one exceeds.
+            # A batch of joined small chunks counts with the latency of its first chunk, the longest of them.
             self._latencies.add(time.time_ns() - chunk.header.created_us * 1000, chunk.batch.num_rows)
             self._chunks += chunk.chunks
             self._records += chunk.batch.num_rows
@@ -286,7 +286,7 @@ async def _work(task: Task) -> int:
     try:
         await _run(task)
     except KeraError as error:
-        # Now, and not when the loop has ended: that waits for the thread that reads our input.
+        # Answer now: the end of the loop would wait for the thread that reads standard input.
         _answer({"error": error.message})
         return 1
     return 0

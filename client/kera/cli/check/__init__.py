@@ -1,7 +1,7 @@
-"""``kera check``: whether a live cluster keeps what it promises, while a load is on and things are killed.
+"""``kera check``: checks whether a live cluster keeps its promises under load, while commands kill parts of it.
 
-`_workload` has the clients and `_kills` the commands, `_run` goes from one step to the next, and `_report` shows what
-came of it. What was seen is kept and judged in `kera.client.checking.ledger`.
+`_workload` has the clients, `_kills` runs the commands, `_run` the steps of a check, and `_report` prints the outcome.
+`kera.client.checking.ledger` records all observations and judges them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def check(
     output: Output = OUTPUT_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> int:
-    """Check that a cluster keeps its promises, under a load and whatever --kill does to it.
+    """Check that a cluster keeps its promises under a load, while --kill disturbs it.
 
     Producers send unique records; readers and a consumer group follow. In the end each acknowledged record must be
     there once, in its producer's order; nothing that was read may have changed or vanished; the group must have been
@@ -100,14 +100,14 @@ def check(
         seed=seed,
         keep=keep,
     )
-    # Without a use for us, and it writes a line whenever a command is run.
+    # gRPC's support of forks has no use here, and logs a line whenever a command is run.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from kera.cli.check._report import EXIT_CODES, progress_of, to_json, to_text
     from kera.cli.check._run import carry_out
 
     raise_descriptor_limit()
     try:
-        # That clients try again is what is wanted here: it is counted.
+        # Retries of clients are expected here, and counted: their warnings are not shown.
         outcome = run_async(carry_out(options, bootstrap, progress_of), logged_from=logging.ERROR)
     except (UsageError, typer.Exit):
         raise

@@ -1,4 +1,4 @@
-"""The commands that are run while the load is on: what each did, and when."""
+"""Runs the ``--kill`` commands during the load, and records when each ran and how it ended."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import IO
 from kera.cli.check._options import Options
 
 OUTPUT_BYTES_MAX = 2048
-"""Maximum of a command's output, from its end, that is kept."""
+"""How much of the end of a command's output is kept."""
 NUMBER_VARIABLE = "KERA_CHECK_KILL"
-"""Environment variable that tells a command how many commands there were, with it."""
+"""Environment variable with the number of a command, counted from 1."""
 
 
 @dataclass(slots=True)
@@ -28,14 +28,14 @@ class Kill:
     command: str
     begun_s: float
     ended_s: float | None = None
-    """None: it has not."""
+    """None: it still runs."""
     exit_code: int | None = None
-    """None: it was ended by the check."""
+    """None: the check has ended it."""
     output: str = ""
 
 
 def moments(options: Options) -> Iterator[float]:
-    """When commands begin, in seconds from the beginning of the load: chance has a part in it, from the seed."""
+    """Yield the times of commands, in seconds from the beginning of the load; the seed decides their random part."""
     random, number = Random(f"{options.seed} kills"), 0
     while options.kill and (number + 1) * options.kill_every_s < options.seconds:
         number += 1
@@ -43,7 +43,7 @@ def moments(options: Options) -> Iterator[float]:
 
 
 class Kills:
-    """Runs them one after the other."""
+    """Runs the commands one after the other."""
 
     def __init__(self, options: Options, now_s: Callable[[], float]) -> None:
         self._options = options
@@ -52,11 +52,11 @@ class Kills:
         self.done: list[Kill] = []
 
     def stop(self) -> None:
-        """Run no more of them; one that runs goes on."""
+        """Start no more commands; a running one goes on."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """All of them; whoever cancels it ends the command that runs."""
+        """Run all commands; a cancellation kills the running one."""
         for number, at_s in enumerate(moments(self._options)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, at_s - self._now_s())):
@@ -87,21 +87,21 @@ class Kills:
 
     @property
     def last_end_s(self) -> float:
-        """When the last one ended; 0: there was none."""
+        """The time when the last command ended; 0: no command was run."""
         return max((kill.ended_s or kill.begun_s for kill in self.done), default=0.0)
 
 
 def _printable(text: str) -> str:
-    """The output of a command, with characters escaped that a terminal would obey."""
+    """Return the output of a command; characters that could control a terminal are escaped."""
     return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
 
 
 def _begin(command: str, output: IO[bytes], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own: Ctrl-C is for us, and what starts something again is not cut short.
+    """Start a command in its own session: Ctrl-C then ends the check only, and does not interrupt a restart.
 
-    The event loop's way would run what libraries with threads do at a fork, of which a command has died.
+    A subprocess of the event loop would run the fork handlers of libraries with threads, which once killed a command.
     """
-    return subprocess.Popen(  # noqa: S603 - it is what was asked for
+    return subprocess.Popen(  # noqa: S603 - the user has asked for this command
         ["/bin/sh", "-c", command],
         stdin=subprocess.DEVNULL,
         stdout=output,

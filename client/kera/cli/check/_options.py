@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 SECONDS_DEFAULT = 60.0
 KILL_EVERY_DEFAULT_S = 30.0
 NUMBER_MAX = 1e9
-"""Maximum of seconds, or of records in one: more is a slip."""
+"""Maximum of seconds, or of records per second: larger numbers are typing errors."""
 RECORDS_MAX = 100_000_000
-"""That a check takes: each costs some thirty bytes of memory."""
+"""Maximum of records in a check: each takes some thirty bytes of memory."""
 VALUE_BYTES_MAX = 1 << 20
 STREAMLETS_MAX = 1 << 14
 ENTRIES_MAX = 1 << 6
@@ -32,7 +32,7 @@ class Options:
 
     seconds: float
     stream: str | None = None
-    """None: one of its own."""
+    """Name of an existing stream; None: the check creates one."""
     streamlets: int = 4
     entries: int = 1
     replication: int | None = None
@@ -45,15 +45,15 @@ class Options:
     """Records a second, of all producers together."""
     record_bytes: int = 100
     kill: tuple[str, ...] = ()
-    """Commands, in turn."""
+    """Commands, which are run in turn."""
     kill_every_s: float = KILL_EVERY_DEFAULT_S
     within_s: float = 60.0
-    """So long after the load and the last kill everything may take until it has been acknowledged and read."""
+    """How long after the load and the last kill all records have to be acknowledged and read."""
     seed: int = 0
     keep: bool = False
 
     def repeated(self, config: StreamConfig, bootstrap: str) -> str:
-        """The flags that begin the same load again, on a stream of the same kind."""
+        """Return the flags that repeat the load, on a stream of the same kind."""
         text = f"--bootstrap {shlex.quote(bootstrap)} --seconds {self.seconds:g} --streamlets {config.streamlets}"
         text += f" --entries {config.entries} --replication {config.replication} --durability {config.durability}"
         text += f" --producers {self.producers} --readers {self.readers} --members {self.members}"
@@ -66,7 +66,7 @@ class Options:
 
 
 def seconds_of(minutes: float | None, seconds: float | None) -> float:
-    """How long the load is on. Raises `UsageError`."""
+    """Return the duration of the load. Raises `UsageError`."""
     if minutes is not None and seconds is not None:
         raise UsageError("--minutes and --seconds are mutually exclusive")
     if minutes is not None:
@@ -93,7 +93,7 @@ def checked(
     seed: int | None,
     keep: bool,
 ) -> Options:
-    """The options as they were given; None: not given. Raises `UsageError`."""
+    """Return the options, with defaults for those that are None, not given. Raises `UsageError`."""
     own = {"--streamlets": streamlets, "--entries": entries, "--replication": replication, "--durability": durability}
     given = [name for name, value in own.items() if value is not None]
     if stream is not None and given:

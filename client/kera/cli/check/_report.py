@@ -1,4 +1,4 @@
-"""The output of a check: a line while it goes on, the figures and the evidence at its end."""
+"""The output of a check: a line of progress while it runs, figures and evidence at its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OUTPUT_LINES_MAX = 3
 
 @contextlib.asynccontextmanager
 async def progress_of(check: Check) -> AsyncIterator[None]:
-    """One line on the terminal, updated in place; nothing if standard error is not a terminal."""
+    """Context manager that shows a line of progress, updated in place, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -40,13 +40,13 @@ async def progress_of(check: Check) -> AsyncIterator[None]:
 
 async def _show(check: Check) -> None:
     while True:
-        columns = shutil.get_terminal_size().columns  # a longer line would scroll
+        columns = shutil.get_terminal_size().columns  # the line is cut: a longer one would scroll
         print(f"\r{progress_line(check)[: columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
         await asyncio.sleep(PROGRESS_INTERVAL_S)
 
 
 def progress_line(check: Check) -> str:
-    """How far a check is."""
+    """Describe the progress of a check."""
     ledger, kills = check.ledger, check.kills.done
     text = f"{check.now_s():.0f} s, {check.doing}: {ledger.sent:,} sent, {ledger.acknowledged:,} acknowledged"
     if kills:
@@ -60,7 +60,7 @@ def progress_line(check: Check) -> str:
 
 
 def to_text(outcome: Outcome) -> str:
-    """Figures, evidence and verdict, for people."""
+    """Return figures, evidence and verdict, for people."""
     lines = [fields(_figures(outcome))]
     if outcome.lines:
         lines += ["", *outcome.lines]
@@ -152,7 +152,7 @@ def _verdict(outcome: Outcome) -> str:
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """The same for programs."""
+    """Return figures, evidence and verdict, for programs."""
     config = outcome.stream.config
     shown = dataclasses.asdict(dataclasses.replace(outcome, stream=None))  # type: ignore[arg-type]
     del shown["lines"]

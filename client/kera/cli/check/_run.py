@@ -1,4 +1,4 @@
-"""A check from its beginning to its end: the stream, the load, the calm after it, reading back, and the verdict."""
+"""Runs a check: creates the stream, runs the load, waits for calm, reads everything back, and gives the verdict."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 log = get_logger("kera.check")
 
 SLICE_S = 0.25
-"""A wait that takes twice as long was one during which this process was stopped."""
+"""Length of one wait. A wait of more than twice this length means that this process was suspended meanwhile."""
 SETTLED_EVERY_S = 0.1
-"""How often it is looked whether all is acknowledged, read and processed."""
+"""Time between two looks at whether everything is acknowledged, read and processed."""
 
 
 @dataclass(slots=True)
@@ -50,11 +50,11 @@ class Outcome:
     bootstrap: str
     stream: StreamDescription
     impossible: str | None = None
-    """Why it could not be checked; None: it was."""
+    """Why the cluster could not be checked; None: it was."""
     interrupted: bool = False
     load_s: float = 0.0
     calm_s: float | None = None
-    """From the end of the load and of the last command until all was acknowledged, read and processed; None: not."""
+    """Time after the load and the last command until all was acknowledged, read and processed; None: not in time."""
     sent: int = 0
     acknowledged: int = 0
     refused: int = 0
@@ -63,12 +63,12 @@ class Outcome:
     lost_as_told: int = 0
     processed_again: int = 0
     longest_pause_s: float = 0.0
-    """Longest time without an acknowledgement of a streamlet."""
+    """The longest time that a streamlet was without an acknowledgement."""
     longest_pause_from_s: float = 0.0
     longest_pause_of: int | None = None
     ends_looked: int = 0
     pulling: int = 0
-    """Readers that have pulled everything; the others were pushed to."""
+    """Number of readers that have pulled everything; the others have read pushed chunks in the broker's memory."""
     kills: list[Kill] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
     findings: list[Violation] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Outcome:
     lines: list[str] = field(default_factory=list)
     """The findings for people."""
     stream_kept: bool = False
-    """It is still there."""
+    """Whether the stream still exists."""
 
     @property
     def verdict(self) -> str:
@@ -103,9 +103,9 @@ class Check:
         self.doing = "the load is on"
         self._is_read_back = False
         self._missing = ""
-        """The thing that the check waits for."""
+        """Text about the condition that the check waits for."""
         self._unread: str | None = None
-        """Why what is stored in the end could not be read."""
+        """Why the records could not be read back; None: no error."""
         self._values = Values(secrets.token_hex(TOKEN_BYTES // 2), options.record_bytes)
         self._sending = [
             Sending(self.shared, self.ledger, self._values, self.acknowledgements, number)
@@ -120,11 +120,11 @@ class Check:
         ]
 
     def now_s(self) -> float:
-        """Since the beginning."""
+        """Return the time since the beginning of the check."""
         return time.monotonic() - self._begun_s
 
     async def run(self) -> Outcome:
-        """All of it. Ctrl-C ends the load, and a second one the check."""
+        """Run the whole check. Ctrl-C ends the load, and a second one the check."""
         outcome = Outcome(self._options, self.shared.bootstrap, self._stream)
         followers: list[Reading | Member | Looking] = [*self._reading, *self._members, self.looking]
         async with asyncio.TaskGroup() as tasks:
@@ -145,7 +145,7 @@ class Check:
         return outcome
 
     async def _load(self, outcome: Outcome, killing: asyncio.Task[None]) -> None:
-        """Until it is over, somebody presses Ctrl-C, or there is nothing to check any more."""
+        """Wait until the load is over, Ctrl-C is pressed, or the stream can no longer be checked; end the commands."""
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.seconds):
@@ -165,7 +165,7 @@ class Check:
         await asyncio.wait([killing])
 
     async def _calm(self, outcome: Outcome, sending: list[asyncio.Task[None]]) -> None:
-        """Until all is acknowledged, read and processed, or the bound is over."""
+        """Wait until everything is acknowledged, read and processed, or the time for that is up."""
         self.doing = "the load has ended; waiting until all is acknowledged and read"
         begun_s = max(outcome.load_s, self.kills.last_end_s)
         left_s = max(0.0, begun_s + self._options.within_s - self.now_s())
@@ -177,7 +177,7 @@ class Check:
             return
         if not (self._members and self.ledger.losses.any_allowed):
             return
-        # What was told as lost may be there all the same: only now it can be known what the group is to be given.
+        # Records that were reported lost may still be stored: only reading back shows what the group has to be given.
         await self._read_back()
         self.doing = "waiting until the consumer group has been given what is there"
         if not await while_running(self._until(self._has_group_all), self._options.within_s):
@@ -220,7 +220,7 @@ class Check:
             await asyncio.sleep(SETTLED_EVERY_S)
 
     async def _read_back(self) -> None:
-        """Everything that is stored in the end."""
+        """Read back everything that is stored in the end."""
         self.doing = "reading back"
         shared = self.shared
         try:
@@ -231,11 +231,11 @@ class Check:
                 await self._store(client)
         except KeraError as error:
             self._unread = f"what is stored in the end could not be read: {error.message}"
-            if self.ledger.findings.counts:  # then it is one more of them
+            if self.ledger.findings.counts:  # the verdict is a violation anyway, so this is one more finding
                 self.ledger.note("not read back", error.message)
 
     async def _store(self, client: Client) -> None:
-        """Note all that can be read, also behind what cannot."""
+        """Store all records that can be read in the ledger; skip lost and corrupt parts."""
         positions: dict[int, list[Any]] | None = None
         while self.shared.impossible is None:
             consumer = client.consumer(
@@ -256,7 +256,7 @@ class Check:
                 return
             except DataLost as error:
                 positions = await self.looking.behind(LAST_READER, error, consumer.positions(), client)
-            except CorruptChunk as error:  # not even its header can be read: nobody gets past it
+            except CorruptChunk as error:  # not even its header can be read: no reader can get past it
                 self.ledger.note("corrupt", f"{LAST_READER}: {error.message}")
                 streamlet, entry_number = error.attributes["streamlet_id"], error.attributes["entry"]
                 positions = consumer.positions()
@@ -271,12 +271,12 @@ class Check:
         if impossible is None:
             self.doing = "comparing"
             ledger.close(group=bool(self._members), read_back=self._is_read_back)
-            if self._unread is not None and not ledger.findings.counts:  # else what was found until then is enough
+            if self._unread is not None and not ledger.findings.counts:  # earlier findings decide the verdict
                 impossible = self._unread
             elif not ledger.acknowledged:
                 refused = ", ".join(sorted(self.shared.notes))
                 impossible = "nothing was acknowledged" + (f" ({refused})" if refused else "")
-            elif not ledger.findings.counts:  # what is wrong is wrong, whatever became of commands
+            elif not ledger.findings.counts:  # a finding counts even if no command has succeeded
                 impossible = self._without_a_command()
         outcome.impossible = impossible
         outcome.sent, outcome.acknowledged = ledger.sent, ledger.acknowledged
@@ -295,7 +295,7 @@ class Check:
         )
 
     def _without_a_command(self) -> str | None:
-        """Why nothing befell the cluster that was to befall it; None: something has."""
+        """Return why no --kill command has had an effect; None: one has, or none was given."""
         if self._options.kill and not self.kills.done:
             return "no --kill command was run: the load was ended before"
         if self.kills.done and all(kill.exit_code != 0 for kill in self.kills.done):
@@ -304,7 +304,7 @@ class Check:
 
 
 def exit_of(kill: Kill) -> str:
-    """How a command ended by itself."""
+    """Return how a command ended that the check did not end: its exit code or signal."""
     code = kill.exit_code or 0
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
@@ -315,9 +315,9 @@ def _ending(kill: Kill) -> str:
 
 
 async def while_running(work: Coroutine[Any, Any, None], seconds: float) -> bool:
-    """Wait for `work`, for so long at most; returns whether it has ended by itself, and ends it otherwise.
+    """Wait for `work` for at most `seconds`; return whether it has finished, and cancel it otherwise.
 
-    Time during which this process was stopped, as by Ctrl-Z, does not count: what is measured is not that.
+    Time during which this process was suspended, as by Ctrl-Z, does not count, as it says nothing about the cluster.
     """
     task, loop = asyncio.create_task(work), asyncio.get_running_loop()
     try:
@@ -338,7 +338,7 @@ Watching = Callable[[Check], contextlib.AbstractAsyncContextManager[None]]
 
 
 async def carry_out(options: Options, bootstrap: str, watching: Watching) -> Outcome:
-    """Check a cluster; `watching` shows how it goes. Raises `UsageError`, and `KeraError` if it cannot begin."""
+    """Check a cluster; `watching` shows the progress. Raises `UsageError`, and `KeraError` if it cannot begin."""
     async with connected(bootstrap) as client:
         stream = await _stream(client, options)
         check = Check(options, bootstrap, stream)
@@ -347,7 +347,7 @@ async def carry_out(options: Options, bootstrap: str, watching: Watching) -> Out
             async with watching(check):
                 outcome = await check.run()
         finally:
-            # Evidence stays; and so does what is another's by now, or was there before.
+            # Keep evidence, a stream that existed before, and one that has been deleted and made again meanwhile.
             evidence = options.keep or (outcome is not None and outcome.verdict == "violated")
             left = []
             if not evidence and options.members:
@@ -388,7 +388,7 @@ async def _stream(client: Client, options: Options) -> StreamDescription:
 
 
 async def _left(what: str, removal: Coroutine[Any, Any, None]) -> list[str]:
-    """The thing that could not be removed; the verdict does not depend on it."""
+    """Await `removal`; return `what` if it fails, as the verdict does not depend on it."""
     try:
         await removal
     except KeraError as error:

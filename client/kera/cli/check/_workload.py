@@ -1,7 +1,7 @@
-"""The clients of a check: producers, readers and members of a consumer group, and who looks at the durable ends.
+"""The workload of a check: producers, readers, members of a consumer group, and a task that looks at the durable ends.
 
-Each has a client of its own, with its own connections. They go on through everything that passes: what fails is counted
-in `Shared.notes`, and begun again. What cannot pass, such as a stream that is gone, ends the load (`Shared.give_up`).
+Each has its own client, with its own connections. They survive temporary failures: `Shared.notes` counts a failure, and
+the work is begun again. A permanent failure, such as a deleted stream, ends the load (`Shared.give_up`).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from kera.client import ChunkBatch, Producer, StreamDescription
 
 TICK_S = 0.02
-"""How often a producer sends."""
+"""Time between two sends of a producer."""
 OPEN_MAX = 10_000
-"""Records of a producer that wait for an answer; then it waits as well."""
+"""Maximum of a producer's unanswered records: with more, it waits."""
 REOPEN_EVERY_S = 5.0
-"""So long a reader has a consumer; then it goes on with another one, at its positions."""
+"""How long a reader uses a consumer before it continues with another one, from the same positions."""
 AGAIN_S = 0.5
-"""Until something that has failed is begun again."""
+"""Pause before failed work is begun again."""
 LOOK_EVERY_S = 1.0
-"""How often somebody looks at the durable ends."""
+"""Time between two looks at the durable ends."""
 MEMBERS_EVERY_S = 5.0
-"""How often somebody looks who is in the consumer group."""
+"""Time between two looks at the members of the consumer group."""
 SPARE_DESCRIPTORS = 8
-"""A process that cannot have so many more has too few: a connection takes some."""
+"""The fewest file descriptors that a process has to have left: a connection takes some."""
 STRANGE_BYTES_MAX = 40
-"""Maximum of bytes shown of another program's value."""
+"""How many bytes are shown of a value that another program has written."""
 
 
 class Shared:
@@ -57,28 +57,29 @@ class Shared:
         self.bootstrap = bootstrap
         self.consumer_group = consumer_group
         self.member_ids: set[str] = set()
-        """All that members of this check have, or had, in the consumer group."""
+        """The ids of all present and former members of this check in the consumer group."""
         self.stream = stream.name
         self.stream_id = stream.stream_id
         self.streamlets = stream.config.streamlets
         self.level = level_of(stream)
         self.stopping = asyncio.Event()
-        """No more is to be sent."""
+        """Set when producers have to stop sending."""
         self.impossible: str | None = None
-        """Why the stream cannot be checked."""
+        """Why the stream cannot be checked; None: it can."""
         self.gone = False
+        """Whether the stream was deleted."""
         self.notes: Counter[str] = Counter()
-        """Failures that were tried again, by client and error."""
+        """Counts the failures after which work was begun again, by client and error."""
 
     def give_up(self, why: str, *, gone: bool = False) -> None:
-        """The stream cannot be checked; `gone`: it is not there any more, whatever has its name."""
+        """End the load, as the stream cannot be checked; `gone`: it was deleted, even if another one has its name."""
         self.gone |= gone
         if self.impossible is None:
             self.impossible = why
         self.stopping.set()
 
     async def failed(self, who: str, error: KeraError) -> None:
-        """Something has failed that may pass; returns when it is to be begun again."""
+        """Count a failure that may be temporary; return when the work is to be begun again."""
         if isinstance(error, UnknownStream):
             self.is_gone()
         self.notes[f"{who}: {error.code}"] += 1
@@ -86,7 +87,7 @@ class Shared:
         await asyncio.sleep(AGAIN_S)
 
     def look_at_descriptors(self) -> None:
-        """Give up when this process has hardly any left: what fails then says nothing of the cluster."""
+        """Give up when this process has hardly any left: failures would then say nothing about the cluster."""
         spare: list[int] = []
         try:
             spare += (os.dup(0) for _ in range(SPARE_DESCRIPTORS))
@@ -97,7 +98,7 @@ class Shared:
                 os.close(each)
 
     async def with_descriptors(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do some of the work; give up when it has no descriptors, which anything may need, even an import."""
+        """Do some of the work; give up when it lacks file descriptors, which anything may need, even an import."""
         try:
             await work()
         except OSError as error:
@@ -112,7 +113,7 @@ class Shared:
         )
 
     def is_gone(self) -> None:
-        """Nobody knows the stream."""
+        """Give up, as the cluster does not know the stream."""
         self.give_up(
             f"stream {self.stream!r} is not there any more: it was deleted meanwhile, or the coordinators' metadata are"
             " older than it; kera cluster health tells which",
@@ -120,7 +121,7 @@ class Shared:
         )
 
     def recognize(self, values: Values, column: Any) -> Numbers:
-        """The values of a chunk as numbers; ends the load if they are another check's."""
+        """Return the values of a chunk as numbers; end the load if another check has written them."""
         found = values.recognize(column)
         others = np.flatnonzero(found == STRANGE)
         if len(others) and values.is_of_another(column[int(others[0])].as_py()):
@@ -128,23 +129,23 @@ class Shared:
         return found
 
     def connected(self) -> Any:
-        """A client; nothing that it is asked for waits for longer than the bound."""
+        """Open a client whose retries last no longer than ``--within``."""
         within_ms = max(1000, round(1000 * self.options.within_s))
         return connected(self.bootstrap, retry_timeout_ms=within_ms, request_timeout_ms=5000)
 
 
 class Acknowledgements:
-    """When they came, and how long a streamlet, or all of them, were without one."""
+    """Times of acknowledgements, and how long a streamlet, or all streamlets, had none."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._last_s: dict[int | None, float] = {}
-        """By streamlet; None: of any."""
+        """Time of the last acknowledgement by streamlet; None: of any streamlet."""
         self._pauses: dict[int | None, tuple[float, float]] = {}
-        """Likewise: how long the longest one was, and from when on."""
+        """Length and beginning of the longest pause, likewise."""
 
     def note(self, streamlet: int) -> None:
-        """One has come."""
+        """Record an acknowledgement."""
         now_s = self._now_s()
         for of in (streamlet, None):
             self._look(of, now_s)
@@ -152,19 +153,22 @@ class Acknowledgements:
 
     @property
     def last_s(self) -> float:
-        """When the last one came; 0: none has."""
+        """The time of the last acknowledgement; 0: there was none."""
         return self._last_s.get(None, 0.0)
 
     def since_s(self, streamlets: int) -> float:
-        """From when on each of so many streamlets has had one; 0: one has had none."""
+        """Return the earliest of the last acknowledgement times of all `streamlets`; 0: one has had none."""
         return min(self._last_s.values()) if len(self._last_s) > streamlets else 0.0
 
     def begin_period(self) -> None:
-        """Forget which pauses there were; one that goes on counts from its beginning."""
+        """Forget earlier pauses; a pause that goes on counts from its beginning."""
         self._pauses.clear()
 
     def pause_s(self, streamlets: Collection[int] | None) -> float:
-        """The longest in this period of one of these, until now; None: of all together, in which nobody had one."""
+        """Return the longest pause of one of the streamlets in this period, until now.
+
+        With None, a pause is a time in which no streamlet had an acknowledgement.
+        """
         now_s = self._now_s()
         every: Collection[int | None] = [None] if streamlets is None else streamlets
         for of in every:
@@ -172,7 +176,7 @@ class Acknowledgements:
         return max((self._pauses[of][0] for of in every if of in self._pauses), default=0.0)
 
     def longest(self, until_s: float) -> tuple[float, float, int | None]:
-        """The longest of a streamlet in this period: its seconds, from when on, and which; none: 0, 0, None."""
+        """Return length, beginning and streamlet of the longest pause in this period; without any: 0, 0, None."""
         streamlets = [of for of in self._last_s if of is not None]
         for of in streamlets:
             self._look(of, until_s)
@@ -186,7 +190,7 @@ class Acknowledgements:
 
 
 class Sending:
-    """A producer: sends at its rate, each record to a streamlet that its seed decides."""
+    """A producer, which sends records at its rate; the seed chooses the streamlet of each."""
 
     def __init__(
         self, shared: Shared, ledger: Ledger, values: Values, acknowledgements: Acknowledgements, number: int
@@ -201,16 +205,16 @@ class Sending:
         self._share = int(shared.options.rate * shared.options.seconds / shared.options.producers)
         self._sent = 0
         self.open = 0
-        """Records that wait for an answer."""
+        """Number of records that wait for an answer."""
         self._settled = asyncio.Event()
 
     async def run(self) -> None:
-        """Until the load ends, and everything has an answer."""
+        """Send until the load ends, and everything has an answer."""
         shared = self._shared
         begun_s = asyncio.get_running_loop().time()
         async with shared.connected() as client:
             while not shared.stopping.is_set():
-                # Behind one that has failed comes another one: what of it is under way may yet be stored, at any place.
+                # Each attempt has a new producer number: records of a failed one may yet be stored, at any place.
                 producer_number = self._ledger.add_producer()
                 timeout_ms = max(1000, round(1000 * shared.options.within_s))
                 producer = client.producer(delivery_timeout_ms=timeout_ms)
@@ -275,7 +279,7 @@ class Sending:
 
 
 class Reading:
-    """A reader: everything from the beginning, as it comes, with one consumer after the other."""
+    """A reader, which reads everything from the beginning, with one consumer after the other."""
 
     def __init__(self, shared: Shared, ledger: Ledger, values: Values, looking: Looking, number: int) -> None:
         self._shared = shared
@@ -283,13 +287,13 @@ class Reading:
         self._values = values
         self._looking = looking
         self.pushes = bool(number % 2)
-        """Whether it reads in the broker's memory, where that is on this host; else it pulls."""
+        """Whether it reads in the memory of brokers on this host; otherwise it pulls."""
         self.pushed = False
-        """Whether it has."""
+        """Whether it has read any chunk in a broker's memory."""
         self.name = f"reader {number}"
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Read until it is cancelled, or there is nothing to check."""
         shared = self._shared
         positions: dict[int, list[Any]] | None = None
         async with shared.connected() as client:
@@ -307,7 +311,7 @@ class Reading:
                         if not self._take(chunk):
                             again = chunk
                             break
-                        del chunk  # not held while nothing comes
+                        del chunk  # so that its memory is not held while waiting for the next one
                         if asyncio.get_running_loop().time() > reopens_s:
                             break
                 except DataLost as error:
@@ -325,7 +329,7 @@ class Reading:
                     positions[again.entry.streamlet_id][again.entry.entry] = again.start
 
     def _take(self, chunk: ChunkBatch) -> bool:
-        """Note what a chunk holds; False: the broker has used its memory again meanwhile."""
+        """Give the records of a chunk to the ledger; False: the broker has reused its memory meanwhile."""
         column, entry = chunk.batch.column("value"), (chunk.entry.streamlet_id, chunk.entry.entry)
         values = self._shared.recognize(self._values, column)
         if not chunk.intact:
@@ -337,7 +341,7 @@ class Reading:
 
 
 class Member:
-    """One of the consumer group."""
+    """A member of the consumer group."""
 
     def __init__(self, shared: Shared, ledger: Ledger, values: Values, number: int) -> None:
         self._shared = shared
@@ -347,7 +351,7 @@ class Member:
         self._name = f"member {number}"
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Consume until it is cancelled, or there is nothing to check."""
         shared = self._shared
         async with shared.connected() as client:
             while shared.impossible is None:
@@ -365,7 +369,7 @@ class Member:
                         values = shared.recognize(self._values, chunk.batch.column("value"))
                         if chunk.intact:
                             self._ledger.process(values)
-                        else:  # others get it again, as it is not committed
+                        else:  # the chunk is not committed, so the group gets it again
                             break
                         del chunk
                 except KeraError as error:
@@ -375,7 +379,7 @@ class Member:
 
 
 class Looking:
-    """Looks at the durable ends, again and again, and whether it is the same stream still."""
+    """Looks at the durable ends repeatedly, and checks that the stream is still the same."""
 
     def __init__(self, shared: Shared, ledger: Ledger) -> None:
         self._shared = shared
@@ -384,7 +388,7 @@ class Looking:
         self.looked = 0
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Look until it is cancelled, or there is nothing to check."""
         looks_at_members_s = 0.0
         async with self._shared.connected() as client:
             while self._shared.impossible is None:
@@ -399,19 +403,19 @@ class Looking:
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def _look_at_members(self, client: Any) -> None:
-        """Somebody else in the consumer group is given records that its members miss."""
+        """Give up if a foreign member is in the consumer group: it gets records that this check's members then miss."""
         if not self._shared.options.members:
             return
         try:
             group = await client.admin.describe_consumer_group(self._shared.consumer_group)
         except InvalidArgument:
-            return  # there is none yet
+            return  # the group does not exist yet
         if any(member.member_id not in self._shared.member_ids for member in group.members):
             self._shared.give_up(f"others consume in its consumer group {group.consumer_group!r}")
 
     async def look(self, client: Any) -> dict[tuple[int, int], int]:
-        """By entry, which record comes next."""
-        async with self._turn:  # an answer that is older than another one must not be taken for a later one
+        """Look at the durable ends; return the next record of each entry."""
+        async with self._turn:  # one look at a time, so that an older answer is not taken for a later one
             return await self._look(client)
 
     async def _look(self, client: Any) -> dict[tuple[int, int], int]:
@@ -443,7 +447,7 @@ class Looking:
     async def behind(
         self, reader: str, error: DataLost, positions: dict[int, list[Any]], client: Any
     ) -> dict[int, list[Any]]:
-        """Where a reader goes on behind what is gone. That is wrong, unless the durable ends tell of a loss as well."""
+        """Return positions behind lost records. The loss is a finding, unless the durable ends report it as well."""
         lost = error.attributes
         entry = lost["streamlet_id"], lost.get("entry", 0)
         try:
@@ -452,7 +456,7 @@ class Looking:
             await self._shared.failed(reader, failure)
             return positions
         possible = self._shared.impossible is None
-        if possible and self._ledger.tell_lost(entry, error.message, reader):  # the durable ends do not tell
+        if possible and self._ledger.tell_lost(entry, error.message, reader):  # the durable ends report no loss
             self._ledger.note("gone", f"{reader} got: {error.message}")
         positions[entry[0]][entry[1]] = lost["available_from"]
         await self._shared.failed(reader, error)
@@ -460,12 +464,12 @@ class Looking:
 
 
 def level_of(stream: StreamDescription) -> str:
-    """The level of a stream's acknowledgements."""
+    """Describe the level of a stream's acknowledgements."""
     return f"durability {stream.config.durability}, {plural(stream.config.replication, 'backup')}"
 
 
 def pass_unreadable(ledger: Ledger, reader: str, chunk: ChunkBatch) -> bool:
-    """Whether a chunk is one of which nothing can be read; then that is noted."""
+    """Return whether a chunk is unreadable; tell the ledger if so."""
     header = chunk.header
     if chunk.batch.num_rows or not header.record_count:
         return False
@@ -475,7 +479,7 @@ def pass_unreadable(ledger: Ledger, reader: str, chunk: ChunkBatch) -> bool:
 
 
 def strange(column: Any, at: int) -> str:
-    """Somebody else's value, for people."""
+    """Describe a value of another program, for people."""
     value = column[at].as_py()
     if value is None:
         return "a record without a value"
