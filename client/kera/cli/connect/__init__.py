@@ -1,7 +1,7 @@
 """``kera connect``: copies between streams and files, Kafka, PostgreSQL; see docs/connect.md.
 
-What a copy does is in `kera.connect`. Here are the command line, the choice of source and target (`_copy`), and how one
-is told how it goes (`_telling`).
+`kera.connect` copies. This package has the command line, the choice of source and target (`_copy`), and the output of
+the progress (`_telling`).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def copy(
 async def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
     """List copies into streams of this cluster, and how far they are.
 
-    Copies out of streams are kept where they go to.
+    A copy out of a stream keeps its progress in its target.
     """
     async with connected(bootstrap) as client:
         rounds = await _rounds(client)
@@ -145,7 +145,7 @@ async def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTIO
 
 
 async def _rounds(client: Client) -> list[tuple[str, Round | None]]:
-    """The name of each copy, and its last round."""
+    """Return the name of each copy, and its last round."""
     from kera.connect.streams.journal import PREFIX, last_round
 
     names = [stream.name for stream in await client.admin.list_streams() if stream.name.startswith(PREFIX)]
@@ -180,5 +180,5 @@ async def forget(
 
 
 def _slots(last: Round) -> list[str]:
-    """Replication slots of a copy of changes."""
+    """Return the replication slots of a copy of changes."""
     return [place["slot"] for place in last.places.values() if isinstance(place, dict) and "slot" in place]

@@ -1,4 +1,4 @@
-"""Runs a copy as the command line says."""
+"""Runs a copy with the options of the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 async def run(options: CopyOptions) -> None:
-    """Copy, and tell how it goes. A copy that follows outlives restarts of its source and its target."""
+    """Copy, and print the progress. A copy that follows outlives restarts of its source and its target."""
     with command_line():
         source_end, target_end = ends(options)
         name = check_copy_name(options.name) if options.name is not None else copy_name(source_end, target_end)
@@ -50,30 +50,30 @@ async def run(options: CopyOptions) -> None:
             telling.ended(attempts.rates, "stopped")
             raise
         if attempts.rates is not None:
-            attempts.rates.expect(0)  # what was left was an estimate
+            attempts.rates.expect(0)  # the number of records left was an estimate
         telling.ended(attempts.rates, "done")
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Ignore an event of a copy that does not follow."""
 
 
 class _Attempts:
-    """One copy, with all its attempts; what each has connected to is gone when it ends."""
+    """One copy, with all its attempts; each attempt opens and closes its own connections."""
 
     def __init__(self, source: End, target: End, name: str, options: CopyOptions, telling: Teller) -> None:
         self.rates: Rates | None = None
-        """Rates over all attempts; None: nothing was written yet."""
+        """Rates over all attempts; None: no attempt has written anything yet."""
         self._source, self._target = source, target
         self._name = name
         self._options = options
         self._telling = telling
         self._begun = False
         self._told: set[str] = set()
-        """Notes that were shown."""
+        """Notes that were shown already."""
 
     async def copy(self, began: Callable[[], None], wrote: Callable[[], None]) -> None:
-        """One attempt; see `kera.connect.copying.outliving`."""
+        """Make one attempt; see `kera.connect.copying.outliving`."""
         options = self._options
         async with contextlib.AsyncExitStack() as stack:
             streams = {_cluster(end, options) for end in (self._source, self._target) if isinstance(end, StreamEnd)}
@@ -108,7 +108,7 @@ class _Attempts:
 
 
 def ends(options: CopyOptions) -> tuple[End, End]:
-    """Source and target. Raises `InvalidArgument`, `UsageError` for two that do not go together."""
+    """Return source and target. Raises `InvalidArgument`, and `UsageError` for two that do not go together."""
     file_of = [None if _has_scheme(text) else options.file_format for text in (options.source, options.target)]
     source, target = (
         parse_end(text, file_format=kind) for text, kind in zip((options.source, options.target), file_of, strict=True)
@@ -134,7 +134,7 @@ def _cluster(end: StreamEnd, options: CopyOptions) -> str:
 
 
 async def make_source(end: End, target: End, name: str, options: CopyOptions, clients: dict[str, Client]) -> Source:
-    """The source of a copy; nothing is connected yet, but for the cluster."""
+    """Make the source of a copy; only the cluster is connected yet."""
     source = await _plain_source(end, target, name, options, clients)
     if options.value is None or not isinstance(target, StreamEnd):
         return source
@@ -213,7 +213,7 @@ def _need_postgres() -> None:
 
 
 async def _columns(target: End, options: CopyOptions, clients: dict[str, Client]) -> pa.Schema | None:
-    """The columns of the stream that is copied into; None: it does not exist yet, or its values are made of rows."""
+    """Return the columns of the target stream; None: it does not exist yet, or its values are encoded rows."""
     from kera.core.errors import UnknownStream
 
     if not isinstance(target, StreamEnd) or options.value is not None:
@@ -221,11 +221,11 @@ async def _columns(target: End, options: CopyOptions, clients: dict[str, Client]
     try:
         return (await clients[_cluster(target, options)].describe(target.stream)).schema
     except UnknownStream:
-        return None  # the target has more to say about that
+        return None  # the target creates the stream, or reports that it is missing
 
 
 async def _has_records(target: End, options: CopyOptions, clients: dict[str, Client]) -> bool:
-    """Whether anything has been written to the stream that is copied into."""
+    """Return whether anything has ever been written to the target stream."""
     from kera.core.errors import UnknownStream
 
     if not isinstance(target, StreamEnd):
@@ -238,7 +238,7 @@ async def _has_records(target: End, options: CopyOptions, clients: dict[str, Cli
 
 
 def make_sink(end: End, name: str, options: CopyOptions, clients: dict[str, Client]) -> Sink:
-    """The target of a copy; nothing is connected yet, but for the cluster."""
+    """Make the target of a copy; only the cluster is connected yet."""
     match end:
         case StreamEnd():
             from kera.client import ProducerSettings

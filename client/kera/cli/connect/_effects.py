@@ -1,7 +1,7 @@
-"""Which options of ``kera connect copy`` have an effect on which copies: each has one, or is refused with the reason.
+"""Rules that refuse options of ``kera connect copy`` without an effect on the copy, with the reason.
 
-Nothing here connects to anything. What only source or target can know, such as that a stream is there already, they
-check themselves when they are opened.
+This module does not connect to anything. Source and target check further conditions when they are opened, such as
+whether a stream exists.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kera.connect.endpoints import End, FilesEnd, StreamEnd, TableEnd, TopicEnd
 Reason: TypeAlias = str | None
 """Why an option has no effect; None: it has one."""
 Rule: TypeAlias = Callable[[CopyOptions, End, End], Reason]
-"""Asked only when the option is given; arguments are all options, the source and the target."""
+"""Checks an option that is given; the arguments are all options, the source and the target."""
 
 UNGIVEN = CopyOptions("", "")
 
 
 def refusal(options: CopyOptions, source: End, target: End) -> Reason:
-    """One line about the first option that has no effect on this copy; None: all of them have one."""
+    """Return one line about the first option that has no effect on this copy; None: all options have one."""
     for field, (option, rule) in RULES.items():
         if getattr(options, field) != getattr(UNGIVEN, field):
             reason = rule(options, source, target)
@@ -31,7 +31,7 @@ def refusal(options: CopyOptions, source: End, target: End) -> Reason:
 
 
 def is_directory(end: End) -> bool:
-    """Whether a target is a directory of files."""
+    """Return whether a target is a directory of files."""
     return isinstance(end, FilesEnd) and end.path.endswith("/")
 
 
@@ -125,4 +125,4 @@ RULES: dict[str, tuple[str, Rule]] = {
     "skip_lost": ("--skip-lost", _skip_lost),
     "bootstrap_given": ("--bootstrap", _bootstrap),
 }
-"""By field of `CopyOptions`. Only ``--json`` is not here: it has an effect on every copy."""
+"""Option and rule by field of `CopyOptions`. ``--json`` needs no rule: it has an effect on every copy."""

@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 class Begin(enum.StrEnum):
-    """Where a new copy begins."""
+    """The values of ``--from``: the start of a new copy."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
 class ValueFormat(enum.StrEnum):
-    """How values are encoded, each behind the id of its schema."""
+    """The encodings of values; each value follows the id of its schema."""
 
     AVRO = "avro"
     JSON = "json"
@@ -45,4 +45,4 @@ class CopyOptions:
     as_json: bool = False
     bootstrap: str = ""
     bootstrap_given: bool = False
-    """On the command line, not in a variable or a context."""
+    """Whether ``--bootstrap`` is on the command line, rather than in a variable or a context."""

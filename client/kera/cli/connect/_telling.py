@@ -1,4 +1,4 @@
-"""Tells how a copy goes: a bar at a terminal, JSON lines for programs, and a line now and then for logs."""
+"""Shows the progress of a copy: a bar at a terminal, JSON lines for programs, or a line now and then for logs."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ class Teller(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def began(self, name: str, progress: Progress, notes: list[str]) -> None:
-        """A copy begins, or goes on."""
+        """Show that the copy begins, or continues from earlier progress."""
         ...
 
     def going(self, rates: Rates) -> None:
-        """It has written something."""
+        """Show the rates after the copy has written records."""
         ...
 
     def noted(self, note: str) -> None:
-        """There is something that whoever copies should know."""
+        """Show a note for the user."""
         ...
 
     def failing(self, error: Exception) -> None:
-        """It waits until what has failed works again."""
+        """Show that the copy has failed, and tries again."""
         ...
 
     def resumed(self, outage: Resumed) -> None:
-        """It goes on after that."""
+        """Show that the copy goes on after failures."""
         ...
 
     def ended(self, rates: Rates | None, how: str) -> None:
-        """It is ``done``, or was ``stopped``."""
+        """Show that the copy is ``done``, or was ``stopped``."""
         ...
 
 
 def teller(*, as_json: bool) -> Teller:
-    """The receiver for a command: JSON lines if they are wanted, else a bar if standard error is a terminal."""
+    """Return JSON lines if they are wanted, else a bar if standard error is a terminal, else lines of text."""
     if as_json:
         return JsonLines()
     return Bar() if sys.stderr.isatty() else Lines()
 
 
 class _Quiet:
-    """The pacing that receivers share: they are notified more often than they print."""
+    """The pacing that all receivers share, as they are notified more often than they print."""
 
     every_s = LINES_S
 
@@ -77,7 +77,7 @@ class _Quiet:
 
 
 class JsonLines(_Quiet):
-    """An object for each event, on standard output."""
+    """Prints a JSON object for each event on standard output."""
 
     every_s = JSON_S
 
@@ -116,7 +116,7 @@ def _fields(standing: Standing) -> dict[str, Any]:
 
 
 class Lines(_Quiet):
-    """A line of text now and then, on standard error."""
+    """Prints a line of text now and then on standard error."""
 
     def began(self, name: str, progress: Progress, notes: list[str]) -> None:
         """See `Teller`."""
@@ -152,7 +152,7 @@ class Lines(_Quiet):
 
 
 class Bar(Lines):
-    """A bar, on standard error."""
+    """Shows a bar on standard error."""
 
     every_s = BAR_S
 

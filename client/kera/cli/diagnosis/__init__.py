@@ -1,7 +1,7 @@
-"""The findings of ``kera doctor`` about this machine; those about a cluster are in `kera.client.diagnosis`.
+"""The findings of ``kera doctor`` about this machine; `kera.client.diagnosis` has the findings about a cluster.
 
-asking        asks the cluster that a command is about
-host          looks at this machine, and judges it
-certificates  looks at the certificates of a daemon
-security      looks at the secret of the cluster, and at settings of security
+asking        gets the state of a cluster, for commands
+host          checks this machine
+certificates  checks the certificates of daemons
+security      checks the secret of the cluster, and settings of security
 """

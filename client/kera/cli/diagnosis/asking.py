@@ -1,4 +1,4 @@
-"""Asks a cluster how it is, for commands."""
+"""Gets the state of a cluster, for commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 async def look(bootstrap: str) -> Picture:
-    """Ask the coordinators at `bootstrap`. Raises `KeraError` when none that leads can be reached."""
+    """Ask the coordinators at `bootstrap`. Raises `KeraError` when the leading one cannot be reached."""
     from kera.client.diagnosis.asking import look_with
 
     async with connected(bootstrap, patient=False) as client:

@@ -1,4 +1,4 @@
-"""Looks at the certificates that daemons are to have on this machine."""
+"""Checks the certificates of daemons on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUBJECT = "certificate"
 
 
 def certificates(cert: Path, key: Path | None, ca: Path | None, names: list[str], now_s: float) -> list[Finding]:
-    """Whether they belong together, are good for longer, and are for all of `names`."""
+    """Check that the files belong together, that the certificate expires late enough, and that it has all `names`."""
     if key is None or ca is None:
         return [problem(SUBJECT, "--tls-cert, --tls-key and --tls-ca belong together", "give all of them")]
     try:

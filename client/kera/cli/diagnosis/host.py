@@ -1,4 +1,4 @@
-"""Looks at this machine: whether daemons of KerA would run well here. Nothing is changed, nothing stays behind."""
+"""Checks whether daemons of KerA would run well on this machine. Changes nothing, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ GOOD_FILE_SYSTEMS = {"ext4", "xfs"}
 LASTING_ELSEWHERE = {"nfs", "nfs4", "cifs", "smb3", "fuse", "9p", "ceph"}
 VOLATILE = {"tmpfs", "ramfs"}
 _CLOCK_UNSYNCHRONIZED = 5
-"""The answer of adjtimex() then (TIME_ERROR)."""
+"""The result of adjtimex() for a clock that is not synchronized (TIME_ERROR)."""
 _TIMEX_BYTES = 256
-"""More than ``struct timex`` has."""
+"""More than the size of ``struct timex``."""
 
 
 def checkup(data_dirs: Sequence[Path], arena_bytes: int, ports: Sequence[int]) -> list[Finding]:
-    """All of it."""
+    """Return all findings about this machine."""
     return [
         python_version(sys.version_info[:2]),
         native_core(),
@@ -55,7 +55,7 @@ def checkup(data_dirs: Sequence[Path], arena_bytes: int, ports: Sequence[int]) -
 
 
 def python_version(version: tuple[int, ...]) -> Finding:
-    """The finding about the Python version."""
+    """Check the Python version."""
     text = ".".join(map(str, version))
     if version < (3, 11):
         return problem("python", text, "install Python 3.11 or newer")
@@ -63,7 +63,7 @@ def python_version(version: tuple[int, ...]) -> Finding:
 
 
 def native_core() -> Finding:
-    """Whether the extension is there."""
+    """Check whether the native extension is installed."""
     from kera.core import native
 
     if native.native is not None:
@@ -76,7 +76,7 @@ def native_core() -> Finding:
 
 
 def descriptors(limit: int) -> Finding:
-    """File descriptors, of which a daemon takes as many as it may."""
+    """Check the hard limit of file descriptors, which a daemon raises its soft limit to."""
     if limit == resource.RLIM_INFINITY:
         return ok("file descriptors", "without limit")
     advice = "raise the hard limit: LimitNOFILE=65536 in a unit of systemd, nofile in /etc/security/limits.conf"
@@ -88,7 +88,7 @@ def descriptors(limit: int) -> Finding:
 
 
 def shared_memory(path: Path, arena_bytes: int) -> list[Finding]:
-    """Room for a broker's arena."""
+    """Check whether shared memory has room for a broker's arena."""
     try:
         found = os.statvfs(path)
     except OSError as error:
@@ -111,7 +111,7 @@ def shared_memory(path: Path, arena_bytes: int) -> list[Finding]:
 
 
 def memory(meminfo: Path, arena_bytes: int) -> Finding:
-    """The machine's memory."""
+    """Check whether the machine's memory is enough for the arena."""
     try:
         text = meminfo.read_text(encoding="ascii")
     except OSError:
@@ -130,7 +130,7 @@ def memory(meminfo: Path, arena_bytes: int) -> Finding:
 
 
 def data_directory(path: Path) -> list[Finding]:
-    """A data directory that is there, or would be made."""
+    """Check a data directory, which need not exist yet."""
     subject = f"data directory {path}"
     try:
         path = expanded(path).absolute()
@@ -166,7 +166,7 @@ def _directory_findings(subject: str, path: Path) -> list[Finding]:
 
 
 def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Its type; empty: it cannot be seen."""
+    """Return the type of the file system of a path; empty: unknown."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -184,7 +184,7 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> s
 
 
 def file_system(subject: str, kind: str) -> Finding:
-    """The finding about a file system for a log."""
+    """Check the type of a file system for a log."""
     if kind in GOOD_FILE_SYSTEMS:
         return ok(subject, f"on {kind}")
     if kind in VOLATILE:
@@ -198,7 +198,7 @@ def file_system(subject: str, kind: str) -> Finding:
 
 
 def direct_io(subject: str, directory: Path) -> Finding:
-    """Whether files can be written around the page cache. Raises ``OSError`` when none can be made."""
+    """Check whether files can be written around the page cache. Raises ``OSError`` when no file can be made."""
     if not hasattr(os, "O_DIRECT"):
         return warning(subject, "this system has no O_DIRECT", "it works through the page cache, which takes memory")
     handle, name = tempfile.mkstemp(prefix=".kera-doctor-", dir=directory)
@@ -215,7 +215,7 @@ def direct_io(subject: str, directory: Path) -> Finding:
 
 
 def clock() -> Finding:
-    """Whether the kernel says that its clock is synchronized."""
+    """Check whether the kernel reports its clock as synchronized."""
     state = -1
     with contextlib.suppress(OSError, AttributeError):
         state = ctypes.CDLL(ctypes.util.find_library("c")).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
@@ -223,7 +223,7 @@ def clock() -> Finding:
 
 
 def clock_in(state: int) -> Finding:
-    """The finding about the clock from the answer of adjtimex(); below 0: none."""
+    """Return the finding about the clock from the result of adjtimex(); below 0: no result."""
     advice = "run chrony or systemd-timesyncd: retention by age and reading by time go by the clock"
     if state == _CLOCK_UNSYNCHRONIZED:
         return warning("clock", "is not synchronized, as far as the kernel knows", advice)
@@ -233,7 +233,7 @@ def clock_in(state: int) -> Finding:
 
 
 def port_free(port: int, host: str = "127.0.0.1") -> Finding:
-    """Whether a daemon could listen there."""
+    """Check whether a daemon could listen on a port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -245,7 +245,7 @@ def port_free(port: int, host: str = "127.0.0.1") -> Finding:
 
 
 def java(home: str | None = None) -> Finding:
-    """For Spark, which nothing else needs."""
+    """Check Java, which only Spark needs."""
     home = os.environ.get("JAVA_HOME") if home is None else home
     program = str(Path(home, "bin", "java")) if home else shutil.which("java")
     wanted = find_spec("pyspark") is not None
@@ -253,7 +253,7 @@ def java(home: str | None = None) -> Finding:
     if program is None:
         return warning("java", absent, f"install a JDK {JAVA_MIN}") if wanted else ok("java", absent)
     try:
-        done = subprocess.run(  # noqa: S603 - Java, as it is named
+        done = subprocess.run(  # noqa: S603 - Java, from JAVA_HOME or the path
             [program, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -262,7 +262,7 @@ def java(home: str | None = None) -> Finding:
 
 
 def java_version(said: str) -> Finding:
-    """The finding about Java from the output of ``java -version``."""
+    """Return the finding about Java from the output of ``java -version``."""
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found is None:
         return warning("java", "its version cannot be read", "set JAVA_HOME, if Spark is to run here")

@@ -1,4 +1,4 @@
-"""Looks at what daemons here know each other by, and whether what their settings say of security fits together."""
+"""Checks the cluster secret of daemons on this machine, and whether their security settings fit together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IDLE = ("cluster_secret_file", "super_users", "jwt_keys")
 
 
 def secret(path: Path) -> list[Finding]:
-    """Whether a file has a secret that daemons take, and keeps it."""
+    """Check whether a file has a secret that daemons accept, and protects it from other users."""
     try:
         found = ClusterSecret(path)
     except KeraError as error:
@@ -55,7 +55,7 @@ def _mode(path: Path) -> Iterator[Finding]:
 
 
 def settings(path: Path) -> list[Finding]:
-    """Whether what a file of settings says of security fits together, for the daemons that it has tables for."""
+    """Check whether the security settings in a file fit together, for the daemons that it has tables for."""
     from kera.client.settings import ClientSettings
 
     try:
@@ -94,7 +94,7 @@ def _secrets(found: Mapping[str, DaemonAccessSettings]) -> list[Path]:
 
 
 def _of_all(found: Mapping[str, DaemonAccessSettings]) -> Iterator[Finding]:
-    """The findings about settings that differ and should not."""
+    """Yield findings about settings that differ between daemons and should not."""
     for setting in SAME:
         values = {name: getattr(each, setting) for name, each in found.items()}
         if len({repr(value) for value in values.values()}) > 1:
@@ -106,14 +106,14 @@ def _of_all(found: Mapping[str, DaemonAccessSettings]) -> Iterator[Finding]:
         try:
             secrets.add(tuple(ClusterSecret(path).shown()))
         except KeraError:
-            continue  # which is told of the file itself
+            continue  # the check of the file itself reports this
     if len(secrets) > 1:
         paths = ", ".join(map(str, _secrets(found)))
         yield problem(SETTINGS, f"{paths} have different secrets", "have the same for all daemons, on all hosts")
 
 
 def _of_each(found: Mapping[str, DaemonAccessSettings]) -> Iterator[Finding]:
-    """The findings about each daemon's own settings; the same finding of several is reported once."""
+    """Yield findings about each daemon's own settings; a finding about several daemons is reported once."""
     names: dict[Finding, list[str]] = {}
     for name, daemon in found.items():
         for each in _of_one(daemon):
@@ -143,7 +143,7 @@ def _of_one(daemon: DaemonAccessSettings) -> Iterator[Finding]:
 
 
 def _is_of_secret(error: KeraError, daemon: DaemonAccessSettings) -> bool:
-    """Whether it is told of the file itself."""
+    """Return whether the check of the secret file itself reports the error."""
     return daemon.cluster_secret_file is not None and error.attributes.get("path") == str(daemon.cluster_secret_file)
 
 

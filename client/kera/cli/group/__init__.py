@@ -1,4 +1,4 @@
-"""``kera group``: consumer groups: their members, cursors and lag; resets, and offsets from Kafka."""
+"""``kera group``: shows members, cursors and lag of consumer groups, resets them, and imports offsets from Kafka."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ LAG_HEADING = ("LAG RECORDS", "LAG BYTES", "LAG TIME")
 
 
 class _Offsets(NamedTuple):
-    """The offsets of an entry; None: unknown."""
+    """The offsets of an entry."""
 
     next: int | None
-    """Offset of the first record that was not read."""
+    """Offset of the first record that was not read; None: unknown."""
     end: int
 
 
@@ -94,7 +94,7 @@ _Place = tuple[str, int, int]
 
 
 async def _offsets(client: Client, found: ConsumerGroupDescription) -> dict[_Place, _Offsets]:
-    """Where the group is, by entry; streams whose brokers do not answer are left out."""
+    """Return the group's offsets by entry; streams whose brokers do not answer are left out."""
     offsets: dict[_Place, _Offsets] = {}
     for stream in sorted({entry.stream for entry in found.entries}):
         try:
@@ -202,6 +202,6 @@ async def _delete_idle(bootstrap: str, idle_ms: int, *, dry_run: bool, yes: bool
             try:
                 await client.admin.delete_consumer_group(each.consumer_group, idle_ms=idle_ms)
                 deleted += 1
-            except InvalidArgument as error:  # used meanwhile, or retention waits for it
+            except InvalidArgument as error:  # the group was used meanwhile, or retention waits for it
                 print(f"kept {each.consumer_group}: {error.message}", file=sys.stderr)
     print(f"deleted {plural(deleted, 'group')}")

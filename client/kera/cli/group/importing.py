@@ -1,4 +1,4 @@
-"""``kera group import``: the committed offsets of a consumer group of Kafka become cursors of one of KerA."""
+"""``kera group import``: sets the cursors of a consumer group to the committed offsets of a group of Kafka."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ HEADING = (
     "READ AGAIN (AT MOST)",
 )
 RETRY_S = 0.5
-"""Between looks at how far the copy is."""
+"""Time between two looks at the progress of the copy."""
 LISTED_MAX = 5
-"""Streamlets that an error names."""
+"""Maximum of streamlets that an error names."""
 
 
 async def import_(
@@ -119,7 +119,7 @@ async def _translated(
     copy: str | None,
     wait_ms: int,
 ) -> tuple[list[ImportedCursor], int]:
-    """The cursors, and how many consumers the group has in Kafka."""
+    """Return the cursors, and the number of active consumers that the group has in Kafka."""
     import asyncio
 
     from kera.connect.importing import find_copy
@@ -170,14 +170,14 @@ async def _plan(client: Client, stream: StreamDescription, group: str, cursors: 
 
 
 def _goes_back(change: CursorChange) -> bool:
-    """Whether KerA's group reads again what it has read already."""
-    if change.records_again is None:  # the old place is lost, so only positions are known
+    """Return whether the change makes KerA's group read records again."""
+    if change.records_again is None:  # the records at the old cursor are lost, so only positions are known
         return change.old is not None and change.new < change.old
     return change.records_again > 0
 
 
 def _listed(changes: Sequence[CursorChange]) -> str:
-    """The first streamlets of `changes`, and how many there are besides."""
+    """Name the first streamlets of `changes`, and the number of the others."""
     streamlets = sorted({change.streamlet for change in changes})
     shown, more = streamlets[:LISTED_MAX], len(streamlets) - LISTED_MAX
     text = f"streamlet{'s' if len(streamlets) > 1 else ''} {', '.join(map(str, shown))}"
@@ -185,7 +185,7 @@ def _listed(changes: Sequence[CursorChange]) -> str:
 
 
 def _again_max(cursor: ImportedCursor, change: CursorChange) -> int:
-    """At most so many records are read again, of those that the group has read in Kafka or in KerA."""
+    """Return the maximum of records that are read again after the group has read them in Kafka or in KerA."""
     return max(cursor.records_again_max, change.records_again or 0)
 
 

@@ -1,4 +1,4 @@
-"""``kera group reset``: what a reset changes, shown before it is done."""
+"""``kera group reset``: shows what a reset would change, and resets a consumer group."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def reset(
 
 
 def _place(to: str | None, to_offset: int | None, shift_by: int | None) -> tuple[ResetTo, str]:
-    """Where to, and that in words."""
+    """Return the target of the reset, and the target in words. Raises `UsageError`."""
     from kera.client import ShiftBy, ToOffset
 
     given = [each for each in (to, to_offset, shift_by) if each is not None]
@@ -113,21 +113,21 @@ def _time(text: str) -> datetime.datetime:
 
 
 async def _check_exists(client: Client, group: str) -> None:
-    """Raises `InvalidArgument` for a group that does not exist, with the one that was most likely meant."""
+    """Raise `InvalidArgument` for a group that does not exist, with the most similar name of a group."""
     try:
         await client.admin.describe_consumer_group(group)
     except InvalidArgument as error:
         if not error.message.startswith("there is no consumer group"):
             raise
         meant = None
-        with contextlib.suppress(KeraError):  # users who may not list groups get no suggestion
+        with contextlib.suppress(KeraError):  # a user without the right to list groups gets no suggestion
             meant = closest(group, [each.consumer_group for each in await client.admin.consumer_groups()])
         suggestion = "" if meant is None else f"; did you mean {meant!r}?"
         raise InvalidArgument(f"{error.message} (--create creates one){suggestion}", consumer_group=group) from error
 
 
 async def _streams(client: Client, group: str) -> list[str]:
-    """The streams that the group has begun to read."""
+    """Return the streams that the group has begun to read. Raises `UsageError` if there are none."""
     described = await client.admin.describe_consumer_group(group)
     streams = sorted({entry.stream for entry in described.entries})
     if not streams:
@@ -136,7 +136,7 @@ async def _streams(client: Client, group: str) -> list[str]:
 
 
 def show_plans(plans: Sequence[ResetPlan], output: Output) -> None:
-    """Print what changes, entry by entry; notes and the sum below."""
+    """Print the changes entry by entry, then notes and the sums."""
     if output.is_document:
         show_document([document for plan in plans for document in _documents(plan)], output)
         return
