@@ -1,18 +1,18 @@
 """``kera top``: a live view of a cluster in the terminal, and the same figures as a document.
 
-    _sample     what was seen at one moment
-    _rates      rates of what is counted, of two answers
-    _rows       what is shown; made by _members, _groups, _constraints and _snapshot
-    _text       numbers as they stand there
+    _sample     raw figures of one moment
+    _rates      rates of counters, from two answers
+    _rows       the rows to show; made by _members, _groups, _constraints and _snapshot
+    _text       numbers as text
     _views      columns, order, filter: which rows are on the screen
     _details    one row in full
-    _document   as JSON or YAML, and as tables
-    _polling    asks again and again, and never waits for who is slow
+    _document   a snapshot as JSON or YAML, and as tables
+    _polling    repeats questions, and never waits for slow daemons
     _collector  gathers samples
-    _input      what is typed, as Textual reads it
+    _input      the terminal for Textual
     _app        the screen, with Textual
 
-Everything but the last four is pure. Only the last two know of Textual, and whoever prints a document needs none.
+Everything but the last four is pure. Only the last two import Textual, so printing a document does not need it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ INTERVAL_S_MIN = 0.2
 INTERVAL_S_MAX = 3600.0
 RETRY_MS = 1000
 REQUEST_MS = 3000
-"""A view shows what does not answer, and asks again: it does not wait as long as a program that has work to do."""
+"""A view shows that a daemon does not answer, and asks again: so it waits for less time than other programs."""
 PATIENCE_S = 4.0
-"""Patience of single output, and of the first look: time for slow daemons."""
+"""How long a single output, and the first look of a view, wait for slow daemons."""
 ROWS = 20
 """Maximum of each table that is printed."""
 VIEW_NAMES = ("brokers", "backups", "streams", "groups", "findings", "latency")
@@ -95,12 +95,12 @@ def top(
         run_async(_live(bootstrap, options, internal=internal), logged_from=logging.CRITICAL)
     except typer.Exit as ended:
         if ended.exit_code == 128 + signal.SIGHUP:
-            silence_stdout()  # there is no terminal any more
+            silence_stdout()  # the terminal is gone
         raise
 
 
 def _check_together(view: str | None, wanted: str, rows: int | None, *, once: bool, document: bool) -> None:
-    """Raises `UsageError` for an option that would have no effect."""
+    """Raise `UsageError` for an option that would have no effect."""
     if document and (wanted or rows is not None):
         raise UsageError(f"{'--filter' if wanted else '--rows'} has no effect on JSON and YAML, which have all rows")
     if view is not None and (once or document):
@@ -120,7 +120,10 @@ def _print(found: Snapshot, output: Output, wanted: str, rows: int) -> None:
 
 @contextlib.asynccontextmanager
 async def _collecting(bootstrap: str, *, internal: bool, in_full: bool = False) -> AsyncIterator[Collector]:
-    """`internal`, `in_full`: with internal streams and groups, and with the hops of constraints; see `Collector`."""
+    """Context manager that yields a collector for the cluster; see `Collector`.
+
+    `internal`: include internal streams and groups. `in_full`: include the hops of latency constraints.
+    """
     from kera.cli.top._collector import HOPS_OF_MAX, Collector
     from kera.client.admin.watching import Watch
 
@@ -133,7 +136,7 @@ async def _collecting(bootstrap: str, *, internal: bool, in_full: bool = False) 
 
 
 async def _first(collector: Collector, bootstrap: str) -> Sample:
-    """Raises `Unavailable` when there is nothing to see."""
+    """Return the first sample. Raises `Unavailable` when no coordinator that leads answers."""
     sample = await collector.sample(patience_s=PATIENCE_S)
     trouble = sample.cluster_trouble
     if sample.cluster is None and trouble is not None and not trouble.refused:
@@ -142,7 +145,7 @@ async def _first(collector: Collector, bootstrap: str) -> Sample:
 
 
 async def _once(bootstrap: str, interval_s: float, *, internal: bool) -> Snapshot:
-    """The snapshot of two samples, an interval apart."""
+    """Return a snapshot after an interval, with rates over the interval."""
     import asyncio
 
     from kera.cli.top._snapshot import snapshot
@@ -162,5 +165,5 @@ async def _live(bootstrap: str, options: Options, *, internal: bool) -> None:
         first = await _first(collector, bootstrap)
         await Top(collector, options, first).run_async()
     task = asyncio.current_task()
-    if task is not None and task.cancelling():  # by a signal: Textual ends for that as for a key
+    if task is not None and task.cancelling():  # by a signal, at which Textual returns as if a key had ended it
         raise asyncio.CancelledError

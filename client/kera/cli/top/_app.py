@@ -1,6 +1,6 @@
-"""The screen of ``kera top``: keys, tables, and how often it asks. What it shows is decided elsewhere.
+"""The screen of ``kera top``: keys, tables, and the time between refreshes. Other modules decide what it shows.
 
-One task asks and shows, so that a slow answer delays the next look and nothing else: keys work all the time.
+One task asks and shows, so that a slow answer only delays the next refresh: keys work all the time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kera.cli.top._text import time_of_day
 from kera.cli.top._views import BY_NAME, FILTERED, VIEWS, Column, Order, View, shown
 
 PROSE = {"WHY", "WORST HOP"}
-"""Columns of words, though what is most in them comes first."""
+"""Columns of words, aligned to the left, although their largest values come first."""
 INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Between which + and - choose."""
+"""The intervals that + and - choose from."""
 KEYS = "1-6 view  Enter open  / filter  < > sort  r reverse  p pause  ? help  q quit"
 HELP = """\
  1 to 6, Tab    brokers, backups, streams, groups, findings, latency
@@ -69,11 +69,11 @@ class Options(NamedTuple):
     interval_s: float
     view: str
     wanted: str
-    """A filter of those views that have one."""
+    """The filter of the views that have one."""
 
 
 class Help(ModalScreen[None]):
-    """Its keys, and what the columns mean."""
+    """The help: keys, and the meaning of columns."""
 
     def compose(self) -> ComposeResult:
         """See `Screen`."""
@@ -81,12 +81,12 @@ class Help(ModalScreen[None]):
             yield Static(HELP, id="help", markup=False)
 
     def on_key(self) -> None:
-        """Any key goes back."""
+        """Go back, at any key."""
         self.dismiss()
 
 
 class Details(Screen[None]):
-    """One row in full."""
+    """The screen with one row in full."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,left,backspace", "app.pop_screen", "back"),
@@ -98,7 +98,7 @@ class Details(Screen[None]):
         self.view = view
         self.key = key
         self._is_there = False
-        """The widgets on the screen can be changed."""
+        """Whether the widgets on the screen exist, and can be changed."""
 
     def compose(self) -> ComposeResult:
         """See `Screen`."""
@@ -108,13 +108,13 @@ class Details(Screen[None]):
         yield Static("Esc back  up, down scroll  p pause  ? help  q quit", id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Show what is known."""
+        """Show the latest snapshot."""
         self._is_there = True
         if isinstance(self.app, Top):
             self.app.show()
 
     def show(self, found: Snapshot, status: str) -> None:
-        """Show what it is now."""
+        """Show the row as it is in a new snapshot."""
         if self._is_there:
             self.query_one("#heading", Static).update("\n".join(_lines(found, status)))
             self.query_one("#details", Static).update(details(self.view, self.key, found))
@@ -126,7 +126,7 @@ def _lines(found: Snapshot, status: str) -> tuple[str, ...]:
 
 
 class Top(App[None]):
-    """The screen of `kera top`. Its keys work while a slow answer delays the next look."""
+    """The application `kera top`. Its keys work while a slow answer delays the next refresh."""
 
     CSS = """
     Screen { background: $background; }
@@ -171,7 +171,7 @@ class Top(App[None]):
         self._found = snapshot(first)
         self._paused = False
         self._soon = asyncio.Event()
-        """The next look is not to wait for its time."""
+        """Set when the next refresh must not wait for its time."""
         self._at = ""
         """The key of the row that the cursor is on."""
         self._keys: list[str] = []
@@ -180,7 +180,7 @@ class Top(App[None]):
         self._columns: tuple[str, ...] = ()
         """Titles of the table's columns."""
         self.refresh_s = 0.0
-        """How long the last look took to be shown, without asking."""
+        """How long it took to show the last sample, without the time for asking."""
 
     def compose(self) -> ComposeResult:
         """See `App`."""
@@ -193,7 +193,7 @@ class Top(App[None]):
         yield Static(KEYS, id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Begin to ask."""
+        """Show the first sample, and start the task that asks."""
         self.title = "kera top"
         self.query_one(DataTable).focus()
         self.show()
@@ -211,13 +211,13 @@ class Top(App[None]):
                     await self._soon.wait()
 
     async def look(self) -> None:
-        """Ask once, and show what came of it."""
+        """Ask once, and show the answers."""
         screen = self.screen
         view, key = (screen.view.name, screen.key) if isinstance(screen, Details) else ("", "")
         self._collector.wanted_group = key if view == "groups" else ""
         self._collector.wanted_constraint = key if view == "latency" else ""
         sample = await self._collector.sample()
-        found = await asyncio.to_thread(snapshot, sample)  # of ten thousand streams it takes a while: keys go on
+        found = await asyncio.to_thread(snapshot, sample)  # with ten thousand streams it is slow, and keys must work
         if not self._paused:
             self._found = found
             self.show()
@@ -230,7 +230,7 @@ class Top(App[None]):
         return f"{time_of_day(self._found.at_us)}, {state}"
 
     def show(self) -> None:
-        """Show what was found last."""
+        """Show the latest snapshot on all screens."""
         begun_s = time.perf_counter()
         for screen in self.screen_stack:
             if isinstance(screen, Details):
@@ -279,7 +279,7 @@ class Top(App[None]):
         self.screen_stack[0].query_one("#why", Static).update(f"! {why}" if why else "")
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """The cursor has moved."""
+        """Remember the row when the cursor has moved, and show its problems."""
         if 0 <= event.cursor_row < len(self._keys):
             self._at = self._keys[event.cursor_row]
             self._show_why()
@@ -295,42 +295,42 @@ class Top(App[None]):
         return True
 
     def action_view(self, name: str) -> None:
-        """Another view."""
+        """Show another view."""
         self._view, self._at = BY_NAME[name], ""
         self.show()
 
     def action_next_view(self, by: int) -> None:
-        """The view beside this one."""
+        """Show the view beside this one."""
         names = [view.name for view in VIEWS]
         self.action_view(names[(names.index(self._view.name) + by) % len(names)])
 
     def action_sort(self, by: int) -> None:
-        """By the column beside the one by which rows are sorted."""
+        """Sort by the column beside the present one."""
         order = self._orders[self._view.name]
         column = (order.column + by) % len(self._view.columns)
         self._orders[self._view.name] = order._replace(column=column, reverse=False)
         self.show()
 
     def action_reverse(self) -> None:
-        """The other way round."""
+        """Reverse the order of rows."""
         order = self._orders[self._view.name]
         self._orders[self._view.name] = order._replace(reverse=not order.reverse)
         self.show()
 
     def action_filter(self) -> None:
-        """Type one."""
+        """Open the field to type a filter."""
         field = self.query_one("#filter", Input)
         field.value = self._orders[self._view.name].filter
         field.display = True
-        self.screen.set_focus(field)  # at once: what is typed next is for it
+        self.screen.set_focus(field)  # at once, so that the next key goes to the field
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Rows follow what is typed."""
+        """Apply the filter as it is typed."""
         if event.input.display:
             self._filter(event.value)
 
     def on_input_submitted(self) -> None:
-        """It stays; keys are for the table again."""
+        """Keep the filter, and give the focus back to the table."""
         self._end_filter()
 
     def _filter(self, text: str) -> None:
@@ -342,12 +342,12 @@ class Top(App[None]):
         self.screen.set_focus(self.query_one(DataTable))
 
     def action_no_filter(self) -> None:
-        """All rows again."""
+        """Remove the filter."""
         self._filter("")
         self._end_filter()
 
     def action_interval(self, by: int) -> None:
-        """The next longer or shorter one."""
+        """Choose the next longer or shorter interval."""
         longer = [each for each in INTERVALS_S if each > self._interval_s]
         shorter = [each for each in INTERVALS_S if each < self._interval_s]
         if by > 0 and longer:
@@ -357,21 +357,21 @@ class Top(App[None]):
         self.show()
 
     def action_pause(self) -> None:
-        """Ask and show nothing new; or go on."""
+        """Pause, or go on."""
         self._paused = not self._paused
         self.show()
 
     def action_help(self) -> None:
-        """Its keys."""
+        """Show the help."""
         if not isinstance(self.screen, Help):
             self.push_screen(Help())
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Look at a row in full."""
+        """Show the details of the selected row."""
         if 0 <= event.cursor_row < len(self._keys):
             self.push_screen(Details(self._view, self._keys[event.cursor_row]))
             if self._view.name == "latency":
-                self._soon.set()  # only of the one that is open the hops are asked for
+                self._soon.set()  # a refresh, as hops are only asked for the constraint that is open
 
 
 def _arrow(falling: bool) -> str:
@@ -379,7 +379,7 @@ def _arrow(falling: bool) -> str:
 
 
 def _cell(column: Column, row: Any) -> Text:
-    """Never taken for markup: names are others'. What is a number is at the right, what is wrong stands out."""
+    """Return the text of a cell, without markup, as users choose names. Numbers go to the right, bad states are red."""
     text = column.text(row)
     if column.well:
         return Text(text, style="" if text in column.well else "bold red")

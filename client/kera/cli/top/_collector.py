@@ -1,7 +1,7 @@
-"""Gathers a `Sample` of a cluster, as often as it is asked to: who does not answer holds nobody up.
+"""Gathers a `Sample` of a cluster on request; a daemon that does not answer does not delay the others.
 
-There is one collector behind a view. At most `DAEMONS_AT_ONCE` daemons and `GROUPS_AT_ONCE` consumer groups are asked
-at a time. What many streams make expensive is asked less often: their list, and the findings of the diagnosis.
+A view has one collector. It asks at most `DAEMONS_AT_ONCE` daemons and `GROUPS_AT_ONCE` consumer groups at a time. With
+many streams, it asks less often for their list and for the findings of the diagnosis, which are then expensive.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kera.core.rpc import Channel
 DAEMONS_AT_ONCE = 16
 GROUPS_AT_ONCE = 4
 GROUPS_LOOKED_AT = 32
-"""Consumer groups whose lag is measured for one sample; of more, in turn."""
+"""Maximum of consumer groups whose lag is measured for one sample; more take turns."""
 STREAMS_MAX = 100_000
-"""Streams whose figures are asked for at each broker."""
+"""Maximum of streams whose figures each broker is asked for."""
 HOPS_OF_MAX = 32
-"""Latency constraints that are looked at in full for a document: those that are not held first."""
+"""Maximum of latency constraints that a document has in full: first those that are not met."""
 DAEMON_TIMEOUT_S = 3.0
 COORDINATOR_TIMEOUT_S = 3.0
 LIST_TIMEOUT_S = 10.0
@@ -38,15 +38,15 @@ FINDINGS_TIMEOUT_S = 20.0
 STREAMS_EVERY_S = 2.0
 CONSTRAINTS_EVERY_S = 2.0
 MANY_CONSTRAINTS = 100
-"""Constraints from which on the list is asked for as seldom as that of many streams; there are 1,000 at most."""
+"""With more constraints than this, their list is asked for every `MANY_EVERY_S`; a cluster has at most 1,000."""
 FINDINGS_EVERY_S = 10.0
 FINDINGS_SOON_S = 2.0
-"""After the last one, when somebody answers no more, or does so again."""
+"""Time between two diagnoses after a daemon has stopped answering, or answers again."""
 MANY_STREAMS = 2_000
 MANY_EVERY_S = 30.0
-"""Where there are more streams than that: pause between two lists of them, and between two diagnoses."""
+"""With more than `MANY_STREAMS` streams: time between two lists of them, and between two diagnoses."""
 PATIENCE_S = 1.0
-"""A sample waits so long for whoever is asked; it shows who has not answered by then."""
+"""How long a sample waits for answers; it shows which daemons have not answered by then."""
 
 
 class _Member(NamedTuple):
@@ -56,9 +56,9 @@ class _Member(NamedTuple):
 
 
 class Collector:
-    """Asks the daemons and the coordinator for samples, in bounded time and number.
+    """Asks the daemons and the coordinator for samples, in bounded time and with a bounded number of questions.
 
-    `close` it. Its `Watch` stays open meanwhile.
+    Call `close` at the end. Its `Watch` has to stay open until then.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Collector:
         hops_of_max: int = 0,
         internal: bool = False,
     ) -> None:
-        """`clock`: of this host. `hops_of_max`: latency constraints that are looked at in full each time.
+        """`clock`: of this host. `hops_of_max`: maximum of latency constraints that each sample has in full.
 
         `internal`: samples include internal streams and consumer groups.
         """
@@ -80,15 +80,16 @@ class Collector:
         self._room = asyncio.Semaphore(DAEMONS_AT_ONCE)
         self._group_room = asyncio.Semaphore(GROUPS_AT_ONCE)
         self._members: dict[str, _Member] = {}
-        """Those that live, as ``broker 2``."""
+        """The daemons that are alive, by names such as ``broker 2``."""
         self._there: frozenset[str] = frozenset()
-        """Those of them that answer, and since when it is these."""
+        """The names of the daemons that answer."""
         self._changed_s = float("-inf")
+        """When that set changed last."""
         self._lags: dict[str, TwoLags] = {}
         self.wanted_group = ""
-        """A consumer group that is looked at each time."""
+        """A consumer group that each sample measures; empty: none."""
         self.wanted_constraint = ""
-        """A latency constraint likewise."""
+        """A latency constraint that each sample has in full; empty: none."""
         self._hops_of_max = hops_of_max
         self._internal = internal
         self._cluster: Poll[ClusterDescription] = Poll(watch.cluster, self._clock, timeout_s=COORDINATOR_TIMEOUT_S)
@@ -108,19 +109,19 @@ class Collector:
         )
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop all questions, and close the channels to daemons."""
         for poll in (self._cluster, *self._lists, self._looks, self._hops, self._findings):
             await poll.close()
         for name in list(self._members):
             await self._forget(name)
 
     async def sample(self, *, patience_s: float | None = None) -> Sample:
-        """Take a sample now. `patience_s`: longer or shorter than usual."""
+        """Take a sample now. `patience_s`: how long to wait for answers, if not as long as usual."""
         patience_s = self._patience_s if patience_s is None else patience_s
         await all_within([self._cluster], patience_s)
         await self._meet()
         lists = [each for each in self._lists if each.answer is None]
-        await all_within(lists, patience_s)  # at first: lags and findings are told with their names
+        await all_within(lists, patience_s)  # only at first: the questions about groups need their names
         members = [each.poll for each in self._members.values()]
         await all_within([*self._lists, self._looks, self._hops, self._findings, *members], patience_s)
         self._pace()
@@ -150,7 +151,7 @@ class Collector:
         )
 
     def _shows(self, name: str) -> bool:
-        """Whether samples include this stream or consumer group."""
+        """Return whether samples include this stream or consumer group."""
         return self._internal or not is_internal(name)
 
     @property
@@ -158,7 +159,7 @@ class Collector:
         return self._streams, self._groups, self._constraints
 
     def _pace(self) -> None:
-        """Ask seldom for what many streams make expensive; and for a diagnosis soon when somebody has come or gone."""
+        """Ask less often for lists that are long; ask for a diagnosis soon when a daemon has come or gone."""
         many = len(self._streams.answer or ()) > MANY_STREAMS
         self._streams.every_s = MANY_EVERY_S if many else STREAMS_EVERY_S
         many_constraints = len(self._constraints.answer or ()) > MANY_CONSTRAINTS
@@ -174,7 +175,7 @@ class Collector:
     # -- daemons ---------------------------------------------------------------------------------------------------
 
     async def _meet(self) -> None:
-        """Know those that the coordinator has, at the addresses that they have now."""
+        """Update the daemons to those that the coordinator reports as alive, with their present addresses."""
         known = self._cluster.answer
         if known is None:
             return
@@ -217,7 +218,7 @@ class Collector:
             try:
                 async with asyncio.timeout(DAEMON_TIMEOUT_S):
                     found = await self._watch.group(name)
-            except (KeraError, TimeoutError):  # it is gone, or a broker is slow: what was seen of it gets older
+            except (KeraError, TimeoutError):  # the group is gone, or a broker is slow: its last figures stay
                 return
         before = self._lags.get(name)
         now = Lagging(self._clock.monotonic_s(), found)
@@ -232,7 +233,7 @@ class Collector:
             names.append(self.wanted_constraint)
         found = {}
         for name in names:
-            with contextlib.suppress(UnknownLatencyConstraint):  # it is gone
+            with contextlib.suppress(UnknownLatencyConstraint):  # it was deleted meanwhile
                 found[name] = await self._watch.constraint(name)
         return found
 

@@ -1,4 +1,4 @@
-"""Latency constraints as rows: how late records are against how late they may be, and by which hop. Pure."""
+"""Latency constraints as rows: the latency of records, its limit, and the hop that is worst. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kera.cli.top._text import NOBODY_KNOWS
 from kera.client import LatencyDescription
 
 HELD = frozenset(("held", "unknown"))
-"""States of what is as it should be: through a path that nobody writes to nothing is late."""
+"""States without a problem; a constraint is ``unknown`` when no records pass through its path."""
 
 
 def constraint_rows(sample: Sample) -> tuple[ConstraintRow, ...]:
-    """The rows of all latency constraints, in their order; with hops for those that were asked for in full."""
+    """Return the rows of all latency constraints, in their order; those that were asked for in full have hops."""
     return tuple(_row(sample.hops.get(each.constraint.name, each)) for each in sample.constraints)
 
 
@@ -39,11 +39,11 @@ def _row(found: LatencyDescription) -> ConstraintRow:
 
 
 def worst_text(row: ConstraintRow) -> str:
-    """Its worst hop in few words."""
+    """Return the worst hop in few words."""
     return NOBODY_KNOWS if row.worst_hop is None else hop_text(row.worst_hop, by_p99=row.statistic == "p99")
 
 
 def worst_us(row: ConstraintRow) -> int | None:
-    """The time of the worst hop, in the statistic of the limit."""
+    """Return the time of the worst hop, in the statistic of the limit."""
     hop = row.worst_hop
     return None if hop is None else hop.p99_us if row.statistic == "p99" else hop.mean_us

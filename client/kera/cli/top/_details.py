@@ -16,13 +16,13 @@ from kera.core.base.spans import format_ms
 from kera.core.base.spelling import plural
 
 ROWS_MAX = 50
-"""Maximum of a list within the details."""
+"""Maximum of rows of a table within the details."""
 WIDTH = 77
 """Width of the text within 80 columns, with a border of one on each side and a scroll bar."""
 
 
 def details(view: View, key: str, snapshot: Snapshot) -> str:
-    """The details of the row called `key`, or a note that it is gone."""
+    """Return the details of the row called `key`, or a note that it is gone."""
     row = next((each for each in view.rows(snapshot) if view.key(each) == key), None)
     if row is None:
         noun = "latency constraint" if view.name == "latency" else view.title.lower().removesuffix("s")
@@ -38,7 +38,7 @@ def _why(why: Sequence[str]) -> str:
 
 
 def _some(heading: Sequence[str], rows: Iterable[Sequence[object]], noun: str) -> str:
-    """A table of as many rows as there is room for."""
+    """Return a table of at most `ROWS_MAX` rows, with the number of those left out."""
     rows = list(rows)
     if not rows:
         return ""

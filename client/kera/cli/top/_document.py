@@ -17,14 +17,14 @@ ID_DIGITS = 8
 
 
 def document(snapshot: Snapshot) -> dict[str, Any]:
-    """All of it: names as in the rows, rates per second, unknown values null."""
+    """Return the whole snapshot: names as in the rows, rates per second, unknown values null."""
     found = dataclasses.asdict(dataclasses.replace(snapshot, findings=()))
     found["findings"] = findings.document(list(snapshot.findings))
     return found
 
 
 def heading(snapshot: Snapshot) -> tuple[str, str]:
-    """The two lines above every view."""
+    """Return the two lines above every view."""
     totals = snapshot.totals
     first = (
         f"kera {snapshot.cluster_id[:ID_DIGITS] or '?'}: {snapshot.health}"
@@ -39,7 +39,7 @@ def heading(snapshot: Snapshot) -> tuple[str, str]:
 
 
 def tables(snapshot: Snapshot, wanted: str = "", rows_max: int = ROWS_PRINTED) -> str:
-    """Every view that has rows, as text. `wanted`: a filter of those views that have one."""
+    """Return every view that has rows, as text. `wanted`: the filter of the views that have one."""
     blocks = ["\n".join((*heading(snapshot), *(f"! {note}" for note in snapshot.notes)))]
     for view in VIEWS:
         order = Order.of(view)._replace(filter=wanted if view.name in FILTERED else "")

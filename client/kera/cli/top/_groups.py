@@ -1,4 +1,4 @@
-"""Consumer groups and Spark's queries as rows: how far behind they are, and who is why. Pure."""
+"""Consumer groups and Spark's queries as rows: how far behind they are, and which consumers cause it. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kera.core.base.spans import format_ms
 N = TypeVar("N", int, float)
 
 SPARK_PREFIX = "spark-kera-source-"
-"""Names that Spark's queries make up for their cursors."""
+"""Prefix of the names that Spark's queries generate for their cursors."""
 BEHIND_MS = 10_000
-"""A record that waits for longer makes its reader one that is behind."""
+"""A group is behind when its oldest unread record is older than this."""
 STUCK_PART = 0.5
-"""Share of a consumer's time for one batch: a consumer beyond it holds up the others."""
+"""A consumer is stuck when a batch has taken more than this share of its time limit."""
 
 
 def group_rows(sample: Sample) -> tuple[GroupRow, ...]:
-    """The rows of all consumer groups, in their order."""
+    """Return the rows of all consumer groups, in their order."""
     return tuple(_row(each, sample.lags.get(each.consumer_group), sample) for each in sample.groups)
 
 
@@ -119,7 +119,7 @@ def _lag_per_s(lags: TwoLags) -> float | None:
 
 
 def _consumers(lags: TwoLags) -> tuple[MemberRow, ...]:
-    """One that was not there before has consumed what it has since then."""
+    """Return the rows of consumers; the rate of a new consumer counts all that it has consumed."""
     seconds = _seconds(*lags)
     before = {each.member_id: each.bytes_consumed for each in lags.before.found.members} if lags.before else {}
     return tuple(

@@ -1,8 +1,7 @@
-"""The terminal as Textual has it, which bears what terminals do that it does not expect.
+"""A terminal driver for Textual that survives invalid input and the end of the terminal.
 
-Bytes that are not UTF-8, as of a terminal with another coding, are passed over. A terminal that is gone, as when a
-connection of ssh breaks, ends the view as SIGHUP does, also where nobody sends that; until it has ended, what is
-written goes nowhere.
+It ignores bytes that are not UTF-8, as from a terminal with another encoding. When the terminal is gone, as after a
+broken ssh connection, it ends the view as SIGHUP does, even if no signal comes; until then, output is discarded.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from typing import IO, Any, cast
 from textual.drivers.linux_driver import LinuxDriver
 
 GRACE_S = 5.0
-"""A process whose terminal is gone mostly gets a signal, and needs a moment to end by that."""
+"""Time for the process to end after its terminal is gone: mostly it gets a signal from the system."""
 
 
 class TolerantDriver(LinuxDriver):
-    """Without it, the thread that reads keys ends with a traceback, and writing to nobody blocks for ever."""
+    """A driver that survives invalid input, and does not block for ever on output to a lost terminal."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -30,33 +29,33 @@ class TolerantDriver(LinuxDriver):
         self._looks_for_the_end = False
 
     def start_application_mode(self) -> None:
-        """Look for the end of the terminal as well."""
+        """Start, and watch for the end of the terminal as well."""
         super().start_application_mode()  # type: ignore[no-untyped-call]
-        if not self._looks_for_the_end:  # else it comes back from Ctrl-Z
+        if not self._looks_for_the_end:  # the thread goes on after Ctrl-Z, when this is called again
             self._looks_for_the_end = True
             threading.Thread(target=self._end_with_terminal, name="terminal", daemon=True).start()
 
     def _end_with_terminal(self) -> None:
         poll = select.poll()
-        poll.register(self.fileno, 0)  # which leaves its end
+        poll.register(self.fileno, 0)  # no events, so that only an error or a hang-up is reported
         poll.poll()
         if not self.exit_event.wait(GRACE_S):
             os.kill(os.getpid(), signal.SIGHUP)
 
     def run_input_thread(self) -> None:
-        """Read until told to exit. What was read together with bytes that are not UTF-8 is lost."""
+        """Read until the driver exits. Input that is read together with bytes that are not UTF-8 is lost."""
         while True:
             try:
                 super().run_input_thread()
             except UnicodeDecodeError:
                 continue
             except OSError:
-                pass  # there is no terminal any more
+                pass  # the terminal is gone
             return
 
 
 class _Screen:
-    """The screen to write to."""
+    """The output file of the driver, without errors from a lost terminal."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -64,11 +63,11 @@ class _Screen:
         self.isatty = file.isatty
 
     def write(self, text: str) -> None:
-        """Write, if anybody is there."""
+        """Write; ignore errors."""
         with contextlib.suppress(OSError):
             self._file.write(text)
 
     def flush(self) -> None:
-        """Likewise."""
+        """Flush; ignore errors."""
         with contextlib.suppress(OSError):
             self._file.flush()

@@ -1,4 +1,4 @@
-"""Brokers and backups as rows: who is slow or does not answer, and why. Pure."""
+"""Brokers and backups as rows: which are slow or do not answer, and why. Pure."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from kera.core.base.spelling import plural
 N = TypeVar("N", int, float)
 
 BUSY = 0.9
-"""Part of the time: an event loop that is at work for longer is what others wait for."""
+"""An event loop that works for at least this part of the time delays others."""
 LAG_MS = 1_000
-"""Replication that is so far behind is too slow for what comes."""
+"""Replication with at least this lag is too slow for the incoming records."""
 APPEND_MS = 500.0
-"""Requests to write that take longer: backups, a disk, or memory are what they wait for."""
+"""Requests to write that take this long wait for backups, a disk, or memory."""
 ANSWER_MS = 500.0
-"""A backup that takes so long to answer is too slow."""
+"""A backup that takes this long to answer is too slow."""
 ANSWER_MS_WAITING = 100.0
-"""Likewise, for a broker that is slow."""
+"""Likewise, if the broker that waits for it is slow."""
 OUT = ("kera_broker_bytes_read_total", "kera_broker_push_bytes_total")
-"""As copies, and in place."""
+"""Counters of bytes that are read as copies, and in place."""
 
 
 def total(values: Iterable[N | None]) -> N | None:
-    """The sum of the known values; None: none is known."""
+    """Return the sum of the known values; None: no value is known."""
     known = [each for each in values if each is not None]
     return sum(known[1:], known[0]) if known else None
 
 
 def since(trouble: Trouble) -> str:
-    """Since when, and why."""
+    """Describe since when there is trouble, and why."""
     return f"since {time_of_day(trouble.since_us)}: {trouble.text}"
 
 
@@ -57,7 +57,7 @@ def _state(member: BrokerDescription | BackupDescription, trouble: Trouble | Non
 
 
 def _found(findings: Sequence[Finding] | None, subject: str) -> list[str]:
-    """The diagnosis about a subject, the worst first."""
+    """Return the findings about a subject that are not ok, the worst first."""
     mine = [each for each in findings or () if each.subject == subject and each.severity is not Severity.OK]
     return [each.text for each in sorted(mine, key=lambda each: -each.severity)]
 
@@ -71,12 +71,12 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _counted(figures: DaemonFigures, *names: str) -> int | None:
-    """Added up; None: the daemon counts none of them."""
+    """Return the sum of counters; None: the daemon has none of them."""
     return _whole(total(value for name in names for value in figures.figures.get(name, {}).values()))
 
 
 def broker_row(broker: BrokerDescription, sample: Sample) -> BrokerRow:
-    """One that the coordinator knows, alive or not."""
+    """Return the row of a broker that the coordinator knows, alive or not."""
     name = f"broker {broker.broker_id}"
     trouble, two = sample.troubles.get(name), sample.figures.get(name)
     state = _state(broker, trouble, told=two is not None)
@@ -145,13 +145,13 @@ def _slow_broker(row: BrokerRow, two: Two) -> Iterable[str]:
 
 
 def _answers_of(broker: DaemonFigures) -> dict[str, float]:
-    """How long backups take to answer a broker, in milliseconds, by id."""
+    """Return how long backups take to answer a broker, in milliseconds, by id."""
     answers = broker.figures.get("kera_broker_backup_answer_ms", {})
     return {labels[1]: ms for labels, ms in answers.items() if labels[:1] == ("backup",)}
 
 
 def _waiting(backup_id: int, sample: Sample) -> Iterable[str]:
-    """The broker that waits longest for a backup, if one waits too long."""
+    """Name the broker that waits longest for a backup, if it waits too long."""
     answers = {name: _answers_of(two.now).get(str(backup_id), 0.0) for name, two in sample.figures.items()}
     broker = max(answers, key=answers.__getitem__, default="")
     if broker and answers[broker] >= ANSWER_MS:
@@ -159,7 +159,7 @@ def _waiting(backup_id: int, sample: Sample) -> Iterable[str]:
 
 
 def backup_row(backup: BackupDescription, sample: Sample) -> BackupRow:
-    """One that the coordinator knows, alive or not."""
+    """Return the row of a backup that the coordinator knows, alive or not."""
     name = f"backup {backup.backup_id}"
     trouble, two = sample.troubles.get(name), sample.figures.get(name)
     state = _state(backup, trouble, told=two is not None)

@@ -1,7 +1,7 @@
-"""Asks something again and again, without ever holding up who looks at what came of it.
+"""Repeats a question in the background, so that its caller never has to wait for the answer.
 
-A question that is not answered stays the only one of its kind until it is, or until its time is up; meanwhile there is
-the last answer, and since when there is no newer one.
+While a question has no answer, it is not asked again until its time is up; meanwhile the last answer is available, with
+the time since when there is no newer one.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed
 T = TypeVar("T")
 
 SLOW_S = 1.0
-"""A question that is out for longer is one that is not answered now."""
+"""After this time, a question without an answer counts as trouble."""
 
 
 class Poll(Generic[T]):
-    """One question. Use it in one event loop; `close` it."""
+    """One repeated question. Use it in one event loop; call `close` at the end."""
 
     def __init__(
         self, ask: Callable[[], Awaitable[T]], clock: Clock, *, timeout_s: float, every_s: float = 0.0
     ) -> None:
-        """`every_s`: the pause between two questions, from the beginning of one to that of the next."""
+        """`every_s`: minimum time from the beginning of a question to the beginning of the next."""
         self._ask = ask
         self._clock = clock
         self._timeout_s = timeout_s
@@ -39,14 +39,14 @@ class Poll(Generic[T]):
         self.previous: T | None = None
         """The answer before the last one."""
         self.answer: T | None = None
-        """The last one; None: there was none yet."""
+        """The last answer; None: there was none yet."""
         self.answered_s = float("-inf")
-        """When it came."""
+        """When the last answer came."""
 
     def begin(self) -> asyncio.Task[None] | None:
-        """Ask, if it is time and no question is out; the question that is out now, if there is one."""
+        """Ask, if it is time and no question waits for an answer; return the task of the present question, if any."""
         if self._asking is not None and self._asking.done():
-            self._asking.result()  # what is neither an answer nor a refusal is a bug
+            self._asking.result()  # raises an unexpected error, which is a bug
             self._asking = None
         now_s = self._clock.monotonic_s()
         if self._asking is None and now_s - self.asked_s >= self.every_s:
@@ -74,7 +74,7 @@ class Poll(Generic[T]):
 
     @property
     def trouble(self) -> Trouble | None:
-        """Why there is nothing new; None: there is, or it is under way."""
+        """The reason why there is no new answer; None: there is one, or it is not late yet."""
         if self._failure is not None:
             return self._failure
         is_out = self._asking is not None and not self._asking.done()
@@ -82,14 +82,14 @@ class Poll(Generic[T]):
         return Trouble("no answer yet", self._asked_us) if is_out and out_s >= min(SLOW_S, self._timeout_s) else None
 
     async def close(self) -> None:
-        """Wait for no answer any more."""
+        """Cancel the present question."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
 
 
 async def all_within(polls: Iterable[Poll[Any]], patience_s: float) -> None:
-    """Ask those whose time it is, and wait for answers, but not for longer than `patience_s`."""
+    """Begin all questions that are due, and wait for answers for at most `patience_s`."""
     asking = [task for poll in polls if (task := poll.begin()) is not None]
     if asking:
         await asyncio.wait(asking, timeout=patience_s)

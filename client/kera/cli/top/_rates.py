@@ -1,7 +1,7 @@
-"""Rates from two answers of a daemon: what is counted may begin anew, and who tells it may vanish. Pure.
+"""Rates from two answers of a daemon, whose counters may restart, and which may itself restart or vanish. Pure.
 
-A rate is None where there is none: of the first answer, of two launches, or of two answers of the same moment. It is
-measured on the daemon's own clock, so that an answer that was long under way changes nothing.
+A rate is None for the first answer, for answers of two launches of a daemon, and for two answers of the same moment. It
+is measured on the daemon's clock, so that a delayed answer does not falsify it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _UNLIMITED = "+Inf"
 
 
 class StreamRates(NamedTuple):
-    """Per second, of a stream at one broker."""
+    """The rates per second of a stream at one broker."""
 
     records: float
     bytes: float
@@ -24,7 +24,7 @@ class StreamRates(NamedTuple):
 
 
 def seconds_between(two: Two) -> float | None:
-    """By which a rate is divided; None: these two make none."""
+    """Return the time between two answers; None: they give no rate."""
     before, now = two
     if before is None or before.launch_id != now.launch_id or now.uptime_us <= before.uptime_us:
         return None
@@ -32,7 +32,7 @@ def seconds_between(two: Two) -> float | None:
 
 
 def rate(two: Two, *names: str) -> float | None:
-    """The rate of counters, with all their labels, added up."""
+    """Return the sum of the rates of counters, over all their labels."""
     seconds = seconds_between(two)
     if seconds is None or two.before is None:
         return None
@@ -45,7 +45,7 @@ def rate(two: Two, *names: str) -> float | None:
 
 
 def rate_of(two: Two, name: str, *labels: str) -> float | None:
-    """The rate of one counter with these labels; None as well if there is none."""
+    """Return the rate of one counter with these labels; None also if the daemon has no such counter."""
     seconds, value = seconds_between(two), two.now.value(name, *labels)
     if seconds is None or two.before is None or value is None:
         return None
@@ -53,12 +53,12 @@ def rate_of(two: Two, name: str, *labels: str) -> float | None:
 
 
 def _grown(before: float, now: float) -> float:
-    """A counter that is smaller than it was has begun anew within the launch: what it has is what has come since."""
+    """Return the growth of a counter. A smaller value means that it has restarted at 0 within the launch."""
     return now - before if now >= before else now
 
 
 def stream_rates(two: Two) -> dict[int, StreamRates]:
-    """By the ids of the streams that the broker has now; empty: there are no rates."""
+    """Return rates by the ids of the streams that the broker has now; empty: the answers give no rates."""
     seconds = seconds_between(two)
     if seconds is None or two.before is None:
         return {}
@@ -75,9 +75,9 @@ def stream_rates(two: Two) -> dict[int, StreamRates]:
 
 
 def quantile_s(two: Two, histogram: str, part: float) -> float | None:
-    """By when `part` of what a histogram has counted between the answers was done, in seconds; None: nothing was.
+    """Return the quantile `part` of what a histogram has counted between the answers, in seconds; None: nothing.
 
-    An upper bound: that of its bucket. What took longer than the histogram tells apart counts as its last bound.
+    The result is the upper bound of a bucket. Times beyond the last finite bound count as that bound.
     """
     if seconds_between(two) is None or two.before is None:
         return None
@@ -101,5 +101,5 @@ def _bound(labels: tuple[str, ...]) -> float | None:
         return None
     try:
         return float("inf") if text == _UNLIMITED else float(text)
-    except ValueError:  # of a daemon of another version
+    except ValueError:  # from a daemon of another version
         return None

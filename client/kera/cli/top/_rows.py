@@ -1,4 +1,4 @@
-"""The rows to show: brokers, backups, streams and consumer groups, and the line above them. Plain values."""
+"""The rows to show, of brokers, backups, streams and consumer groups, and the totals above them. Plain values."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from kera.client.diagnosis.findings import Finding
 
 @dataclass(frozen=True, slots=True)
 class BrokerRow:
-    """A broker. None: nobody knows, or there is no rate yet."""
+    """A broker. None: unknown, or no rate yet."""
 
     broker_id: int
     state: str
     """``alive``, ``no answer``, ``not asked``, ``lost``, ``stopping``, ``restarting``, ``draining``."""
     why: tuple[str, ...]
-    """Its problems, the worst first."""
+    """The broker's problems, the worst first."""
     records_in_per_s: float | None = None
     bytes_in_per_s: float | None = None
     bytes_out_per_s: float | None = None
     records_in: int | None = None
-    """Since its start."""
+    """Records since the start of the broker."""
     bytes_in: int | None = None
     bytes_out: int | None = None
     append_ms: float | None = None
-    """99 of 100 requests to write were answered within it."""
+    """The time within which 99 of 100 requests to write were answered."""
     fetch_ms: float | None = None
     loop: float | None = None
-    """Part of the time for which its event loop is at work: at 1, everybody waits for it."""
+    """Part of the time for which the event loop works: near 1, all clients wait for it."""
     memory_bytes: int | None = None
     """Used size of the arena."""
     memory_bytes_max: int | None = None
     process_bytes: int | None = None
-    """Resident, the pages of the arena that it has touched included."""
+    """Resident memory, including the touched pages of the arena."""
     lag_bytes: int | None = None
-    """That backups do not have yet."""
+    """Bytes that backups do not have yet."""
     lag_ms: int | None = None
     backups_up: int | None = None
     repairs: int | None = None
@@ -46,12 +46,12 @@ class BrokerRow:
     node: str = ""
     version: str = ""
     since_us: int = 0
-    """Since when it has not answered; 0: it does."""
+    """Time since when the broker has not answered; 0: it answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupRow:
-    """A backup. None: as of brokers."""
+    """A backup. None: unknown, or no rate yet."""
 
     backup_id: int
     state: str
@@ -84,7 +84,7 @@ class StreamPart:
 
 @dataclass(frozen=True, slots=True)
 class EpochEntry:
-    """For which readers of epochs wait."""
+    """The entry that readers of epochs wait for."""
 
     broker_id: int
     streamlet: int
@@ -93,7 +93,7 @@ class EpochEntry:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """A stream, over all its brokers. None: one of them has not told, or there is no rate yet."""
+    """A stream, with sums over its brokers that have answered. None: no broker has answered, or no rate yet."""
 
     stream_id: int
     name: str
@@ -108,17 +108,17 @@ class StreamRow:
     bytes_in_per_s: float | None = None
     bytes_out_per_s: float | None = None
     records_in: int | None = None
-    """Since its brokers have opened it."""
+    """Records since its brokers have opened it."""
     bytes_in: int | None = None
     bytes_out: int | None = None
     lag_bytes: int | None = None
     lag_ms: int | None = None
     epoch_lag_ms: int | None = None
-    """How far the entry that is settled least for its epochs is behind the clock; None as well: it has no epochs."""
+    """How far the least settled entry is behind the clock; None also for a stream without epochs."""
     epochs_held_up_ms: int | None = None
-    """By how much more than the grace."""
+    """How much that lag exceeds the grace period."""
     epoch_entry: EpochEntry | None = None
-    """Which one that is."""
+    """The least settled entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class MemberRow:
     member_id: str
     client: str
     groups: int
-    """Groups of segments that it reads."""
+    """Number of groups of segments that it reads."""
     silent_ms: int
     busy_ms: int
     bytes_per_s: float | None
@@ -136,7 +136,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupStream:
-    """How far a consumer group is behind in a stream."""
+    """The lag of a consumer group in a stream."""
 
     stream: str
     streamlets: int
@@ -159,23 +159,23 @@ class GroupRow:
     members: int
     idle_ms: int
     lag_records: int | None = None
-    """None: it was not looked at yet, or a broker gave no answer."""
+    """None: it was not measured yet, or a broker gave no answer."""
     lag_bytes: int | None = None
     behind_ms: int | None = None
-    """Age of the oldest record that is not read."""
+    """Age of the oldest record that was not read."""
     lag_per_s: float | None = None
-    """By so many records a second the lag grows; negative: it shrinks."""
+    """Growth of the lag, in records per second; negative: it shrinks."""
     bytes_per_s: float | None = None
-    """That its consumers have read."""
+    """Bytes per second that its consumers read."""
     looked_ms: int | None = None
-    """How old the lag is."""
+    """Age of the lag's measurement."""
     consumers: tuple[MemberRow, ...] = ()
     of_streams: tuple[GroupStream, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ConstraintRow:
-    """A latency constraint, as of its last window. None: nothing was measured in it."""
+    """A latency constraint, as of its last window. None: nothing was measured in the window."""
 
     name: str
     state: str
@@ -185,26 +185,26 @@ class ConstraintRow:
     """Streams, and ``group:`` with the consumer groups between them."""
     limit_ms: float
     statistic: str
-    """That the limit is of: ``mean`` or ``p99``."""
+    """The statistic that the limit applies to: ``mean`` or ``p99``."""
     window_ms: int
     violations: int
-    """Windows in which it was not held, since the coordinator leads, or it was made."""
+    """Windows that violated it, since it was made or the coordinator began to lead."""
     mean_us: int | None = None
     """Sum over all hops that were measured."""
     p99_us: int | None = None
     used: float | None = None
-    """Part of the limit: at more than 1 it is not held."""
+    """The latency as a part of the limit: above 1, the constraint is violated."""
     least_limit_us: int | None = None
-    """For an infeasible constraint: the smallest limit that could be held."""
+    """For an infeasible constraint: the smallest limit that could be met."""
     worst_hop: LatencyHop | None = None
-    """That is furthest beyond its part; while it is held, that takes most."""
+    """The hop that exceeds its part most; while the constraint is met, the hop that takes most time."""
     hops: tuple[LatencyHop, ...] | None = None
-    """In the order of the path; None: it was not looked at in full."""
+    """All hops, in the order of the path; None: the constraint was not asked for in full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The line above everything. None: no broker has told."""
+    """The totals above all views. None: no broker has answered."""
 
     records_in_per_s: float | None
     bytes_in_per_s: float | None
@@ -226,7 +226,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A cluster as it is shown."""
+    """All that is shown of a cluster."""
 
     at_us: int
     cluster_id: str
@@ -240,4 +240,4 @@ class Snapshot:
     constraints: tuple[ConstraintRow, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
-    """Notes on missing parts: those that this user may not see, and daemons that do not answer."""
+    """Notes on missing parts, as this user may not see them, or they could not be asked for."""

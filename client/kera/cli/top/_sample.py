@@ -13,31 +13,31 @@ from kera.client.diagnosis.findings import Finding
 
 
 class Trouble(NamedTuple):
-    """Why somebody does not tell anything now."""
+    """The reason why a question has no answer now."""
 
     text: str
     since_us: int
-    """Time of day here."""
+    """Time of day on this host."""
     refused: bool = False
-    """It is there: this user may not ask."""
+    """Whether there was an answer: that this user may not ask."""
 
 
 class Two(NamedTuple):
-    """The last two answers of a daemon, of which rates are made."""
+    """The last two answers of a daemon, to compute rates."""
 
     before: DaemonFigures | None
     now: DaemonFigures
 
 
 class Lagging(NamedTuple):
-    """A consumer group as it was last looked at, and when, on a clock that does not go back."""
+    """The description of a consumer group, with its time on a monotonic clock."""
 
     at_s: float
     found: ConsumerGroupDescription
 
 
 class TwoLags(NamedTuple):
-    """The last two looks at a consumer group."""
+    """The last two descriptions of a consumer group."""
 
     before: Lagging | None
     now: Lagging
@@ -45,10 +45,10 @@ class TwoLags(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """The raw figures of a cluster at one moment. Daemons are called as findings call them: ``broker 2``."""
+    """The raw figures of a cluster at one moment. Daemons have the names that findings use: ``broker 2``."""
 
     at_s: float
-    """On a clock that does not go back."""
+    """Time on a monotonic clock."""
     at_us: int
     """Time of day."""
     cluster: ClusterDescription | None = None
@@ -62,12 +62,12 @@ class Sample:
     groups: Sequence[ConsumerGroupSummary] = ()
     groups_trouble: Trouble | None = None
     lags: Mapping[str, TwoLags] = field(default_factory=dict)
-    """By consumer group; of some, as they are not all looked at each time."""
+    """By consumer group; some groups may be missing, as a sample measures only a part of them."""
     constraints: Sequence[LatencyDescription] = ()
-    """All that one may see, without their hops."""
+    """All constraints that this user may see, without their hops."""
     constraints_trouble: Trouble | None = None
     hops: Mapping[str, LatencyDescription] = field(default_factory=dict)
-    """By latency constraint, those that were looked at in full."""
+    """By name, the latency constraints that were asked for in full."""
     findings: Sequence[Finding] | None = None
-    """None: not yet."""
+    """None: there was no diagnosis yet."""
     findings_trouble: Trouble | None = None

@@ -1,7 +1,7 @@
-"""Makes what is shown of what was seen. Pure: a `Sample` in, a `Snapshot` out.
+"""Turns the figures of a sample into the rows to show. Pure: a `Sample` in, a `Snapshot` out.
 
-Whoever does not answer is shown as such, with what was last heard of it and no rates. A sum is over those who have
-told: a view that is empty as one of ten does not answer is of no use.
+A daemon that does not answer is shown as such, with its last figures and without rates. A sum covers the daemons that
+have answered: it would be useless if one silent daemon of ten made it unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kera.core.base.spans import format_ms
 from kera.core.base.spelling import plural
 
 HELD_UP_MS = 10_000
-"""As long as that epochs are held up before somebody is told why."""
+"""After this time, a stream whose epochs are held up is shown as such, with the reason."""
 HEALTH_WORDS = ("healthy", "degraded", "broken")
 
 
@@ -180,7 +180,7 @@ def _stream(
 
 
 class _Epochs(NamedTuple):
-    """How far a stream is settled at a broker; without one: it has no epochs there."""
+    """The least settled entry of a stream; without a broker, the stream has no epochs."""
 
     lag_ms: int = -1
     held_up_ms: int = 0

@@ -1,4 +1,4 @@
-"""Numbers as they stand in a row: short, and told apart at a glance. Pure."""
+"""Numbers as text in rows: short, and easy to compare at a glance. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOBODY_KNOWS = "-"
 
 
 def count_text(value: float | None) -> str:
-    """A number of records for people: ``987``, ``12.3k``, ``4.5M``."""
+    """Return a number of records for people: ``987``, ``12.3k``, ``4.5M``."""
     if value is None:
         return NOBODY_KNOWS
     sign, size = ("-" if value < 0 else ""), abs(value)
@@ -25,32 +25,32 @@ def count_text(value: float | None) -> str:
 
 
 def size_text(value: float | None) -> str:
-    """A number of bytes likewise."""
+    """Return a number of bytes for people."""
     return NOBODY_KNOWS if value is None else format_size(round(value))
 
 
 def ms_text(value: float | None) -> str:
-    """A span of milliseconds, which are few."""
+    """Return a time in milliseconds for people; below a second with three digits."""
     if value is None:
         return NOBODY_KNOWS
     return f"{value:.3g} ms" if value < 1000 else format_ms(round(value))
 
 
 def us_text(value: float | None) -> str:
-    """A span of microseconds, which may be many."""
+    """Return a time in microseconds for people."""
     return NOBODY_KNOWS if value is None else in_ms(value)
 
 
 def part_text(value: float | None) -> str:
-    """A part of 1."""
+    """Return a part of 1 as a percentage."""
     return NOBODY_KNOWS if value is None else f"{value:.0%}"
 
 
 def per_s(text: str) -> str:
-    """The text of a figure as a rate."""
+    """Return the text of a figure as a rate per second."""
     return text if text == NOBODY_KNOWS else f"{text}/s"
 
 
 def time_of_day(time_us: int) -> str:
-    """Hours, minutes and seconds, as they are here."""
+    """Return hours, minutes and seconds in local time."""
     return datetime.datetime.fromtimestamp(time_us / 1e6).astimezone().strftime("%H:%M:%S")

@@ -1,6 +1,6 @@
-"""The views of a snapshot: which rows, which columns, in which order, and which of them are on the screen. Pure.
+"""The views of a snapshot: their columns, the order and the filter of their rows, and the rows on the screen. Pure.
 
-Both the live view and the tables that are printed once are made of these.
+Both the live view and the printed tables use them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from kera.cli.top._rows import ConstraintRow, Snapshot
 from kera.cli.top._text import count_text, ms_text, part_text, size_text, us_text
 
 ROWS_MAX = 200
-"""On the screen: sorted and filtered, of however many there are."""
+"""Maximum of rows on the screen, after sorting and filtering."""
 
 
 FILTERED = ("streams", "groups", "latency")
-"""Views of which the command can be given a filter."""
+"""Views that the option ``--filter`` applies to."""
 
 
 class Column(NamedTuple):
@@ -25,12 +25,12 @@ class Column(NamedTuple):
 
     title: str
     value: Callable[[Any], Any]
-    """By which rows are sorted; None: not known, and last."""
+    """The value of a row to sort by; None: unknown, sorted last."""
     text: Callable[[Any], str]
     falling: bool = True
-    """Whether the largest come first when rows are sorted by it."""
+    """Whether the largest values come first when rows are sorted by the column."""
     well: frozenset[str] = frozenset()
-    """For a column of states: those that need no attention."""
+    """For a column of states: the states that need no attention."""
 
 
 class View(NamedTuple):
@@ -40,10 +40,10 @@ class View(NamedTuple):
     title: str
     rows: Callable[[Snapshot], Sequence[Any]]
     key: Callable[[Any], str]
-    """Names a row."""
+    """The unique name of a row."""
     columns: tuple[Column, ...]
     sorted_by: int
-    """The column by which they are sorted at first."""
+    """The index of the column to sort by at first."""
     words: Callable[[Any], str]
     """The text that a filter searches."""
     why: Callable[[Any], Sequence[str]]
@@ -219,13 +219,13 @@ class Order(NamedTuple):
 
     column: int
     reverse: bool = False
-    """The other way round than the column is sorted otherwise."""
+    """Whether the usual order of the column is reversed."""
     filter: str = ""
-    """Only rows that have this somewhere, upper or lower case."""
+    """Only rows with this text are shown; upper and lower case are the same."""
 
     @classmethod
     def of(cls, view: View) -> Order:
-        """As it is at first."""
+        """Return the initial order of a view."""
         return cls(view.sorted_by)
 
 
@@ -238,14 +238,14 @@ class Shown(NamedTuple):
 
     @property
     def text(self) -> str:
-        """How many of how many, if not all of them are there."""
+        """The number of rows, and of how many if some are left out."""
         if len(self.rows) < self.matching:
             return f"first {len(self.rows)} of {self.matching}"
         return f"{self.matching} of {self.total}" if self.matching < self.total else str(self.total)
 
 
 def shown(view: View, snapshot: Snapshot, order: Order, rows_max: int = ROWS_MAX) -> Shown:
-    """The rows that are shown, in order. What is not known comes last, whichever way they are sorted."""
+    """Return the rows to show, in order. Rows with an unknown value come last in either order."""
     rows = view.rows(snapshot)
     wanted = order.filter.casefold()
     matching = [row for row in rows if wanted in view.words(row).casefold()] if wanted else list(rows)
