@@ -1,7 +1,7 @@
 """Entry point of ``kera`` and ``python -m kera.cli``.
 
-Whatever goes wrong reaches the user here, as one line ``kera: error: …`` and an exit code: 1 for an error, 2
-for a command line or settings that make no sense, 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP.
+The user sees every error as one line ``kera: error: …`` and an exit code: 1 for an error, 2 for an invalid command line
+or invalid settings, 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _DAEMONS = ("coordinator", "broker", "backup")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     is_daemon = arguments[:1] and arguments[0] in (*_DAEMONS, "node")
-    open_standard_streams(required=not is_daemon)  # a service manager may give daemons none
+    open_standard_streams(required=not is_daemon)  # a service manager may start daemons without standard streams
     own_files()
-    if arguments == ["--version"]:  # without what all commands need
+    if arguments == ["--version"]:  # before the imports that all other commands need
         from kera.core.base.build import describe
 
         return show(describe() + "\n", 0)
     if arguments[:1] and arguments[0] in _DAEMONS:
-        import grpc  # noqa: F401 - what it writes goes into the log of daemons; KerA imports it silently
+        import grpc  # noqa: F401 - daemons want its messages in their log; KerA's own import silences them
     from kera.cli._run import run_app
     from kera.cli.app import app
 

@@ -28,23 +28,23 @@ CLUSTER_SECRET_OPTION = typer.Option(
 
 @contextlib.asynccontextmanager
 async def reading(bootstrap: str, cluster_secret_file: Path | None) -> AsyncIterator[Access]:
-    """Users, rules and tokens of a cluster."""
+    """Connect to a cluster to read its users, rules and tokens."""
     async with connected(bootstrap, patient=False, cluster_secret_file=cluster_secret_file) as client:
         yield client.access
 
 
 @contextlib.asynccontextmanager
 async def changing(bootstrap: str, cluster_secret_file: Path | None) -> AsyncIterator[Access]:
-    """The same, to change something: says so if it counts for nothing, as security is off."""
+    """Connect as `reading` does, to change something; warn afterwards if security is off, so that it has no effect."""
     async with connected(bootstrap, patient=False, cluster_secret_file=cluster_secret_file) as client:
-        is_on = (await client.admin.describe_cluster()).security  # before: who asks may be nobody any more after it
+        is_on = (await client.admin.describe_cluster()).security  # first: the change may remove the caller's own user
         yield client.access
         if not is_on:
             warn("security is off in this cluster: this takes effect once all daemons have security = true")
 
 
 def warn_of_untold(untold: Iterable[str], meaning: str) -> None:
-    """Some daemons still go by what was before, by which what `meaning` says may happen there."""
+    """Warn about each daemon that still applies the previous state; `meaning` says what that allows there."""
     for each in untold:
         member, _, reason = each.partition(": ")
         warn(f"{member} could not be notified ({reason}): until it is back, {meaning} there")

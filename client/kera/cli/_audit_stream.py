@@ -1,8 +1,9 @@
-"""Audit events written into a stream: a record of JSON for each event of a daemon.
+"""Writes the audit events of a daemon into a stream, each as a record of JSON.
 
-The log has all of them whatever becomes of this: events wait here until the stream has taken them, at most
-`EVENTS_MAX`; further ones are counted, and what is said of that is the next record. One that was not acknowledged is
-written again, so it may be there twice. What a daemon has not delivered when it ends is only in its log.
+The daemon's log has all events in any case. At most `EVENTS_MAX` events wait here until the stream has acknowledged
+them; further events are dropped and counted, and the next record that finds room says how many. An event that was not
+acknowledged is written again, so the stream may have it twice. Events that a daemon has not delivered when it ends are
+only in its log.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ log = get_logger("kera.audit")
 EVENTS_MAX = 10_000
 BATCH_EVENTS_MAX = 500
 CLIENT, PRODUCER = ClientSettings.model_construct(), ProducerSettings.model_construct()
-"""Settings without the host's client settings and credentials: this is a daemon."""
+"""Defaults, not the host's client settings and credentials: a daemon writes here."""
 RETRY_S = 2.0
-"""Between two attempts, when the cluster does not take them."""
+"""Time between two attempts, when writing fails."""
 
 
 class StreamOfEvents:
@@ -43,7 +44,7 @@ class StreamOfEvents:
         self._waiting: deque[bytes] = deque()
         self._come = asyncio.Event()
         self._lost = 0
-        """For want of room."""
+        """Events dropped since the last that found room."""
         self._error = ""
         self._writing: asyncio.Task[None] | None = None
 
@@ -80,7 +81,7 @@ class StreamOfEvents:
         return Observation(State.OK, f"stream {self._stream!r} has all but {len(self._waiting)} events")
 
     async def _write(self) -> None:
-        await self._come.wait()  # nothing happens before the daemon serves, and knows where coordinators are
+        await self._come.wait()  # the first event comes when the daemon serves, and knows the coordinators' addresses
         while True:
             try:
                 async with await Client.connect(self._bootstrap(), CLIENT, runtime=self._runtime) as client:
@@ -89,13 +90,13 @@ class StreamOfEvents:
                 if not self._error:
                     log.warning("events do not get into their stream", stream=self._stream, error=error.message)
                 self._error = error.message
-            except Exception as error:  # whatever it is, it must not end this for good
+            except Exception as error:  # an unexpected error must not end this task
                 log.exception("events do not get into their stream", stream=self._stream)
                 self._error = repr(error)
             await asyncio.sleep(RETRY_S)
 
     async def _write_with(self, client: Client) -> None:
-        """Write what comes. Raises `KeraError` when that fails."""
+        """Write events as they come. Raises `KeraError` when that fails."""
         try:
             await client.admin.create_stream(self._stream)
         except StreamExists:

@@ -1,4 +1,4 @@
-"""Shared by commands that talk to a cluster: options, and a connection."""
+"""Options and the connection for commands that talk to a cluster."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def is_given(command: typer.Context, parameter: str, *sources: str) -> bool:
 
 
 def _choose(command: typer.Context) -> tuple[str, Context | None]:
-    """The context that counts for a command, which says where the cluster is if nothing else does.
+    """Return the context that applies to a command, and its name; set the command's `bootstrap` from it if needed.
 
-    Who says where has not thought of a context that is in the environment, or the current one: and the password of that
-    is for no other cluster. Nor has who has a command do something without a cluster.
+    A user who names the coordinators with a flag, or a command that is run without a cluster, ignores a context from
+    the environment and the current context: the password in it is for another cluster. Coordinators from the
+    environment override the current context, and also a context from the environment that names others.
     """
     by_flag, by_variable = (is_given(command, "bootstrap", source) for source in ("COMMANDLINE", "ENVIRONMENT"))
     value = command.params["bootstrap"]
@@ -70,7 +71,7 @@ def _choose(command: typer.Context) -> tuple[str, Context | None]:
 
 
 def current_context() -> tuple[str, Context | None]:
-    """That which `kera context use` has made the one of commands that name none."""
+    """Return the name and the context that `kera context use` has chosen for commands that name none."""
     try:
         contexts = _contexts.load()
     except _contexts.NotThere:
@@ -82,7 +83,10 @@ def current_context() -> tuple[str, Context | None]:
 
 @contextlib.contextmanager
 def in_context(command: typer.Context) -> Iterator[None]:
-    """Within it, a command goes where its context says, and is who that says, as far as it was told nothing else."""
+    """Context manager in which a command uses the cluster and credentials of its context.
+
+    Flags and variables of the environment override the context; variables that override a named one cause a warning.
+    """
     name, chosen = _choose(command) if "bootstrap" in command.params else ("", None)
     if chosen is not None and _NAMED in command.meta:
         winners = [each for each in _contexts.added(chosen, os.environ)[1] if each != BOOTSTRAP_VARIABLE]
@@ -94,7 +98,7 @@ def in_context(command: typer.Context) -> Iterator[None]:
 
 
 def _names() -> list[str]:
-    """For completion by a shell, which has no use for an error."""
+    """Return the names of contexts for completion by a shell, which could not show an error."""
     try:
         return sorted(_contexts.load().by_name)
     except UsageError:
@@ -112,7 +116,7 @@ CONTEXT_OPTION = typer.Option(
     autocompletion=_names,
     help="Connection that kera context set has kept, in place of --bootstrap.",
 )
-"""Beside each option for the coordinators, see `kera.cli._commands`."""
+"""`kera.cli._commands` adds it beside each option for the coordinators."""
 BOOTSTRAP_OPTION = typer.Option(
     BOOTSTRAP_DEFAULT,
     "--bootstrap",
@@ -151,9 +155,9 @@ async def _connected(
 
 
 async def _with_name_meant(client: Client, error: KeraError) -> KeraError:
-    """The error, with the name of a stream or consumer group that was most likely meant, if one is like it."""
+    """Return the error, with the most similar name of a stream or consumer group if there is one."""
     stream, group = (error.attributes.get(name) for name in ("stream", "consumer_group"))
-    with contextlib.suppress(KeraError):  # who may not list names gets the error as it is
+    with contextlib.suppress(KeraError):  # a user without the right to list names gets the original error
         if isinstance(error, UnknownStream) and error.message == f"there is no stream {stream!r}":
             known = {each.name for each in await client.admin.list_streams()}
         elif error.message == f"there is no consumer group {group!r}":
@@ -171,20 +175,20 @@ _connect: ContextVar[Connect] = ContextVar("kera_cli_connect", default=_connecte
 
 
 def connected(bootstrap: str, **options: Any) -> contextlib.AbstractAsyncContextManager[Client]:
-    """A client of the cluster at `bootstrap`; `options` are fields of `ClientSettings`, and the following.
+    """Open a client of the cluster at `bootstrap`; `options` are fields of `ClientSettings`, and the following.
 
-    `cluster_secret_file`: with the secret of the cluster, as one of its daemons, whoever the settings say we are.
+    `cluster_secret_file`: connect as a daemon, with the cluster's secret, in place of the credentials in the settings.
 
-    A program retries for half a minute while the coordinator is away; at a terminal the cluster is most likely
-    not running, so that the command fails sooner, and with `patient` off every other request does, too.
-    ``KERA_CLIENT_RETRY_TIMEOUT_MS`` overrides that.
+    `patient`: a program retries for half a minute while the coordinator is away. At a terminal the cluster is most
+    likely not running, so the first request of a command fails sooner, and with `patient` off every other one does,
+    too. ``KERA_CLIENT_RETRY_TIMEOUT_MS`` overrides that.
     """
     return _connect.get()(bootstrap, **options)
 
 
 @contextlib.contextmanager
 def connecting_by(connect: Connect) -> Iterator[None]:
-    """Within it, commands connect by `connect`, which takes what `connected` does."""
+    """Context manager in which commands connect by `connect`, which takes the arguments of `connected`."""
     token = _connect.set(connect)
     try:
         yield

@@ -1,7 +1,4 @@
-"""A group of commands, with the options that belong to others.
-
-``--json`` is beside ``--output``, and ``--context`` beside ``--bootstrap``.
-"""
+"""A group of commands, which adds options: ``--json`` beside ``--output``, and ``--context`` beside ``--bootstrap``."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Command(typer.core.TyperCommand):
-    """A command that has what belongs to its options."""
+    """A command with the options that accompany its own, see `_BESIDE`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -30,18 +27,18 @@ class Command(typer.core.TyperCommand):
                 self.params[place + 1 : place + 1] = _params_of(beside)
 
     def invoke(self, ctx: Any) -> Any:
-        """As click's, in the context that was chosen."""
+        """Run the command in the context that was chosen."""
         with in_context(ctx):
             return super().invoke(ctx)
 
 
 class Commands(typer.Typer):
-    """A group whose commands are of class `Command`, unless they are of another."""
+    """A group whose commands are of class `Command` by default."""
 
     def command(
         self, name: str | None = None, *, cls: type[typer.core.TyperCommand] | None = Command, **options: Any
     ) -> Callable[[F], F]:
-        """As typer's; a function that is asynchronous is run in an event loop."""
+        """Add a command as typer does; an asynchronous function runs in an event loop."""
         register = super().command(name, cls=cls, **options)
 
         def add(function: F) -> F:
@@ -68,11 +65,11 @@ def _context(context: str | None = CONTEXT_OPTION) -> None:
 
 
 _BESIDE: dict[str, Callable[..., None]] = {"output": _json, "bootstrap": _context}
-"""By the parameter of a command: functions with those that stand beside it."""
+"""Maps a parameter of a command to a function whose parameters are added behind it."""
 
 
 def _params_of(function: Callable[..., None]) -> list[Any]:
-    """Typer's parameters for those of the function."""
+    """Return typer's parameters for those of the function."""
     app = typer.Typer(add_completion=False)
     app.command()(function)
     return list(typer.main.get_command(app).params)

@@ -1,4 +1,4 @@
-"""Questions before something is done that cannot be taken back."""
+"""Questions before an action that cannot be undone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask for confirmatio
 
 
 def check_can_ask(doing: str, *, yes: bool) -> None:
-    """Raise `UsageError` where there is nobody to ask and the answer is not `yes`; for before work is done."""
+    """Raise `UsageError` without `yes` if standard input is not a terminal; for a check before work is done."""
     if not yes and not sys.stdin.isatty():
         raise UsageError(f"{doing} needs --yes when standard input is not a terminal")
 
 
 def confirm(doing: str, question: str, *, yes: bool) -> None:
-    """Ask, unless the answer is `yes`. Raises `UsageError` where there is nobody to ask, `typer.Abort` for a no."""
+    """Ask, unless `yes` answers. Raises `UsageError` if standard input is not a terminal, `typer.Abort` for a no."""
     check_can_ask(doing, yes=yes)
     if not yes:
         with ended_by_signals():

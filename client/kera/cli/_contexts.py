@@ -1,10 +1,11 @@
-"""Named connections, kept for one user: where a cluster is, who we are there, and by which authorities we know it.
+"""Named connections of one user: the cluster's address, our user there, and the authorities that certify the cluster.
 
-They are in one file of the user's configuration, for the user alone, and have no password and no token: only the names
-of files with these. Of processes that change it at once one waits for the other, and whoever reads it meanwhile sees it
-as it was before or after, as a whole.
+One file in the user's configuration has them, readable by the user alone. It has no passwords and no tokens, only the
+names of files with these. Processes that change the file at the same time wait for each other, and a reader sees the
+whole file as it was either before or after a change.
 
-A context says what the environment could say as well: `applied` is how a command, and what it starts, gets to know.
+A context sets the same values as variables of the environment: `applied` sets these for a command and the processes
+that it starts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BOOTSTRAP_VARIABLE = "KERA_BOOTSTRAP"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OTHERS_WRITE = 0o022
 _TOGETHER = (("user", "password", "password_file", "token", "token_file"), ("tls_cert", "tls_key"), ("tls_ca",))
-"""Settings of which some from here and some from elsewhere would be nobody's, or the wrong one's."""
+"""Groups of settings that have to come from the same place: mixed, they would name no user, or the wrong one."""
 
 
 class NotThere(UsageError):
@@ -42,7 +43,7 @@ class NotThere(UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """A connection. What is empty it does not say."""
+    """A connection. Empty fields are not set."""
 
     bootstrap: str
     user: str = ""
@@ -53,21 +54,21 @@ class Context:
     tls_key: str = ""
 
     def variables(self) -> dict[str, str]:
-        """The context as variables of the environment."""
+        """Return the context as variables of the environment."""
         said = {f"KERA_CLIENT_{name}".upper(): value for name, value in dataclasses.asdict(self).items() if value}
         return {BOOTSTRAP_VARIABLE: said.pop("KERA_CLIENT_BOOTSTRAP"), **said}
 
 
 @dataclasses.dataclass
 class Contexts:
-    """All that a user has."""
+    """All contexts of a user."""
 
     by_name: dict[str, Context] = dataclasses.field(default_factory=dict)
     current: str = ""
-    """Name of the context of commands that name none; empty: there is none."""
+    """Name of the default context of commands; empty: no default."""
 
     def get(self, name: str, source: str = "") -> Context:
-        """`source`: where the name is from. Raises `UsageError` if there is none of the name."""
+        """Return the context `name`; `source` says where the name is from. Raises `UsageError` if it does not exist."""
         if name not in self.by_name:
             where = f" ({source})" if source else ""
             meant = hint(name, self.by_name) if self.by_name else "; kera context set makes one"
@@ -76,14 +77,14 @@ class Contexts:
 
 
 def check_name(name: str) -> str:
-    """Raises `UsageError`."""
+    """Return `name`. Raises `UsageError` if a context cannot have it."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"a context cannot be called {name!r}: letters, digits, and . _ - within, at most 64 of them")
     return name
 
 
 def path() -> Path:
-    """Where contexts are, or would be. Raises `NotThere`."""
+    """Return the path of the file with contexts, which need not exist. Raises `NotThere`."""
     directory = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     try:
         directory = directory if directory.is_absolute() else expanded(Path("~/.config"))
@@ -93,7 +94,7 @@ def path() -> Path:
 
 
 def load() -> Contexts:
-    """The stored contexts. Raises `UsageError` that names the file, and the way out."""
+    """Return the stored contexts. Raises `UsageError` that names the file, and says what to do."""
     file = path()
     try:
         with file.open("rb") as opened:
@@ -101,7 +102,7 @@ def load() -> Contexts:
             data = opened.read()
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
-    except PermissionError as error:  # also of who is another user now, with the home of the one before
+    except PermissionError as error:  # also after su, which may leave HOME at the other user's directory
         raise NotThere(f"cannot read contexts from {file}: {error.strerror}") from error
     except OSError as error:
         raise UsageError(f"cannot read contexts from {file}: {error.strerror}") from error
@@ -120,7 +121,7 @@ def load() -> Contexts:
 
 
 def _parsed(data: bytes) -> Contexts:
-    """Raises `ValueError` that says what is wrong."""
+    """Parse the file. Raises `ValueError` that says what is wrong."""
     document = json.loads(data.decode())
     if not isinstance(document, dict) or not isinstance(document.get("contexts"), dict):
         raise ValueError('it has no object "contexts"')  # noqa: TRY004 - as what json raises
@@ -148,7 +149,7 @@ def _context(name: str, said: Any) -> Context:
 
 @contextlib.contextmanager
 def changing() -> Iterator[Contexts]:
-    """All contexts, which are kept as they are in the end, unless that raises. Raises `UsageError`."""
+    """Context manager that yields all contexts, and stores them if the block does not raise. Raises `UsageError`."""
     file = path()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -156,7 +157,7 @@ def changing() -> Iterator[Contexts]:
     except OSError as error:
         raise UsageError(f"cannot keep contexts in {file}: {error.strerror}") from error
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX)  # until it is closed: what others have changed meanwhile is not undone
+        fcntl.flock(directory, fcntl.LOCK_EX)  # until it is closed, so that no other process's change is lost
         contexts = load()
         yield contexts
         _save(contexts, file)
@@ -167,7 +168,7 @@ def changing() -> Iterator[Contexts]:
 def _save(contexts: Contexts, file: Path) -> None:
     by_name = {name: _said(each) for name, each in sorted(contexts.by_name.items())}
     text = json.dumps({"current": contexts.current, "contexts": by_name}, indent=2)
-    place = Path(os.path.realpath(file))  # a link stays one
+    place = Path(os.path.realpath(file))  # a link is kept, and its target replaced
     new = None
     try:
         descriptor, new = tempfile.mkstemp(prefix=".contexts-", dir=place.parent)  # mode 0600
@@ -187,9 +188,10 @@ def _said(context: Context) -> dict[str, str]:
 
 
 def added(context: Context, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The variables that a context adds to an environment; and the variables there that win over it and differ.
+    """Return the variables that a context adds to an environment, and the variables there that override it.
 
-    What belongs together is taken from one of the two: nobody is alice with the password of bob.
+    The second list has only variables whose values differ. Each group of settings comes either from the context or from
+    the environment: a user from one never gets a password from the other.
     """
     said, there = context.variables(), {name.upper(): value for name, value in environ.items()}
     together = [tuple(f"KERA_CLIENT_{name}".upper() for name in names) for names in _TOGETHER]
@@ -206,7 +208,7 @@ def added(context: Context, environ: Mapping[str, str]) -> tuple[dict[str, str],
 
 @contextlib.contextmanager
 def applied(context: Context | None) -> Iterator[None]:
-    """Within it, the environment says what the context does, where it has said nothing else."""
+    """Context manager that sets the context's variables in the environment, unless the environment overrides them."""
     if context is None:
         yield
         return

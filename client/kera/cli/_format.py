@@ -1,14 +1,14 @@
-r"""Record batches to text: what ``kera consume`` prints.
+r"""Turns record batches into the text that ``kera consume`` prints.
 
-A format is text with tokens, as kcat has them:
+A format is text with tokens, as those of kcat:
 
     %s value    %k first key       %h headers, as name=value,name=value          %% a percent sign
     %T timestamp, microseconds since the epoch
     %t stream   %p streamlet       %e entry       %o offset: number of the record in its entry, from 0
     \n \t \r \\ \0 \xHH
 
-It is applied to whole columns: Arrow joins them, and the joined column's memory is the output. `kera.client.json_form`
-makes JSON.
+It is applied to whole columns: Arrow joins them, and the memory of the joined column is the output.
+`kera.client.json_form` makes JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOKENS = "skhtpeoT"
 _PIECE = re.compile(r"%(.)|\\(x[0-9a-fA-F]{2}|.)|([^%\\]+)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)|([^\\]+)", re.DOTALL)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys, or that change the order of the text; not line ends and tabs."""
+"""Characters that control a terminal or change the direction of text, besides line ends and tabs."""
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
@@ -42,22 +42,22 @@ _ORIGINS = {"t": "stream", "p": "streamlet", "e": "entry", "o": "offset"}
 
 
 class RecordOrigin(NamedTuple):
-    """The entry that the records of a batch are from, and their offset in it."""
+    """The entry that has the records of a batch, and their offset in it."""
 
     streamlet: int
     entry: int
     first_record: int
-    """Offset of the first one."""
+    """Offset of the first record."""
 
 
 Origin: TypeAlias = RecordOrigin | pa.RecordBatch
-"""The origin of all records together, or of each, as `kera.client.OrderedBatch.origins` has them."""
+"""One origin of all records, or the origin of each as in `kera.client.OrderedBatch.origins`."""
 Formatter = Callable[[pa.RecordBatch, Origin], Any]
-"""Makes the bytes to print of a batch."""
+"""Turns a batch into the bytes to print."""
 
 
 def text_formatter(template: str, stream: StreamDescription) -> Formatter:
-    """Formats by `template`. Raises `UsageError` for a token that does not exist."""
+    """Return a formatter for `template`. Raises `UsageError` for a token that does not exist."""
     pieces = list(_parse(template))
 
     def format_batch(batch: pa.RecordBatch, origin: Origin) -> Any:
@@ -67,7 +67,7 @@ def text_formatter(template: str, stream: StreamDescription) -> Formatter:
 
 
 def json_formatter(stream: StreamDescription) -> Formatter:
-    """One JSON object per line: the row of a typed stream, else the record and where it is."""
+    """Return a formatter that makes a JSON object per line: a row of a typed stream, else a record and its place."""
 
     def format_rows(batch: pa.RecordBatch, _: Origin) -> bytes:
         return row_lines(batch)
@@ -79,7 +79,7 @@ def json_formatter(stream: StreamDescription) -> Formatter:
 
 
 def for_terminal(data: Any) -> bytes:
-    r"""Text for people to look at: what would make a terminal do things is written as an escape, such as \x1b."""
+    r"""Return text for a terminal: characters that would control the terminal become escapes such as \x1b."""
     text = bytes(data).decode(errors="backslashreplace")
     return _CONTROL.sub(lambda found: _escaped(ord(found[0])), text).encode()
 
@@ -100,7 +100,7 @@ def _parse(template: str) -> Iterator[bytes | _Token]:
         position = match.end()
         sign, escape, literal = match.groups()
         if literal is not None:
-            yield literal.encode(errors="surrogateescape")  # what the locale does not have is kept as its bytes
+            yield literal.encode(errors="surrogateescape")  # bytes that are invalid in the locale stay as they are
         elif sign == "%":
             yield b"%"
         elif sign is not None:
@@ -116,7 +116,7 @@ def _parse(template: str) -> Iterator[bytes | _Token]:
 
 
 def _place_texts(origin: Origin, at: int, count: int, stream: StreamDescription) -> pa.Array:
-    """The members of a JSON object that say where records are, `count` of them from `at` on."""
+    """Return the members of JSON objects that say where records are, for `count` records from `at` on."""
     if isinstance(origin, pa.RecordBatch):
         places = origin.slice(at, count).columns[:4]
     else:
@@ -131,7 +131,7 @@ def _place_texts(origin: Origin, at: int, count: int, stream: StreamDescription)
 
 
 def _column(piece: bytes | _Token, batch: pa.RecordBatch, origin: Origin, stream: StreamDescription) -> Any:
-    """The column, or the one value for all records, that stands for a piece of the format."""
+    """Return the column, or the one value for all records, that a piece of the format stands for."""
     if isinstance(piece, bytes):
         return _constant(piece)
     if piece.letter in _ORIGINS:
@@ -165,7 +165,7 @@ def _record_column(letter: str, batch: pa.RecordBatch, _: StreamDescription) -> 
 
 
 def _typed_column(letter: str, batch: pa.RecordBatch, stream: StreamDescription) -> Any:
-    """The same of a typed stream: its key and timestamp columns, if it has them, and the row as JSON; no headers."""
+    """The same of a typed stream: its key and timestamp columns if it has them, no headers, and the row as JSON."""
     match letter:
         case "k":
             return _as_text(batch.column(stream.key_column)) if stream.key_column else _constant(b"")
@@ -177,7 +177,7 @@ def _typed_column(letter: str, batch: pa.RecordBatch, stream: StreamDescription)
 
 
 def _join(columns: list[Any], count: int) -> Any:
-    """The records' texts one after the other, as one buffer."""
+    """Return the records' texts one after the other, in one buffer."""
     joined = pc.binary_join_element_wise(*columns, _constant(b""), null_handling="replace", null_replacement=b"")
     if isinstance(joined, pa.Scalar):
         return joined.as_py() * count
@@ -206,14 +206,14 @@ def _as_text(column: pa.Array) -> pa.Array:
 
 
 def _first_keys(keys: pa.ListArray) -> pa.Array:
-    """The first key of each record; null where it has none."""
+    """Return the first key of each record, null for a record without keys."""
     lengths = pc.fill_null(pc.list_value_length(keys), 0).to_numpy(zero_copy_only=False)
     starts = keys.offsets.to_numpy()[: len(keys)]
     return keys.values.take(pa.array(starts, mask=lengths == 0))
 
 
 def _headers(headers: pa.MapArray) -> pa.Array:
-    """The headers of each record as ``name=value,name=value``; empty where there are none, or no value."""
+    """Return the headers of each record as ``name=value,name=value``; missing headers and null values are empty."""
     pairs = pc.binary_join_element_wise(
         headers.keys.cast(pa.binary()), headers.items, b"=", null_handling="replace", null_replacement=b""
     )
@@ -221,7 +221,7 @@ def _headers(headers: pa.MapArray) -> pa.Array:
 
 
 def unescaped(text: str, option: str) -> bytes:
-    r"""The bytes that the text of an option stands for, in which escapes are those of --format, such as \t.
+    r"""Return the bytes that the text of an option stands for; it may have the escapes of --format, such as \t.
 
     Raises `UsageError` for other escapes.
     """

@@ -1,6 +1,6 @@
-"""How late records are, for people: a bar of the hops of each stream, each from where the one before it ends.
+"""Shows people how late records are: each stream has a bar of its hops, which starts where the previous bar ends.
 
-Only characters of ASCII: it may go to a pipe, or to a terminal of any kind.
+The text is ASCII only, as it may go to a pipe, or to a terminal of any kind.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from kera.client import LatencyConstraint, LatencyDescription, LatencyHop
 
 BAR_CHARS = 60
-"""Length of a bar that stands for the limit, or for the whole time where that is more."""
+"""Length of a bar that stands for the limit, or for the whole time if that is longer."""
 BAR_CHARS_MIN = 20
 LETTERS = {"gather": "g", "send": "s", "replicate": "r", "hand-over": "h", "prefetch": "p", "work": "w"}
 FILLING = ("gather", "replicate", "hand-over")
-"""Hops whose buffers are advised how long to wait."""
+"""Hops whose buffers get advice how long to wait."""
 HEADING = ("STREAM", "HOP", "GROUP", "CHUNKS", "MEAN", "P99", "WORST STREAMLET", "ITS PART", "MAY WAIT", "")
 LIST_HEADING = ("CONSTRAINT", "STATE", "TOOK", "LIMIT", "OF", "WINDOW", "VIOLATIONS", "WORST HOP", "PATH")
 
 
 def in_ms(time_us: float) -> str:
-    """A time: ``0.05 ms``, ``4.2 ms``, ``130 ms``, ``4.5 s``."""
+    """Return a time as text: ``0.05 ms``, ``4.2 ms``, ``130 ms``, ``4.50 s``."""
     if time_us >= 10_000_000:
         return format_ms(round(time_us / 1000))
     if time_us >= 1_000_000:
@@ -40,7 +40,7 @@ def in_ms(time_us: float) -> str:
 
 
 def described(found: LatencyDescription) -> str:
-    """A constraint, and how late records are on its path."""
+    """Describe a constraint, and how late records are on its path."""
     constraint = found.constraint
     known = sum(hop.chunks > 0 for hop in found.hops)
     part = f"; {known} of {plural(len(found.hops), 'hop')} measured" if known < len(found.hops) else ""
@@ -68,13 +68,13 @@ def described(found: LatencyDescription) -> str:
 
 
 def known_to_within(hops: Iterable[LatencyHop]) -> str:
-    """By how much what a path takes can be off, as clocks of writers and readers may be; empty: unknown."""
+    """Return how far clock errors of writers and readers may falsify the time of a path; empty: unknown."""
     error_us = sum(hop.clock_error_us for hop in hops)
     return f"known to within {in_ms(error_us)}, the error of hand-over times" if error_us else ""
 
 
 def own_lingers(hops: Iterable[LatencyHop]) -> Iterator[str]:
-    """Producers that let chunks fill for longer than they are advised to."""
+    """Name the producers whose own linger_ms lets chunks fill for longer than advised."""
     for hop in hops:
         if hop.own_linger_us > hop.advised_us:
             own = f"a producer of {hop.stream} sets linger_ms {hop.own_linger_us / 1000:g} itself"
@@ -82,13 +82,13 @@ def own_lingers(hops: Iterable[LatencyHop]) -> Iterator[str]:
 
 
 def of_which(constraint: LatencyConstraint) -> str:
-    """The statistic and window of the limit."""
+    """Return the statistic and window of the limit, in words."""
     which = "the mean" if constraint.statistic == "mean" else "the 99th percentile"
     return f"for {which} over {format_ms(constraint.window_ms)}"
 
 
 def bars(hops: Sequence[LatencyHop], limit_us: float, *, by_p99: bool, width: int | None = None) -> Iterator[str]:
-    """Lines with what the hops of each stream take, and one for the limit. `width`: of all of a line, in characters."""
+    """Yield a line with the hops of each stream, one for the limit, and a legend. `width`: of a line, in characters."""
     taken = [hop.p99_us if by_p99 else hop.mean_us for hop in hops]
     names = max(len("limit"), *(len(hop.stream) for hop in hops))
     chars = BAR_CHARS if width is None else max(BAR_CHARS_MIN, min(BAR_CHARS, width - names - len("  " * 2) - 8))
@@ -106,13 +106,13 @@ def bars(hops: Sequence[LatencyHop], limit_us: float, *, by_p99: bool, width: in
 
 
 def hop_text(hop: LatencyHop, *, by_p99: bool) -> str:
-    """A hop in few words, with what it takes: ``work of clicks to enrich 200 ms``."""
+    """Return a hop in few words, with its time: ``work of clicks to enrich 200 ms``."""
     reader = f" to {hop.consumer_group}" if hop.consumer_group else ""
     return f"{hop.hop} of {hop.stream}{reader} {in_ms(hop.p99_us if by_p99 else hop.mean_us)}"
 
 
 def listed(found: Iterable[LatencyDescription]) -> str:
-    """Constraints, a line each."""
+    """Return a table of constraints, a line each."""
     return table(LIST_HEADING, map(_listed, found))
 
 

@@ -1,7 +1,7 @@
 """Commands whose flags are the fields of a settings class, imported at their first use.
 
-`kera --help` shows a line per command and needs no more than its name; what the command itself takes and does
-is looked at only when it is run, asked for its help, or completed by a shell.
+`kera --help` needs only the name and the help line of each command. The function and the parameters of a command are
+loaded when it is run, when its own help is shown, or when a shell completes it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kera.cli._commands import Commands
 
 
 def add_lazy_command(app: typer.Typer, name: str, text: str, load: Callable[[], Callable[..., int]]) -> None:
-    """Add a command to `app`; `load` gives the function that typer would make it of. `text` is its help."""
+    """Add a command to `app`; `load` returns the function that typer makes the command of. `text` is its help."""
     app.command(name, help=text, cls=_command_class(load))(_placeholder)
 
 
 def _placeholder() -> None:
-    """Stands for the function until it is looked at."""
+    """Stands for the function until that is loaded."""
 
 
 def _command_class(load: Callable[[], Callable[..., int]]) -> type[typer.core.TyperCommand]:
@@ -39,7 +39,7 @@ def _command_class(load: Callable[[], Callable[..., int]]) -> type[typer.core.Ty
 
         @params.setter
         def params(self, value: Any) -> None:
-            pass  # the placeholder's: none
+            pass  # the placeholder has none
 
         @property
         def callback(self) -> Any:

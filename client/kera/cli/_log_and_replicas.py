@@ -1,14 +1,14 @@
-"""Compares a broker's log, and what its index says of its replicas, with what backups have on disk.
+"""Compares a broker's log, and the replicas in its index, with the data that backups have on disk.
 
-The index has each virtual segment that was closed, with the backups that then had all of it. What that proves:
+The index lists each closed virtual segment, with the backups that had all of it when it was closed. From that follows:
 
-* A broker that stops by itself closes them all, and backups write all they have when they stop. So of each that covers
-  anything of the log, the backups have a replica, or it is gone.
+* A broker that stops in an orderly way closes all virtual segments, and backups write all their data when they stop.
+  So for each virtual segment that covers a part of the log, the backups have a replica, or the replica is lost.
 * After a crash, a replica may be missing that its backup had in memory only; no level below ``persisted`` promises
-  more. One whose part of the log was removed may be freed before the index forgets it, and one that was made anew
-  elsewhere, too.
-* Where other brokers have taken over the log, replicas are freed, and this index is never told.
-* What is not in a closed one is in none that the index knows: only its chunks tell whether they are somewhere.
+  more. A backup may also free a replica before the index forgets it: one whose part of the log was removed, or one that
+  was made again on another backup.
+* When other brokers have taken over the log, backups free its replicas, but this index still lists them.
+* The index does not list virtual segments that are still open: only a comparison of chunks finds their replicas.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class LogAndReplicas:
         files: Sequence[BackupFiles],
         others: Sequence[SegmentIndex] = (),
     ) -> None:
-        """`index`: a copy of what is intact of the broker's. `files`: of all backups that are given, and checked.
+        """`index`: a copy of the intact part of the broker's index. `files`: the checked files of all given backups.
 
-        `others`: the indexes of other brokers.
+        `others`: the indexes of the other given brokers.
         """
         self._root = data_dir / "log"
         self._index = index
@@ -52,19 +52,19 @@ class LogAndReplicas:
         self._files = files
         self._others = others
         self._clean = index.meta().get("clean") is True
-        """The broker stopped by itself."""
+        """Whether the broker stopped in an orderly way."""
         self._there = {backup_id for each in files for backup_id in each.backup_ids}
         self._recorded = [each for each in virtual_segments(index) if self._left(each) or not each.extents]
         self._complete = all(self._there.issuperset(each.backups) for each in self._recorded)
-        """All backups that the index names are given."""
+        """Whether the files include those of all backups that the index names."""
 
     def check(self) -> Iterator[Defect]:
-        """All that is missing or differs."""
+        """Yield everything that is missing or differs."""
         yield from self._check_records()
         yield from self._check_chunks()
 
     def _left(self, segment: VirtualSegment) -> list[Extent]:
-        """The parts of a virtual segment that retention has not removed: in files, or in the memory of a crash."""
+        """Return the extents that retention has not removed: they are in files, or were in memory before a crash."""
         return [extent for extent in segment.extents if not self._was_removed(extent.address)]
 
     def _was_removed(self, address: SegmentAddress) -> bool:
@@ -102,7 +102,7 @@ class LogAndReplicas:
     def _check_record(
         self, wanted: VirtualSegment, versions: Sequence[StoredReplica], *, elsewhere: bool
     ) -> Iterator[Defect]:
-        """`elsewhere`: whole replicas of others cover all of it, or other brokers have it."""
+        """`elsewhere`: whether whole replicas of other virtual segments cover all of it, or other brokers have it."""
         good = _good(wanted, versions)
         missing = sorted(set(wanted.backups) & self._there - good)
         if not missing:
@@ -133,7 +133,7 @@ class LogAndReplicas:
             try:
                 view = read_segment(path, None if record.open else record.length)
             except OSError:
-                continue  # which was reported
+                continue  # the check of the broker's directory has reported it
             if record.open:
                 scan = scan_segment(view, address=address, durable=record.length)
             else:
@@ -158,7 +158,7 @@ class LogAndReplicas:
 
 
 def _good(wanted: VirtualSegment, versions: Iterable[StoredReplica]) -> set[int]:
-    """The backups that have all of a virtual segment, as the index has it."""
+    """Return the backups whose replica has the length and checksum of the virtual segment in the index."""
     return {
         replica.header.backup_id
         for replica in versions

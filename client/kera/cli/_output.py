@@ -1,7 +1,7 @@
-"""How a command shows what it has found: a text for people, or one document as JSON or YAML.
+"""Prints the result of a command: text for people, or one document as JSON or YAML.
 
-Here alone it is decided how a document looks. It has the same names and values in both forms, and only characters of
-ASCII: no encoding of a terminal, or of a pipe, changes it.
+This module alone decides how a document looks. It has the same names and values in both forms, and is ASCII only, so
+that the encoding of a terminal or a pipe does not change it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Output(enum.StrEnum):
 
     @property
     def is_document(self) -> bool:
-        """Whether a program is to read it: then there is the document and nothing else."""
+        """Whether the output is for a program: then the command prints the document and nothing else."""
         return self is not Output.TABLE
 
 
@@ -52,16 +52,16 @@ OUTPUT_OPTION = typer.Option(
 JSON_OPTION = typer.Option(
     False, "--json", is_eager=True, expose_value=False, callback=_remember_json, help="The same as --output json."
 )
-"""Beside each `OUTPUT_OPTION`, see `kera.cli._commands`: what that says is in `Output` alone."""
+"""`kera.cli._commands` adds it beside each `OUTPUT_OPTION`, whose `Output` has the result of both options."""
 
 INTERNAL_OPTION = typer.Option(
     False, "--internal", help="Include internal streams and consumer groups (their names begin with _)."
 )
-"""An option of each command that lists streams or consumer groups, see `kera.core.base.internal_names`."""
+"""For commands that list streams or consumer groups, see `kera.core.base.internal_names`."""
 
 
 def rendered(document: Any, output: Output, *, indent: int | None = 2) -> str:
-    """The document as text, without a line's end. `indent`: of JSON; None: all in one line."""
+    """Return the document as text, without a final line end. `indent`: of JSON; None: all on one line."""
     text = json.dumps(document, indent=indent)
     return text if output is Output.JSON else _as_yaml(json.loads(text))
 
@@ -72,7 +72,7 @@ def show_document(document: Any, output: Output, *, indent: int | None = 2) -> N
 
 
 def show_result(document: Any, text: str, output: Output, *, indent: int | None = 2) -> None:
-    """Print the document, or for people the text."""
+    """Print the document, or the text if the output is for people."""
     print(rendered(document, output, indent=indent) if output.is_document else text)
 
 
@@ -84,7 +84,7 @@ def show_list(
     *,
     none: str | None = None,
 ) -> None:
-    """Print all `documents` as one, or for people a table. `none`: a remark in place of an empty table."""
+    """Print all `documents` as one, or a table if the output is for people. `none`: a remark if there are no rows."""
     if output.is_document:
         show_document(list(documents), output)
     elif rows or none is None:
@@ -94,11 +94,11 @@ def show_list(
 
 
 def _as_yaml(document: Any) -> str:
-    """YAML with the types of JSON only: no alias, no type of Python's."""
+    """Return YAML that has only the types of JSON, without aliases and Python's own types."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Quotes texts that might be numbers: YAML 1.2 takes more for one than 1.1, by which PyYAML goes."""
+        """Quotes texts that might be numbers: PyYAML follows YAML 1.1, and YAML 1.2 reads more texts as numbers."""
 
     def text(dumper: Any, value: str) -> Any:
         style = "'" if value[:1] in set("0123456789+-.") else None

@@ -1,6 +1,6 @@
-"""Where commands have a password from: a file, standard input, the environment, or a terminal. Never an argument.
+"""Commands read a password from a file, standard input, the environment, or a terminal, never from an argument.
 
-What is in an argument is in the history of the shell, and everybody on the host can see it while the command runs.
+An argument is kept in the shell's history, and every user of the host can see it while the command runs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NO_PASSWORD_OPTION = typer.Option(
 
 @ended_by_signals()
 def new_password(user: str, file: str | None, *, none: bool) -> str | None:
-    """The password that a user is to have; None: none. White space around it is not part of it, as where it is shown.
+    """Read the new password of a user; None if `none` is set. White space around it is dropped, as when it is used.
 
-    Raises `UsageError`, also where there is none to be had.
+    Raises `UsageError` for an invalid password, and if there is no source of a password.
     """
     if none:
         if file is not None:

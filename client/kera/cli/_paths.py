@@ -1,7 +1,6 @@
-"""Paths as flags and arguments take them: an empty one is refused, and what is not a file is not replaced by one.
+"""Paths in flags and arguments: an empty path is refused, and a file only replaces a regular file.
 
-Python takes an empty path for the directory that the command happens to run in, and a shell makes one of a variable
-that is not set.
+An empty path often comes from a shell variable that is not set, and Python would take it for the current directory.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from kera.core.errors import InvalidArgument
 
 
 def path_of(name: str) -> Callable[[str | Path], Path]:
-    """A function that typer calls with the text of the flag or argument `name`. Raises `UsageError` if that is
-    empty.
-    """
+    """Return a parser for typer that makes a path of the flag or argument `name`; it raises `UsageError` if empty."""
 
     def path(text: str | Path) -> Path:
         if not str(text):
@@ -30,7 +27,7 @@ def path_of(name: str) -> Callable[[str | Path], Path]:
 
 
 def expanded_path(name: str, path: Path) -> Path:
-    """The path of the flag or argument `name`, with a home directory for ``~``. Raises `UsageError`."""
+    """Return the path of the flag or argument `name`, with ``~`` replaced by a home directory. Raises `UsageError`."""
     try:
         return expanded(path)
     except InvalidArgument as error:
@@ -38,9 +35,9 @@ def expanded_path(name: str, path: Path) -> Path:
 
 
 def file_to_replace(file: Path) -> Path:
-    """Where the file is, or would be, behind symbolic links. Raises `UsageError` if it is not a regular file.
+    """Return the path of the file behind symbolic links; it need not exist. Raises `UsageError` for a special file.
 
-    Replacing takes the name away from whatever has it: from /dev/null, too, and from a link, which would stay as it is.
+    Replacing would take the name away from a device such as /dev/null, or replace a link instead of its target.
     """
     try:
         mode = file.stat().st_mode

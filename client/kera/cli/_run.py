@@ -1,8 +1,8 @@
 """Runs a command, and turns every outcome into an exit code and at most one line of text.
 
-`run_app` is for the whole command line, `run_async` for a command that needs an event loop, `interruptible` for one
-that needs none, `ended_by_signals` for a block that waits for a person, `command_line` for a block that reads
-arguments, `extra` for a block that imports what an optional extra installs.
+`run_app` runs the whole command line, `run_async` a command that needs an event loop. Context managers are
+`interruptible` for a command without an event loop, `ended_by_signals` for a block that waits for a person's input,
+`command_line` for a block that reads arguments, and `extra` for imports of packages that an optional extra installs.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class UsageError(KeraError):
-    """The command line makes no sense; the message says which part."""
+    """The command line is invalid; the message says which part."""
 
     code = "usage"
 
 
 class MissingExtra(KeraError):
-    """A package is not installed that the command needs."""
+    """The command needs a package that is not installed."""
 
     code = "missing_extra"
 
 
 @functools.cache
 def command_of(app: typer.Typer) -> Any:
-    """The commands of `app`, made once in a process: that takes 50 ms."""
+    """Return the commands of `app`; building them takes 50 ms, so a process does it once."""
     return typer.main.get_command(app)
 
 
@@ -60,7 +60,7 @@ def run_app(app: typer.Typer, arguments: list[str]) -> int:
         return fail("not confirmed")
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
-            raise  # it is not the library's, which takes a pipe without a reader for an error
+            raise  # not from click, which exits with an error when the reader of a pipe has gone
         silence_stdout()
         return 0
     except OSError as error:
@@ -91,11 +91,11 @@ def _explain(error: Exception, text: str) -> int:
 
 
 def run_async(coroutine: Coroutine[Any, Any, T], *, logged_from: int = logging.WARNING) -> T:
-    """Run on uvloop. Ctrl-C cancels `coroutine`, lets it clean up, and ends the command with code 130.
+    """Run `coroutine` on uvloop. Ctrl-C cancels it, lets it clean up, and ends the command with code 130.
 
-    So do SIGTERM and SIGHUP, with their codes; the message of the cancellation is `TERMINATED` then.
+    SIGTERM and SIGHUP do the same, with their codes; the message of the cancellation is `TERMINATED` then.
 
-    `logged_from`: the level from which on what libraries log is shown.
+    `logged_from`: the lowest level of libraries' log messages that are shown.
     """
     import asyncio
 
@@ -110,7 +110,7 @@ def run_async(coroutine: Coroutine[Any, Any, T], *, logged_from: int = logging.W
 
 
 class _Signalled(BaseException):
-    """The command was told to end, and has cleaned up."""
+    """A signal has ended the command, and the command has cleaned up."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -118,9 +118,9 @@ class _Signalled(BaseException):
 
 
 async def _interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Cancel `coroutine` at a signal to end, and raise `_Signalled` when it has cleaned up.
+    """Cancel `coroutine` at SIGINT, SIGTERM or SIGHUP, and raise `_Signalled` when it has cleaned up.
 
-    `asyncio.Runner` does that for Ctrl-C, too; but with uvloop it was now and then raised in the middle of the work.
+    `asyncio.Runner` handles Ctrl-C, too, but with uvloop the exception now and then came in the middle of the work.
     """
     import asyncio
 
@@ -148,7 +148,7 @@ async def _interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Around the work of a command that needs no event loop: Ctrl-C ends it with code 130."""
+    """Context manager for the work of a command without an event loop: Ctrl-C ends it with code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -157,7 +157,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Around a wait for what a person types: a signal ends it. An event loop would see the signal only behind it."""
+    """Context manager for a wait for typed input: a signal ends it. An event loop would handle it only afterwards."""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in _ENDING}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     wakeup = signal.set_wakeup_fd(-1)
@@ -170,7 +170,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _configure_logging(level: int) -> None:
-    """Print logs of libraries from `level` up to standard error, in the form of our errors."""
+    """Print log messages of libraries from `level` up on standard error, in the form of our errors."""
     import structlog
 
     structlog.configure(
@@ -188,7 +188,7 @@ def _log_line(_logger: object, _method: str, event: MutableMapping[str, Any]) ->
 
 @contextlib.contextmanager
 def command_line() -> Iterator[None]:
-    """Around the reading of arguments and of files that they name: an invalid one is a `UsageError`, so exit code 2."""
+    """Context manager for reading arguments and the files that they name: it raises `UsageError` for invalid ones."""
     try:
         yield
     except InvalidArgument as error:
@@ -196,7 +196,7 @@ def command_line() -> Iterator[None]:
 
 
 def check_insecure(option: str, host: str, *, insecure: bool) -> None:
-    """Raise `UsageError` for --insecure where it lets in nobody: `option` is what says where to listen."""
+    """Raise `UsageError` if --insecure has no effect, as only this host reaches `host`, the value of `option`."""
     import socket
 
     from kera.core.security.settings import is_on_this_host
@@ -206,17 +206,16 @@ def check_insecure(option: str, host: str, *, insecure: bool) -> None:
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError):
-        return  # whoever listens there says so
+        return  # listening there fails with an error of its own
     if is_on_this_host(host):
         raise UsageError(f"--insecure has no effect at {host}, which only this host reaches: give another {option}")
 
 
 @contextlib.contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Around imports: a package that is missing is an error that names the extra to install.
+    """Context manager for imports: a missing package raises `MissingExtra`, which names the extra to install.
 
-    A part of `kera` that another distribution has is such a package, too; a module that an installed part lacks is a
-    defect.
+    That includes parts of `kera` from other distributions. A module that is missing in an installed part is a bug.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Definitions of schemas as people have them: files of each kind, as the registry takes them, and back."""
+"""Converts schema files of each kind into definitions for the registry, and definitions into readable text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STDIN = Path("-")
 FILE_BYTES_MAX = 4 << 20
-"""More than any definition has, that is compiled to one."""
+"""More than any file with a definition, or with the source of one, has."""
 COMPILE_S = 60.0
 SUFFIXES = {
     ".avsc": "avro",
@@ -31,11 +31,11 @@ SUFFIXES = {
     ".arrows": "arrow",
 }
 COMPILED = (".binpb", ".desc")
-"""Files of Protobuf that protoc has made."""
+"""Suffixes of Protobuf files that protoc has made."""
 
 
 def definition_of(path: Path, kind: str | None, includes: Sequence[Path]) -> tuple[SchemaType, str]:
-    """The type of the schema in a file, or in standard input, and its definition. Raises `UsageError`."""
+    """Return the type and the definition of the schema in a file or in standard input. Raises `UsageError`."""
     from kera.core.schemas import SchemaType
 
     known = kind or SUFFIXES.get(path.suffix.lower())
@@ -56,7 +56,7 @@ def definition_of(path: Path, kind: str | None, includes: Sequence[Path]) -> tup
 
 
 def readable(schema_type: SchemaType, definition: str) -> str:
-    """A definition for people: the text of it, or what its bytes mean."""
+    """Return a definition for people: its text, or the decoded form of its bytes."""
     import base64
 
     from kera.core.schemas import SchemaType
@@ -96,7 +96,7 @@ def _base64(data: bytes) -> str:
 
 
 def arrow_schema_of(path: Path) -> pa.Schema:
-    """The schema in a file of Arrow's IPC format, or of Parquet. Raises `UsageError`."""
+    """Return the schema in a file of Arrow's IPC format, or of Parquet. Raises `UsageError`."""
     import pyarrow as pa
 
     if path.suffix.lower() != ".parquet":
@@ -112,7 +112,7 @@ def arrow_schema_of(path: Path) -> pa.Schema:
 
 
 def _arrow(path: Path, data: bytes) -> pa.Schema:
-    """Read the schema of a message, a stream or a file."""
+    """Read the schema of an IPC message, stream or file. Raises `UsageError`."""
     import pyarrow as pa
 
     for read in (pa.ipc.read_schema, _schema_of_stream, _schema_of_file):
@@ -136,7 +136,7 @@ def _schema_of_file(buffer: Any) -> Any:
 
 
 def _compiled(path: Path, data: bytes, includes: Sequence[Path]) -> bytes:
-    """The set of file descriptors of a .proto file and of all that it imports."""
+    """Compile a .proto file into descriptors of it and of all its imports. Raises `MissingExtra` or `UsageError`."""
     import importlib.util
 
     if importlib.util.find_spec("grpc_tools") is None:

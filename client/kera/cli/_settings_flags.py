@@ -1,9 +1,9 @@
-"""Flags of a command from the fields of a settings class: one flag per field, nothing written twice.
+"""Makes the flags of a command from the fields of a settings class: one flag per field, nothing written twice.
 
-``arena_bytes: int = Field(256 * MIB, description="Size of …, in bytes.")`` becomes ``--arena-bytes``, with
-the description as its help, the environment variable and the default shown. A flag that is not given stays
-None, so that `KeraSettings.load` can look at the environment, the file and the default; values are checked
-there and nowhere else. The one thing done here is that numbers of bytes may be written as ``256MiB``.
+``arena_bytes: int = Field(256 * MIB, description="Size of …, in bytes.")`` becomes ``--arena-bytes``, whose help has
+the description, the environment variable and the default. A flag that is not given stays None, so that
+`KeraSettings.load` looks at the environment, the file and the default; it alone checks values. This module parses only
+sizes such as ``256MiB``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _METAVARS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
 
 
 def command_function(settings_class: type[KeraSettings], run: Callable[[Any], int]) -> Callable[..., int]:
-    """A function that typer makes a command of: takes a flag per field and calls `run` with the settings."""
+    """Return a function that typer makes a command of: it takes a flag per field and calls `run` with the settings."""
 
     def command(*, config: Path | None, **flags: Any) -> int:
         return run(settings_class.load(config, **_values(settings_class, flags)))
@@ -79,8 +79,8 @@ def _parameter(settings_class: type[KeraSettings], name: str, field: FieldInfo) 
         None,
         declaration,
         metavar=metavar,
-        envvar=None if is_list else variable,  # lists of the environment are JSON, which pydantic reads
-        show_envvar=False,  # shown by us, together with the default: typer knows neither's text
+        envvar=None if is_list else variable,  # pydantic reads lists in the environment, as JSON
+        show_envvar=False,  # `notes` has the variable and the default: typer does not know the text of either
         help=f"{field.description or ''}  [{', '.join(notes)}]",
     )
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
@@ -91,7 +91,7 @@ def _flag(name: str) -> str:
 
 
 def _plain_type(field: FieldInfo) -> Any:
-    """The field's type without ``| None``."""
+    """Return the field's type without ``| None``."""
     if get_origin(field.annotation) in (Union, types.UnionType):
         alternatives = [kind for kind in get_args(field.annotation) if kind is not type(None)]
         return alternatives[0] if len(alternatives) == 1 else str
@@ -115,7 +115,7 @@ def _metavar(name: str, plain: Any) -> str | None:
 
 
 def _default_text(name: str, plain: Any, field: FieldInfo) -> str | None:
-    """How the default is shown; None when there is nothing to show."""
+    """Return the default as text; None when there is nothing to show."""
     default = field.get_default(call_default_factory=True, validated_data={})
     text: str | None
     match default:

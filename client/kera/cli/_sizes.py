@@ -7,7 +7,7 @@ from kera.core.base.sizes import size_bytes
 
 
 def parse_size(text: str, *, name: str = "size") -> int:
-    """Bytes in `text`, see `kera.core.base.sizes`. Raises `UsageError` that mentions `name`."""
+    """Return the number of bytes in `text`, see `kera.core.base.sizes`. Raises `UsageError` that mentions `name`."""
     found = size_bytes(text)
     if found is None:
         raise UsageError(f"{name}: {text!r} is not a size; write 8388608, 8MiB or 1GB", name=name)

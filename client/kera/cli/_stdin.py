@@ -1,8 +1,8 @@
-"""Standard input as blocks of whole lines, without holding up the event loop.
+"""Reads standard input as blocks of whole lines, without blocking the event loop.
 
-A daemon thread reads, because a terminal, a pipe and a file have nothing else in common; at Ctrl-C it is
-simply left behind. It is a few blocks ahead at most, so that a fast input does not fill the memory of a slow
-producer.
+A daemon thread reads, because blocking reads are the only way that works for a terminal, a pipe and a file alike;
+Ctrl-C leaves the thread behind. It reads at most a few blocks ahead, so that a fast input does not fill the memory of a
+slow producer.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator
 from kera.core.errors import RecordTooLarge
 
 READ_BYTES = 1 << 20
-"""10,000 lines of 100 bytes: the cost per block vanishes among them, and they still fit into the cache."""
+"""10,000 lines of 100 bytes: enough to make the cost per block negligible, and they still fit into the cache."""
 BLOCKS_AHEAD_MAX = 4
 LINE_BYTES_MAX = 64 << 20
-"""More than any record may have, also when it is written as JSON: so a line never fills the memory."""
+"""More than the largest record has, even when written as JSON; a longer line must not fill the memory."""
 
 
 async def line_blocks(
@@ -28,11 +28,11 @@ async def line_blocks(
 ) -> AsyncIterator[bytes]:
     """Read `fd` in pieces that end with a newline; the last one may lack it.
 
-    A piece comes as soon as it is there, so that lines typed at a terminal go out one by one. Raises `RecordTooLarge`
-    for a line of more than `line_bytes_max` bytes, once so many have been read.
+    A piece is yielded as soon as it was read, so that lines typed at a terminal are sent one by one. Raises
+    `RecordTooLarge` as soon as more than `line_bytes_max` bytes of a line have been read.
     """
-    rest: list[bytes] = []  # of a line that is not complete yet
-    size = 0  # of `rest`
+    rest: list[bytes] = []  # the beginning of a line that is not complete yet
+    size = 0  # bytes of `rest`
     lines = 0
     async for block in _blocks(fd, read_bytes):
         end = block.rfind(b"\n") + 1
@@ -60,7 +60,7 @@ async def _blocks(fd: int, read_bytes: int) -> AsyncIterator[bytes]:
     room = threading.Semaphore(BLOCKS_AHEAD_MAX)
 
     def read() -> None:
-        with contextlib.suppress(OSError):  # only a pipe has a size; a larger one saves system calls
+        with contextlib.suppress(OSError):  # only a pipe has a buffer size; a larger one saves system calls
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, read_bytes)
         while room.acquire():
             try:
@@ -70,7 +70,7 @@ async def _blocks(fd: int, read_bytes: int) -> AsyncIterator[bytes]:
             try:
                 loop.call_soon_threadsafe(queue.put_nowait, item)
             except RuntimeError:
-                return  # the loop is closed: nobody wants it any more
+                return  # the loop is closed
             if not item or isinstance(item, OSError):
                 return
 

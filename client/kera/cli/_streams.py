@@ -1,7 +1,7 @@
-"""The standard streams of the command line: output that cannot be written is not a traceback.
+"""The standard streams of the command line: output that cannot be written does not cause a traceback.
 
-A reader that has gone is no error. A full disk is one line `kera: error: …` and an exit code, and so is a standard
-stream that is closed and that the command needs.
+A closed pipe is no error. A full disk, or a closed standard stream that the command needs, ends it with one line
+`kera: error: …` and an exit code.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sys
 
 EXIT_ERROR = 1
 _closed: list[str] = []
-"""The standard streams that were closed when the program began, and must not be used."""
+"""Names of the standard streams that were closed when the program began, and must not be used."""
 
 
 def show(text: str, code: int, otherwise: int = EXIT_ERROR) -> int:
-    """Write `text` behind what was printed; returns `code`, or `otherwise` if that fails. Nobody need read it."""
+    """Write `text` and flush standard output; return `code`, or `otherwise` if that fails. A closed pipe is fine."""
     try:
         print(text, end="", flush=True)
     except BrokenPipeError:
@@ -29,50 +29,50 @@ def show(text: str, code: int, otherwise: int = EXIT_ERROR) -> int:
 
 
 def not_written(error: OSError, code: int) -> int:
-    """Print that `error` has kept the output from being written; returns `code`."""
+    """Print that the output could not be written because of `error`; return `code`."""
     silence_stdout()
     return fail(closed_stream(error) or f"cannot write the output: {error.strerror}", code)
 
 
 def closed_stream(error: OSError) -> str | None:
-    """The error line if `error` comes of a standard stream that was closed when the program began; else None."""
+    """Return the error line if `error` is from a standard stream that was closed when the program began; else None."""
     return f"{' or '.join(_closed)} is closed" if _closed and error.errno == errno.EBADF else None
 
 
 def open_standard_streams(*, required: bool = True) -> None:
-    """Have all three: files that are opened later would take the places of those that are closed.
+    """Open standard streams that are closed: otherwise, files that are opened later would get their descriptors.
 
     `required`: reading a closed standard input, or writing to a closed standard output, is an error, so that nothing is
-    lost silently. A closed standard error is not: errors have exit codes, too.
+    lost silently. Writing to a closed standard error is not: errors have exit codes, too.
     """
     streams = [("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_RDWR)]
     for number, (name, mode, wrong_way) in enumerate(streams):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, wrong_way if required else os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, wrong_way if required else os.O_RDWR)  # gets the lowest free number, this one
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
             if required and name != "stderr":
                 _closed.append("standard input" if name == "stdin" else "standard output")
-    # What the terminal's encoding does not have is shown in another way: no command fails of that.
+    # Characters that the terminal's encoding lacks are escaped, so that no command fails because of them.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in {"strict", "surrogateescape"}:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def fail(message: str, code: int = EXIT_ERROR) -> int:
-    """Print the error line; returns `code`."""
+    """Print the error line; return `code`."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    with contextlib.suppress(OSError):  # the exit code says it, too
+    with contextlib.suppress(OSError):  # the exit code reports the error, too
         print(f"kera: error: {message}", file=sys.stderr, flush=True)
     return code
 
 
 def warn(text: str) -> None:
-    """Print what somebody should know, though the command does what it was asked for."""
+    """Print a warning; the command goes on."""
     print(f"kera: warning: {text}", file=sys.stderr, flush=True)
 
 
 def silence_stdout() -> None:
-    """Nobody reads our output any more: keep the interpreter from complaining when it flushes at its end."""
+    """Send further output to /dev/null, so that the interpreter does not fail when it flushes at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

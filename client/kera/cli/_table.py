@@ -1,6 +1,6 @@
 """Aligned text for people: columns with a heading, and lists of names and values.
 
-No lines and no colours: it may go to a pipe.
+The text has no rules and no colours, as it may go to a pipe.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _GAP = "  "
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Rows under a heading. Columns whose cells are all numbers are aligned to the right."""
+    """Return rows under a heading. Columns whose cells are all numbers are aligned to the right."""
     cells = [[_text(cell) for cell in row] for row in rows]
     columns = list(zip(heading, *cells, strict=True))
     to_right = [len(column) > 1 and all(_is_number(cell) for cell in column[1:]) for column in columns]
@@ -28,7 +28,7 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def fields(pairs: Iterable[tuple[str, object]], *, indent: str = "") -> str:
-    """Names and values, the values below each other. A value may have several lines."""
+    """Return names and values, with the values aligned. A value may have several lines."""
     pairs = list(pairs)
     width = max((len(name) for name, _ in pairs), default=0)
     lines = []
@@ -40,7 +40,7 @@ def fields(pairs: Iterable[tuple[str, object]], *, indent: str = "") -> str:
 
 
 def format_time(time_us: int, *, milliseconds: bool = False) -> str:
-    """Microseconds since the epoch as local time; of years that Python does not have, as they are."""
+    """Return microseconds since the epoch as local time, or unchanged if the year is out of Python's range."""
     seconds, rest_us = divmod(time_us, 1_000_000)
     try:
         text = datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,4 +1,4 @@
-"""Points in time as people write them: so long ago, or ISO 8601."""
+"""Points in time as people write them: a time span ago, or ISO 8601."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kera.cli._durations import parse_duration_ms
 from kera.cli._run import UsageError
 
 AGO_MS_MAX = 1_000_000 * 86_400_000
-"""A span goes no further back."""
+"""The longest time span."""
 _SPAN = re.compile(r"[\d.]+\s*[a-z]+")
 """The form of a time span."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def parse_time_us(text: str, now_us: int, *, name: str) -> int:
-    """The time that `text` means, in microseconds since 1970. Raises `UsageError` that mentions `name`."""
+    """Return the time in `text`, in microseconds since 1970. Raises `UsageError` that mentions `name`."""
     if _SPAN.fullmatch(text.strip()):
         ago_ms = parse_duration_ms(text, name=name)
         if ago_ms > AGO_MS_MAX:

@@ -1,4 +1,4 @@
-"""``kera acl``: rules, by which who has authenticated may do something, or may not."""
+"""``kera acl``: rules that allow or forbid operations to authenticated users."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 app = Commands(help="Grant, revoke and list rights, and check whether a user has a right.", no_args_is_help=True)
 
 ALL = "all"
-"""In place of operations: those that there are for a resource."""
+"""Given in place of operations: all operations that apply to a resource."""
 EXIT_NO = 1
 EXIT_UNKNOWN = 2
-"""Whether somebody may do something could not be found out."""
+"""Exit code of a check that could not be made."""
 
 PRINCIPAL_HELP = "user:NAME, role:NAME, or user:* for every authenticated user."
 RESOURCE_HELP = "stream:NAME, group:NAME, producer:NAME, domain:NAME (a * at the end: all that begin so), or cluster."
@@ -75,7 +75,7 @@ async def revoke(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Take rights away that a rule gives, as it was granted or by --rule; what is no longer allowed has ended then."""
+    """Revoke rights as they were granted, or by --rule; operations that are no longer allowed have ended then."""
     if rule:
         if principal is not None or deny:
             raise UsageError("--rule says all of it: give it alone")
@@ -92,7 +92,7 @@ async def revoke(
 
 
 def _print_revoked(done: Revoked, operations: list[Operation]) -> None:
-    """`operations`: that were to go; none: all."""
+    """`operations`: the revoked ones; empty: all."""
     for rule in done.rules:
         left = tuple(each for each in rule.operations if operations and each not in operations)
         if left:
@@ -111,7 +111,7 @@ async def list_(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """List the rules; who does not administer the cluster sees those about itself."""
+    """List the rules; users who do not administer the cluster see the rules about themselves."""
     async with reading(bootstrap, cluster_secret_file) as access:
         rules = await access.rules(principal, resource)
     heading = ("RULE", "PRINCIPAL", "MAY", "OPERATIONS", "RESOURCE", "CREATED", "BY")
@@ -140,7 +140,7 @@ async def check(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> int:
-    """Ask whether somebody may do something, and by which rule. Exit code 0: yes, 1: no, 2: it could not be asked."""
+    """Ask whether a user may do something, and by which rule. Exit code 0: yes, 1: no, 2: it could not be asked."""
     (wanted,) = _operations(operation, resource, most=1)
     try:
         async with reading(bootstrap, cluster_secret_file) as access:
@@ -168,7 +168,7 @@ def _text(rule: Rule) -> str:
 
 
 def _checked(principal: str, operations: str, resource: str) -> list[Operation]:
-    """The operations of a rule, which makes sense. Raises `UsageError`."""
+    """Check principal and resource, and return the operations of a rule. Raises `UsageError`."""
     from kera.core.access.identity import check_principal
 
     with command_line():
@@ -177,7 +177,10 @@ def _checked(principal: str, operations: str, resource: str) -> list[Operation]:
 
 
 def _operations(text: str, resource: str, *, most: int = 0) -> list[Operation]:
-    """Words of operations that there are for a resource. Raises `UsageError`."""
+    """Return the operations in `text`; all have to apply to the resource, and be at most `most` (0: any number).
+
+    Raises `UsageError`.
+    """
     from kera.core.access.rights import OF_RESOURCES, check_resource
     from kera.core.base.spelling import hint
 
@@ -190,4 +193,4 @@ def _operations(text: str, resource: str, *, most: int = 0) -> list[Operation]:
     for word in words:
         if word not in known:
             raise UsageError(f"{word!r} does not apply to a {kind}{hint(word, known)}")
-    return words  # type: ignore[return-value]  # looked at above
+    return words  # type: ignore[return-value]  # checked above

@@ -1,4 +1,4 @@
-"""The ``kera`` command line: which groups of commands there are."""
+"""The ``kera`` command line, put together from its groups of commands."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 app = Commands(help="Inspect the cluster, move streamlets, drain members, back up the metadata.", no_args_is_help=True)
 
 HEALTH_WORDS = ("healthy", "degraded", "broken")
-"""By how bad the worst finding is."""
+"""The health of the cluster, indexed by the severity of the worst finding."""
 POLL_INTERVAL_S = 0.5
-"""Between two polls of the progress."""
+"""Time between two polls of the progress."""
 
 
 @app.command()
@@ -97,7 +97,7 @@ BACKUP_HEADING = (
 
 
 def _backup_row(backup: BackupDescription) -> tuple[object, ...]:
-    """Usage is as of the last heartbeat: unknown for a backup that is not alive."""
+    """Return the row of a backup; its usage is as of the last heartbeat, and unknown if the backup is not alive."""
     memory = _used(backup.memory_bytes, backup.free_memory_bytes) if backup.alive else "?"
     disk = _used(backup.disk_bytes, backup.free_disk_bytes) if backup.alive else "?"
     return (
@@ -139,7 +139,7 @@ async def health(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTI
     try:
         found = cluster.health(await look(bootstrap))
     except StartError:
-        raise  # of our own settings, not of the cluster
+        raise  # our own settings are wrong, not the cluster
     except KeraError as error:
         found = cluster.unreachable(bootstrap, error)
     severity = findings.worst(found)
@@ -237,7 +237,7 @@ async def drain(
         while wait and not status.done:
             if not status.draining:
                 raise InvalidArgument(f"the drain of {kind} {member_id} was cancelled; it is back in service")
-            reasons = [re.sub(r" \(\d+\)$", "", reason) for reason in status.reasons]  # the numbers change all the time
+            reasons = [re.sub(r" \(\d+\)$", "", reason) for reason in status.reasons]  # numbers change at every poll
             if reasons and reasons != told:
                 print(
                     f"remaining: {_remaining(status)}",
@@ -332,7 +332,7 @@ async def backup(
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Back up the metadata to a file: streams, members, consumer groups, producers; not the records."""
-    target = file_to_replace(file)  # before the cluster is asked
+    target = file_to_replace(file)  # fails before the cluster is asked
     async with connected(bootstrap) as client:
         copy = await client.admin.backup_metadata()
     temporary = target.with_name(target.name + ".part")
@@ -345,7 +345,7 @@ async def backup(
         _sync(target.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)  # on a full disk, half a copy is only in the way
+            temporary.unlink(missing_ok=True)  # half a copy is useless, and takes room on a full disk
         raise UsageError(f"cannot write {file}: {error.strerror}") from error
     print(f"backed up the metadata to {file}, {format_size(len(copy))}")
 
@@ -386,7 +386,7 @@ async def _restore(file: Path, where: dict[str, object], force: bool) -> None:
         from kera.coordinator.store.metadata_copy import unpack
     try:
         data = await asyncio.to_thread(file.read_bytes)
-        unpack(data)  # before anything is opened, or made
+        unpack(data)  # checks the file before any metadata are opened or made
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     except InvalidArgument as error:
@@ -408,7 +408,7 @@ async def recoveries(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_
 
 
 def _recovery(one: RecoveryDescription) -> str:
-    """A recovery with its timeline: seconds since detection."""
+    """Describe a recovery, with a timeline in seconds since detection."""
     rows: list[tuple[str, object]] = [
         ("cause", one.cause),
         ("detected", format_time(one.detected_us)),

@@ -46,7 +46,7 @@ def console(
 ) -> None:
     """Serve pages that show the cluster, until Ctrl-C: streams and their records, consumer groups, members, recoveries.
 
-    Where security is on, users sign in with their passwords and see what they may; otherwise anybody who reaches it
+    If security is on, users sign in with their passwords and see what they may; otherwise anybody who reaches it
     sees everything. Nothing can be changed unless --admin is given.
     """
     with extra("console"):
@@ -65,7 +65,7 @@ async def _serve(bootstrap: str, settings: object) -> None:
     from kera.client import ClientSettings
 
     cluster = Cluster(bootstrap, ClientSettings.load())
-    await serve(settings, cluster, ready=_tell)  # type: ignore[arg-type]  # it is imported late
+    await serve(settings, cluster, ready=_tell)  # type: ignore[arg-type]  # the class is imported late
 
 
 def _tell(url: str) -> None:

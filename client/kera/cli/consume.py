@@ -1,4 +1,4 @@
-"""``kera consume``: records of a stream on standard output."""
+"""``kera consume``: prints the records of a stream on standard output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CorruptChunks(enum.StrEnum):
 
 
 class StartPosition(enum.StrEnum):
-    """Where to start reading."""
+    """The values of ``--from``."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -157,13 +157,13 @@ class _Begin(NamedTuple):
     async def places(
         self, client: Client, stream: StreamDescription, *, until_end: bool
     ) -> Literal["earliest", "latest"] | Places:
-        """Where a consumer starts: what is before that is left out, also within a chunk.
+        """Return the places where a consumer starts; it leaves out earlier records, also within a chunk.
 
-        Raises `InvalidArgument` for an offset beyond the end, with `until_end`: there would be nothing to read.
+        With `until_end`, raises `InvalidArgument` for an offset beyond the end, as there would be nothing to read.
         """
         chosen = sorted(stream.assignments) if self.streamlets is None else self.streamlets
         for streamlet in chosen:
-            stream.entry_id(streamlet, 0)  # before brokers are asked
+            stream.entry_id(streamlet, 0)  # fails for an unknown streamlet before brokers are asked
         if self.since_us is not None:
             places = await client.positions_at(stream.name, self.since_us, unit="record")
             return {streamlet: places[streamlet] for streamlet in chosen}
@@ -196,13 +196,13 @@ class _Begin(NamedTuple):
             )
 
     def _first(self, entry: EntryBounds) -> int:
-        """The offset to start at: the nearest that the entry has."""
+        """Return the offset to start at: the nearest to the wanted one that the entry has."""
         wanted = entry.next_record - (self.last or 0) if self.offset is None else self.offset
         return min(max(wanted, entry.first_record), entry.next_record)
 
 
 def _check_begin(begins: Mapping[str, object], streamlets: Sequence[int] | None, group: str | None) -> None:
-    """Raises `UsageError` for several places to begin, or one that is not for a group."""
+    """Raise `UsageError` for several places to begin, or one that a group cannot take."""
     given = [option for option, value in begins.items() if value is not None]
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} are mutually exclusive")
@@ -216,7 +216,7 @@ def _check_begin(begins: Mapping[str, object], streamlets: Sequence[int] | None,
 def _check_order(
     streams: Sequence[str], group: str | None, epoch: str | None, *, ordered: bool, skip_lost: bool
 ) -> None:
-    """Raises `UsageError`."""
+    """Raise `UsageError` for options that do not go with the order of reading."""
     if ordered and group is not None:
         raise UsageError(
             "--ordered and --group are mutually exclusive: the consumers of a group share the entries of a stream"
@@ -252,7 +252,7 @@ async def _consume(
     settings: dict[str, Any],
 ) -> None:
     if count is not None:
-        settings["joined_bytes_max"] = 0  # what is printed of a batch in part is not committed
+        settings["joined_bytes_max"] = 0  # a batch that is printed in part is not committed: make it a single chunk
     async with connected(bootstrap) as client:
         stream = await client.describe(name)
         formatter = shape.formatter(stream)
@@ -281,7 +281,7 @@ async def _consume_ordered(
         if begin.since_us is not None:
             streams = [await client.describe(name) for name in names]
             length_ms = epoch_ms or max(stream.config.epoch_ms for stream in streams)
-            # Without epochs it is refused.
+            # A stream without epochs is refused by the consumer.
             start = begin.since_us // (1000 * length_ms) if length_ms else begin.where
         consumer = client.ordered_consumer(
             *names,
@@ -294,7 +294,7 @@ async def _consume_ordered(
 
 
 async def _until_reader_closes(work: Coroutine[Any, Any, None]) -> None:
-    """Print, as long as somebody reads it."""
+    """Run `work`, which prints, until it ends or the reader of standard output closes it."""
     import asyncio
 
     printing = asyncio.ensure_future(work)
@@ -316,7 +316,7 @@ async def _until_reader_closes(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _formatter(stream: StreamDescription, as_json: bool, template: str | None, *, printable: bool) -> Formatter:
-    """`printable`: for a terminal, which would interpret control characters in a record."""
+    """Return the formatter. `printable`: escape the control characters of records, which a terminal would obey."""
     from kera.cli._format import for_terminal, json_formatter, text_formatter
 
     if template is not None:
@@ -333,7 +333,7 @@ def _formatter(stream: StreamDescription, as_json: bool, template: str | None, *
 async def _print_batches(
     consumer: Consumer | GroupConsumer, count: int | None, formatter: Formatter, first_offset: int
 ) -> None:
-    """Print records of `first_offset` and later: an entry that had none yet is read from its end on."""
+    """Print records from `first_offset` on: the consumer reads an entry that has not reached it yet from its end."""
     from kera.cli._format import RecordOrigin
     from kera.client import GroupConsumer
 
@@ -350,7 +350,7 @@ async def _print_batches(
                 remaining -= batch.num_rows
                 if remaining == 0:
                     if isinstance(consumer, GroupConsumer) and batch.num_rows == chunk.batch.num_rows:
-                        await consumer.commit()  # a chunk that was printed in part is left to others
+                        await consumer.commit()  # but a chunk that was printed in part goes to other consumers again
                     return
 
 
@@ -363,7 +363,7 @@ async def _print_ordered(consumer: OrderedConsumer, count: int | None, shape: _S
         async for ordered in consumer.batches():
             batch, origins = ordered.batch, ordered.origins
             if since_us is not None and ordered.epoch * consumer.epoch_ms * 1000 <= since_us:
-                # What is late in an epoch behind is printed.
+                # Only the epoch with `since_us` is filtered, so that late records in later epochs are printed.
                 wanted = pc.greater_equal(origins["timestamp_us"], since_us)
                 batch, origins = batch.filter(wanted), origins.filter(wanted)
             batch, origins = batch.slice(0, remaining), origins.slice(0, remaining)
@@ -379,7 +379,7 @@ async def _print_ordered(consumer: OrderedConsumer, count: int | None, shape: _S
 
 
 def _write_all(data: Any) -> None:
-    # Blocks when the reader is slow, and so holds up nothing but this command; records must not pile up here.
+    # A slow reader blocks this command on purpose: records must not pile up here.
     view = memoryview(data)
     while view:
         view = view[os.write(sys.stdout.fileno(), view) :]
@@ -397,7 +397,7 @@ def _cancelled_when_reader_closes(task: asyncio.Future[None]) -> Iterator[asynci
         task.cancel()
 
     def watch() -> None:
-        # Not on the loop: that would make the pipe non-blocking, for other programs that write to it as well.
+        # The loop would make the pipe non-blocking, also for other programs that write to it.
         poll = select.poll()
         poll.register(fd, 0)  # errors are always reported
         poll.poll()

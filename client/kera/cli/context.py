@@ -1,4 +1,4 @@
-"""``kera context``: named connections, so that a command need not be told where a cluster is and who we are there."""
+"""``kera context``: named connections, which save options for the cluster's address and the user's credentials."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def set_(
     tls_cert: str | None = typer.Option(None, "--tls-cert", metavar="FILE", help="Our certificate."),
     tls_key: str | None = typer.Option(None, "--tls-key", metavar="FILE", help="Its key."),
 ) -> None:
-    """Make a context, or change one: what is not named stays, and none takes it away.
+    """Make a context, or change one: options that are not given stay, and the value none removes one.
 
-    It has no password, only the name of a file with one, which is read whenever it is shown.
+    It has no password, only the name of a file with one, which is read whenever the password is used.
     """
     _contexts.check_name(name)
     given = {
@@ -85,7 +85,7 @@ def set_(
 
 
 def _checked(field: str, value: str) -> str:
-    """Raises `UsageError`."""
+    """Return the value to store for a field. Raises `UsageError`."""
     from kera.core.access.identity import check_name
     from kera.core.coordinators import Coordinators
 
@@ -108,11 +108,14 @@ def _checked(field: str, value: str) -> str:
 
 
 def _file(flag: str, value: str, *, secret: bool) -> str:
-    """The whole path of a file. Raises `UsageError` if there is none, which does not repeat what may be a password."""
-    path = expanded_path(flag, Path(value)).absolute()  # a link stays one: it may lead elsewhere later
+    """Return the absolute path of a file. Raises `UsageError` if there is none; with `secret`, it leaves out the value.
+
+    A user may have given a password in place of a path.
+    """
+    path = expanded_path(flag, Path(value)).absolute()  # a link is kept: it may lead elsewhere later
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError):  # ValueError: a null character in it
+    except (OSError, ValueError):  # ValueError: a null character in the path
         mode = 0
     if not stat.S_ISREG(mode):
         if secret:
@@ -125,7 +128,7 @@ def _file(flag: str, value: str, *, secret: bool) -> str:
 
 
 def _check_together(made: Context) -> None:
-    """Raises `UsageError`."""
+    """Raise `UsageError` for fields that do not go together."""
     if made.token_file and (made.user or made.password_file):
         raise UsageError(
             "a token names its user: remove the token (--token-file none) or the user (--user none --password-file"
@@ -178,7 +181,7 @@ def show(
     name: str | None = typer.Argument(None, metavar="[NAME]", help="Name of the context. Default: the current one."),
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Show a context, and which variables of the environment count for more."""
+    """Show a context, and which variables of the environment override it."""
     contexts = _contexts.load()
     variable = os.environ.get(CONTEXT_VARIABLE, "")
     chosen = name or variable or contexts.current

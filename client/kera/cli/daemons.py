@@ -1,7 +1,7 @@
-"""``kera coordinator``, ``kera broker``, …: the daemons. A new one is a line in `DAEMONS`.
+"""``kera coordinator``, ``kera broker``, …: the daemons. A new daemon needs a line in `DAEMONS`.
 
-A daemon's flags are its settings (see `kera.cli._settings_flags`). They are looked up when the command is
-used, so that the other commands do not wait for the import of daemons.
+A daemon's flags are its settings (see `kera.cli._settings_flags`). They are loaded when the command is used, so that
+the other commands do not import the daemons.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kera.cli._lazy import add_lazy_command
 from kera.cli._run import extra
 
 _SUPERVISOR_PID_VARIABLE = "KERA_SUPERVISOR_PID"
-"""Set by `kera.local.child`, which is not imported: a daemon needs nothing of the client."""
+"""`kera.local.child` sets it. That module is not imported, as a daemon should need no code of the supervisor."""
 
 
 class Daemon(NamedTuple):
@@ -72,7 +72,7 @@ def _run(daemon: Daemon, settings: Any) -> int:
 
 
 def _die_with_supervisor() -> None:
-    """Follow the supervisor's end from here on, before the slow imports; also when it has ended already."""
+    """Have this process end with its supervisor; called before the slow imports. A dead supervisor ends it at once."""
     from kera.core.base.process import die_with_parent
 
     die_with_parent()

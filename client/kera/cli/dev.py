@@ -128,7 +128,7 @@ async def _run(cluster: LocalCluster) -> int:
 
 
 async def _watch(cluster: LocalCluster, stopping: asyncio.Future[Any]) -> int:
-    """Wait until the user stops the cluster, or a daemon has died that no other can replace."""
+    """Wait until the user stops the cluster, or a daemon dies that no other can replace; return the exit code."""
     import asyncio
 
     while True:
@@ -143,7 +143,7 @@ async def _watch(cluster: LocalCluster, stopping: asyncio.Future[Any]) -> int:
 
 
 def _can_go_on(cluster: LocalCluster, death: ChildDeath) -> bool:
-    """Whether others of its kind are left; and for a broker, backups to recover its data from."""
+    """Whether another daemon of its kind is left and, for a broker, backups to recover its data from."""
     kind = death.name.partition("-")[0]
     others = any(name != death.name and name.partition("-")[0] == kind for name in cluster.processes)
     return others and (kind != "broker" or cluster.backup_count > 0)
@@ -156,7 +156,7 @@ def _report_death(death: ChildDeath) -> int:
 
 
 def welcome(cluster: LocalCluster) -> str:
-    """Where everything is, and what to try first. The cluster runs."""
+    """Describe a running cluster: its addresses and directories, and the commands to try first."""
     from importlib.metadata import version
 
     segments = format_size(cluster.segment_bytes)
@@ -199,7 +199,7 @@ def welcome(cluster: LocalCluster) -> str:
 
 
 def _elsewhere() -> bool:
-    """Whether commands would go to another cluster by themselves."""
+    """Whether commands would use another cluster by default."""
     try:
         return BOOTSTRAP_VARIABLE in os.environ or CONTEXT_VARIABLE in os.environ or current_context()[1] is not None
     except UsageError:

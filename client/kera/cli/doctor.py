@@ -1,4 +1,4 @@
-"""``kera doctor``: looks at this machine before daemons run here, or at a cluster after it was set up."""
+"""``kera doctor``: checks this machine before daemons run here, or a cluster after it was set up."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DATA_DIR = Path("~/.local/share/kera")
 PORTS = [7400]
+"""The coordinator's default port. The system chooses the ports of other daemons, unless they are set."""
 OF_THIS_MACHINE = (
     "data_dir",
     "arena_bytes",
@@ -31,8 +32,7 @@ OF_THIS_MACHINE = (
     "cluster_secret_file",
     "config",
 )
-"""Options without an effect on a cluster elsewhere."""
-"""Others are chosen by the system, unless they are set."""
+"""Options that apply to this machine only, not to a cluster."""
 
 
 def doctor(
@@ -125,6 +125,6 @@ async def _of_cluster(bootstrap: str) -> list[Finding]:
     try:
         return cluster.installed(await look(bootstrap))
     except StartError:
-        raise  # of our own settings, not of the cluster
+        raise  # our own settings are wrong, not the cluster
     except KeraError as error:
         return cluster.unreachable(bootstrap, error)

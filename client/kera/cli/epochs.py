@@ -1,4 +1,4 @@
-"""``kera epochs``: what is in the epochs of a stream, and what holds up the next one."""
+"""``kera epochs``: shows the epochs of a stream, and the entries that hold up the next one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def list_(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """List the epochs that are closed and have records in them. All their records are read for it."""
+    """List the epochs that are closed and have records. This reads all their records."""
     if start != "earliest" and not start.lstrip("-").isdigit():
         raise UsageError(f"--from: {start!r} is neither the number of an epoch nor earliest")
     length_ms = None if epoch is None else parse_duration_ms(epoch, name="--epoch")
@@ -85,7 +85,7 @@ async def lag(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Show up to which time each entry is settled: the one that is furthest behind holds up the next epoch."""
+    """Show up to which time each entry is settled: the entry that is furthest behind holds up the next epoch."""
     from kera.client.epochs.settled import settled_entries
 
     async with connected(bootstrap) as client:
@@ -133,7 +133,7 @@ async def punctuate(
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Say that nothing older than a time comes behind what is in the stream, so that epochs up to then close."""
+    """Declare that no records older than a time will be written any more, so that epochs up to then close."""
     now_us = time.time_ns() // 1000
     at_us = now_us if at is None else parse_time_us(at, now_us, name="--time")
     async with connected(bootstrap) as client, client.producer(durability=durability) as producer:

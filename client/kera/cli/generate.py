@@ -1,7 +1,7 @@
-"""``kera generate``: what deploy/ has, for those who have the package and not the tree.
+"""``kera generate``: prints the files of deploy/, for users of the package who do not have the source tree.
 
-The wheel has these files (hatch_build.py); an editable install reads them where they are. They are printed byte by
-byte, so that what is redirected into a file is that file.
+The wheel has these files (hatch_build.py); an editable install reads them from the tree. They are printed byte for
+byte, so that redirected output equals the file.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ app = Commands(help="Print files for a deployment: alerts, dashboard, units, com
 
 
 class Kind(NamedTuple):
-    """The output of one command."""
+    """The files of one command."""
 
     shown: tuple[str, ...]
-    """Files that it prints if none is named."""
+    """Files that the command prints if none is named."""
     others: tuple[str, ...] = ()
-    """Files that belong to these."""
+    """Further files that go with these."""
     folder: str = ""
-    """In which of deploy/ they are; empty: in several, as which they have to stay together."""
+    """The folder of deploy/ with the files; empty: the names have their folders, which have to be kept."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All there are."""
+        """The names of all files."""
         return (*self.shown, *self.others)
 
 
@@ -58,7 +58,7 @@ KINDS = (PROMETHEUS, GRAFANA, SYSTEMD, COMPOSE)
 
 
 SHELLS = ("bash", "zsh", "fish")
-"""For which there is completion."""
+"""Shells with completion."""
 
 
 FILE_ARGUMENT = typer.Argument(None, metavar="[FILE]", help="Name of the file to print; --list shows the names.")
@@ -78,7 +78,7 @@ def prometheus(
 ) -> None:
     """Print recorded series and alerts for Prometheus.
 
-    By name also what scrapes, and tests of the alerts.
+    By name also the configuration that scrapes, and tests of the alerts.
     """
     _generate(PROMETHEUS, file, out, only_list=only_list, force=force)
 
@@ -131,9 +131,9 @@ def completion(
         ..., metavar="SHELL", autocompletion=lambda: list(SHELLS), help=f"For which: {', '.join(SHELLS)}."
     ),
 ) -> None:
-    """Print what completes kera in a shell.
+    """Print the script that completes kera in a shell.
 
-    `source` takes it, or the shell's folder of completions.
+    Load it with `source`, or put it into the shell's folder of completions.
     """
     from typer._completion_shared import get_completion_script
 
@@ -158,23 +158,23 @@ def _generate(kind: Kind, file: str | None, out: Path | None, *, only_list: bool
 
 
 def _print(kind: Kind, names: tuple[str, ...]) -> None:
-    """One file as it is; several under their names, as `systemctl cat` has it."""
+    """Print one file unchanged, or several under their names, as `systemctl cat` does."""
     parts = [content(kind, name) for name in names]
     if len(parts) > 1:
         parts = [f"# {name}\n".encode() + part for name, part in zip(names, parts, strict=True)]
     sys.stdout.flush()
-    sys.stdout.buffer.write(b"\n".join(parts))  # whatever the encoding of the output is: the file is in its own
+    sys.stdout.buffer.write(b"\n".join(parts))  # bytes, so that the encoding of the output does not matter
     sys.stdout.buffer.flush()
 
 
 def _write(kind: Kind, names: tuple[str, ...], out: Path, *, force: bool) -> None:
-    """All of them, or none if that would replace what somebody has changed."""
+    """Write all files, or none if that would replace a file with other content and `force` is off."""
     wanted = {file_to_replace(out / name): content(kind, name) for name in names}
     try:
         changed = [str(path) for path, data in wanted.items() if path.exists() and path.read_bytes() != data]
         if changed and not force:
             raise UsageError(f"{', '.join(changed)}: there already, with something else in it; --force replaces it")
-        for name in names:  # not of what links lead to: a place that is not there is most likely a mistake
+        for name in names:  # not for targets of links: a link to a missing directory is most likely a mistake
             (out / name).parent.mkdir(parents=True, exist_ok=True)
         for path, data in wanted.items():
             path.write_bytes(data)
@@ -190,7 +190,7 @@ class NotPackaged(KeraError):
 
 
 def content(kind: Kind, name: str) -> bytes:
-    """A file of deploy/. Raises `NotPackaged`."""
+    """Return a file of deploy/. Raises `NotPackaged` if the installation lacks it."""
     here = Path(__file__).resolve()
     tree = here.parents[3]
     folders = [here.parent / "deploy", *([tree / "deploy"] if (tree / "pyproject.toml").is_file() else [])]

@@ -1,4 +1,4 @@
-"""``kera inspect``: the segments on a broker's disk, and their chunks. Read-only, also while the broker runs."""
+"""``kera inspect``: lists the segments on a broker's disk, and their chunks. Read-only, also while the broker runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kera.broker.records import SegmentAddress, SegmentRecord
 
 COPIES_MAX = 3
-"""The index of a running broker may change while it is copied; then it is copied again."""
+"""How often the index of a running broker is copied at most: it may change during a copy, which is then repeated."""
 SEGMENT_HEADING = (
     "STREAM", "STREAMLET", "ENTRY", "GROUP", "SEGMENT", "FILE", "STATE", "CHUNKS", "RECORDS", "BYTES", "FIRST RECORD",
     "FROM", "TO",
@@ -29,7 +29,7 @@ CHUNK_HEADING = ("OFFSET", "PRODUCER", "EPOCH", "SEQUENCE", "RECORDS", "BYTES", 
 
 
 class SegmentRow(NamedTuple):
-    """A segment as it is shown. What is unknown is None."""
+    """The row of a segment; unknown values are None."""
 
     stream_id: int | None
     streamlet_id: int | None
@@ -38,7 +38,7 @@ class SegmentRow(NamedTuple):
     segment_id: int | None
     path: Path
     state: str | None
-    """open, closed; missing, unreadable: it is in the index, but its file cannot be read."""
+    """open or closed; missing or unreadable if the index has the segment, but its file cannot be read."""
     chunks: int
     records: int
     length_bytes: int
@@ -48,7 +48,7 @@ class SegmentRow(NamedTuple):
 
 
 class ChunkRow(NamedTuple):
-    """A chunk, or what is left of it. What a damaged header does not tell is None; a punctuation has no producer."""
+    """The row of a chunk. Values that a damaged header does not have are None; a punctuation has no producer."""
 
     offset: int
     producer_id: int | None
@@ -80,7 +80,7 @@ def inspect(
     if (path / "backup.json").exists():
         raise UsageError(f"{path} is the data directory of a backup; use kera verify")
     with extra("server"):
-        import kera.broker.verify  # noqa: F401 - fails here if a package is missing
+        import kera.broker.verify  # noqa: F401 - so that a missing package is reported here
     with interruptible():
         if path.is_file():
             _show(_of_file(path, with_chunks=chunks), with_chunks=chunks, output=output)
@@ -166,7 +166,7 @@ def _of_record(
         view = read_segment(path, None if record.open else record.length)
     except OSError as error:
         return segment._replace(state="missing" if isinstance(error, FileNotFoundError) else "unreadable"), None
-    if record.open:  # only its file knows its length
+    if record.open:  # the length of an open segment is only in its file
         scan = scan_all(view, address=address)
         segment = _scanned(path, address, scan, "open")
     else:
@@ -175,7 +175,7 @@ def _of_record(
 
 
 def _scanned(path: Path, address: SegmentAddress, scan: SegmentScan, state: str | None) -> SegmentRow:
-    """A segment as its chunks describe it."""
+    """Return the row of a segment, with values from its chunks."""
     headers = scan.headers
     return SegmentRow(
         *address,
@@ -232,7 +232,7 @@ def _time(time_us: int | None) -> str | None:
     try:
         return None if time_us is None else format_time(time_us)
     except (OverflowError, ValueError, OSError):
-        return str(time_us)  # whatever the producer meant by it
+        return str(time_us)  # a producer may send any number as a time
 
 
 def _to_json(segment: SegmentRow, chunks: list[ChunkRow] | None) -> dict[str, Any]:

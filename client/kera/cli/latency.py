@@ -1,4 +1,4 @@
-"""``kera latency``: how late records may be on their way through streams, and how late they are."""
+"""``kera latency``: limits on the latency of records on their way through streams, and measured latencies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WINDOW_HELP = "Time over which the mean is taken: 15s, 1min."
 P99_OPTION = typer.Option(False, "--p99", help="Limit the 99th percentile.")
 INTERVAL = "2s"
 CLEAR = "\x1b[H\x1b[2J"
-"""Clears a terminal."""
+"""Clears the terminal."""
 
 
 @app.command()
@@ -45,7 +45,7 @@ async def create(
 ) -> None:
     """Limit the latency of records on a path: their mean over any window is at most the limit.
 
-    Writers, brokers and readers let their buffers fill for as long as that leaves time, and no longer.
+    Writers, brokers and readers let their buffers fill for as long as the limit allows, and no longer.
     """
     elements, limit_ms, window_ms = _path(path), _limit(limit), _window(window)
     statistic: Statistic = "p99" if p99 else "mean"
@@ -66,7 +66,7 @@ async def alter(
     mean: bool = typer.Option(False, "--mean", help="Limit the mean."),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Change a latency constraint. What is not named stays as it is; it counts at once."""
+    """Change a latency constraint at once. Settings that are not given stay unchanged."""
     if p99 and mean:
         raise UsageError("give either --p99 or --mean")
     fields: dict[str, Any] = {
@@ -84,7 +84,7 @@ async def alter(
 
 @app.command("list")
 async def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
-    """List all latency constraints, and whether they are held."""
+    """List all latency constraints, and whether they are met."""
     async with connected(bootstrap) as client:
         found = await client.latency.constraints()
     if output.is_document:
@@ -97,7 +97,7 @@ async def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTIO
 
 @app.command()
 async def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
-    """Delete a latency constraint: buffers of its streams go by their own settings again."""
+    """Delete a latency constraint: buffers of its streams follow their own settings again."""
     confirm(f"deleting {name}", f"delete latency constraint {name}?", yes=yes)
     async with connected(bootstrap, patient=False) as client:
         await client.latency.delete(name)
@@ -112,7 +112,7 @@ async def describe(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Show what each hop of a path takes, who takes too long, and what buffers were advised."""
+    """Show the time of each hop of a path, the hops that take too long, and the advice to buffers."""
     import asyncio
 
     pause_s = _time("--interval", interval) / 1000
@@ -126,7 +126,7 @@ async def describe(
                 text = described(found)
             elif not watch:
                 text = rendered(_to_json(found), output)
-            else:  # one after the other: a line each, or as YAML has them
+            else:  # a stream of documents: one line of JSON each, or YAML with separators
                 text = rendered(_to_json(found), output, indent=None)
                 text = f"---\n{text}" if output is Output.YAML else text
             print(f"{CLEAR}{text}" if on_screen else text, flush=True)

@@ -1,4 +1,4 @@
-"""``kera node``: the brokers of one host, one for each core or NUMA node, for as long as the command runs."""
+"""``kera node``: runs the brokers of one host, one for each core or NUMA node, until the command ends."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def node(
         if not chosen <= allowed_cpus():
             raise UsageError("--cpus has CPUs on which this command may not run, or that there are not")
         plan = planned(
-            grouped(chosen, per),  # type: ignore[arg-type]  # looked at above
+            grouped(chosen, per),  # type: ignore[arg-type]  # checked above
             brokers,
             directory,
             port=port,

@@ -1,4 +1,4 @@
-"""``kera produce``: lines of standard input become records of a stream."""
+"""``kera produce``: sends lines of standard input as records of a stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kera.client import Producer, StreamDescription
 
 ToBatch = Callable[[bytes, int], "pa.RecordBatch"]
-"""Converts a block of lines to records; the number is that of its first line, for messages."""
+"""Converts a block of lines to records; the number of its first line is for messages."""
 
 
 def produce(
@@ -100,7 +100,7 @@ async def _produce(
             sender = _Sender(producer, name)
             try:
                 await _send_all(sender, to_batch)
-            except asyncio.CancelledError:  # Ctrl-C: what was read goes out
+            except asyncio.CancelledError:  # Ctrl-C: records that were read are still sent
                 await sender.finish()
                 raise
             except BaseException:
@@ -145,10 +145,10 @@ class _Sender:
         self._records = 0
         self._input_bytes = 0
         self._started_s: float | None = None
-        """When the first batch came: a person may take their time to type it."""
+        """Time of the first batch: a user may take a while to type it, which must not count."""
 
     async def send(self, batch: pa.RecordBatch, input_bytes: int) -> None:
-        """Hand over `batch` when there is room for it."""
+        """Hand `batch` to the producer, once that has room for it. Raises the first error of earlier batches."""
         import asyncio
 
         if self._error is not None:
@@ -185,7 +185,7 @@ class _Sender:
             raise self._error
 
     def print_summary(self) -> None:
-        """Print how many records were acknowledged and, of 1,000 and more, at which rate."""
+        """Print how many records were acknowledged and, for 1,000 or more, at which rate."""
         seconds = 0.0 if self._started_s is None else time.perf_counter() - self._started_s
         text = f"{self._records:,} {'record' if self._records == 1 else 'records'} in {seconds:.2f} s"
         if self._records >= 1000:

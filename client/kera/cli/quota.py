@@ -1,4 +1,4 @@
-"""``kera quota``: what users may use of a cluster at most."""
+"""``kera quota``: limits on the use of a cluster by its users."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 app = Commands(help="Set, show and clear quotas, the limits of users.", no_args_is_help=True)
 
 NONE = "none"
-"""In place of a number: as much as it likes."""
+"""Given in place of a number: no limit."""
 SIZES = frozenset({"bytes_in_per_s", "bytes_out_per_s", "stored_bytes"})
 HEADING = ("USER", "BYTES IN/S", "BYTES OUT/S", "REQUESTS/S", "CONNECTIONS", "STREAMS", "STORED")
 DEFAULT = "(default)"
-"""In place of a name."""
+"""Shown in place of a user's name for the default quota."""
 
 NAME_ARGUMENT = typer.Argument(None, metavar="NAME", help="Name of the user.")
 DEFAULT_OPTION = typer.Option(
@@ -61,10 +61,10 @@ async def set_(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Limit what a user may use, or take a limit away (none). Limits that are not named stay as they are.
+    """Limit what a user may use, or take a limit away (none). Limits that are not given stay unchanged.
 
-    Who goes beyond a rate waits for its answers; who would have more of the others is refused. It holds at once, and
-    ends no connection. A user with a quota of its own goes by nothing of the default one.
+    A user above a rate gets its answers later; anything beyond one of the other limits is refused. Limits hold at
+    once, and end no connection. The default quota does not apply to a user who has a quota.
     """
     given = {
         "bytes_in_per_s": bytes_in_per_s,
@@ -94,7 +94,7 @@ async def show(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Show the quota that holds for a user, or the default one; without a name all quotas there are."""
+    """Show the quota that holds for a user, or the default one; without a name, all quotas."""
     user = None if name is None and not default else _user(name, default=default)
     async with reading(bootstrap, cluster_secret_file) as access:
         quotas = await _quotas(access)
@@ -114,7 +114,7 @@ async def clear(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Take the quota of a user away, so that the default one holds for it; or take the default one away."""
+    """Remove the quota of a user, so that the default one holds; or remove the default one."""
     user = _user(name, default=default)
     async with changing(bootstrap, cluster_secret_file) as access:
         change = await _put(access, user, _quota({}))
@@ -123,12 +123,12 @@ async def clear(
 
 
 async def _quotas(access: Access) -> dict[str, Quota]:
-    """By user; of "" the default one, which comes first."""
+    """Return the quotas by user; the default one comes first, under ""."""
     return {"": await access.default_quota(), **{each.name: each.quota for each in await access.users()}}
 
 
 async def _put(access: Access, user: str, quota: Quota) -> tuple[str, ...]:
-    """Returns who could not be told."""
+    """Set a quota; return the members that could not be notified."""
     limits = dataclasses.asdict(quota)
     change = await (access.set_quota(user, **limits) if user else access.set_default_quota(**limits))
     return change.untold
@@ -141,7 +141,7 @@ def _quota(limits: dict[str, int | None]) -> Quota:
 
 
 def _user(name: str | None, *, default: bool) -> str:
-    """Empty: the default quota is meant."""
+    """Return the user's name; empty for the default quota. Raises `UsageError`."""
     if (name is None) != default or name == "":
         raise UsageError("give either the NAME of a user, or --default")
     return name or ""

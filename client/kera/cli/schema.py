@@ -1,4 +1,4 @@
-"""``kera schema``: what values of streams look like, and which changes of that are taken."""
+"""``kera schema``: the schemas of the values of streams, and which changes of them are compatible."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ async def register(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Make a schema the next version of a subject. One that is there already stays what it is.
+    """Make a schema the next version of a subject. A schema that the subject has already keeps its version.
 
-    One that would break readers is refused, and kera schema check tells all of it.
+    A schema that would break readers is refused; kera schema check lists all reasons.
     """
     schema_type, definition = _definition(file, kind, message, proto_path)
     async with connected(bootstrap) as client:
@@ -73,7 +73,7 @@ async def check(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Tell what would break if a schema were registered; ends with 1 if anything would."""
+    """Show what would break if a schema were registered; exit code 1 if anything would."""
     schema_type, definition = _definition(file, kind, message, proto_path)
     async with connected(bootstrap) as client:
         found = await client.schemas.check(subject, schema_type, definition, message=message)
@@ -143,7 +143,7 @@ async def show(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Show a schema: its text; of Protobuf and Arrow what it means. Documents have what was registered."""
+    """Show a schema as text; Protobuf and Arrow are decoded. Documents have the registered definition."""
     if (subject is None) == (schema_id is None) or (schema_id is not None and version is not None):
         raise UsageError("give a SUBJECT, perhaps with --version, or --id")
     async with connected(bootstrap) as client:
@@ -176,10 +176,10 @@ async def compatibility(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Show which schemas may follow those of a subject, or set it; without a subject, of all others.
+    """Show or set which schemas may follow those of a subject; without a subject, the default of all others.
 
-    backward: who reads with the new schema reads what was written with the last one. forward: who reads with the last
-    one reads what is written with the new one. full: both. transitive: the same of all earlier ones.
+    backward: the new schema can read values written with the last one. forward: the last schema can read values written
+    with the new one. full: both. transitive: the same holds for all earlier schemas.
     """
     if default is not None and subject is not None:
         raise UsageError("--default applies to all subjects: leave the subject out")
@@ -203,7 +203,7 @@ async def delete(
 ) -> None:
     """Delete a version of a subject, or the subject; ids are not used again.
 
-    Values that were written with a schema that no subject has any more cannot be read by it from then on.
+    Once no subject has a schema any more, values that were written with it can no longer be read.
     """
     what = subject if version is None else f"version {version} of {subject}"
     confirm(f"deleting {what}", f"Delete {what}? Values that were written with it may not be read any more.", yes=yes)
@@ -213,9 +213,9 @@ async def delete(
     print(f"deleted {plural(len(gone), 'version')} of {subject}")
 
 
-@ended_by_signals()  # it may read standard input
+@ended_by_signals()  # as it may read standard input
 def _definition(file: Path, kind: str | None, message: str, proto_path: list[Path]) -> tuple[SchemaType, str]:
-    """Raises `UsageError`, also for an option that would have no effect."""
+    """Return the type and the definition of a schema. Raises `UsageError`, also for an option without effect."""
     schema_type, definition = definition_of(file, _kind(kind), proto_path)
     for option, given in {"--message": message, "--proto-path": proto_path}.items():
         if given and schema_type.value != "protobuf":

@@ -46,7 +46,7 @@ AHEAD_HELP = "With epochs: refuse records with times further ahead of the clock;
 
 
 def stream_document(stream: StreamDescription, bounds: dict[int, list[EntryBounds]] | None = None) -> dict[str, Any]:
-    """`stream` as JSON; with `bounds`, also what each entry holds. Offsets have their older names beside them."""
+    """Return `stream` as JSON; with `bounds`, also the offsets of each entry, under current and older names."""
     document: dict[str, Any] = {
         "name": stream.name,
         "stream_id": stream.stream_id,
@@ -87,7 +87,7 @@ def stream_document(stream: StreamDescription, bounds: dict[int, list[EntryBound
 
 
 def parse_columns(columns: Iterable[str], *, option: str = "--column") -> pa.Schema:
-    """A schema from ``name:type`` texts, values of `option`, such as ``fare:float64`` or ``tags:list<string>``.
+    """Return a schema of ``name:type`` texts, values of `option`, such as ``fare:float64`` or ``tags:list<string>``.
 
     The names of types are Arrow's own, so that ``kera stream create`` takes the output of ``kera stream describe``.
     Raises `UsageError` that names the wrong text.
@@ -310,7 +310,7 @@ def _domain_pairs(config: StreamConfig) -> list[tuple[str, object]]:
 def _epoch_settings(
     epoch: str | None, punctuation: str | None, grace: str | None, timestamp_ahead_max: str | None
 ) -> dict[str, Any]:
-    """As `create_stream` and `alter_stream` take them; None: not given."""
+    """Return the settings of epochs for `create_stream` and `alter_stream`; None: not given."""
     spans = {
         "epoch_ms": (epoch, "--epoch"),
         "epoch_grace_ms": (grace, "--epoch-grace"),
@@ -335,7 +335,7 @@ def _epoch_pairs(config: StreamConfig) -> list[tuple[str, object]]:
 
 
 def _retention_pairs(config: StreamConfig) -> list[tuple[str, object]]:
-    """When records are deleted, and which consumer groups delay that."""
+    """Describe when records are deleted, and which consumer groups delay that."""
     rules = []
     if config.retention_ms:
         rules.append(f"older than {config.retention_ms} ms")
@@ -506,7 +506,7 @@ async def truncate(
 
 @app.command()
 async def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
-    """Delete a stream and all its records, with what copies into it have noted of their progress."""
+    """Delete a stream and all its records, and the journals in which copies into it keep their progress."""
     confirm(f"deleting {name}", f"Delete {name} and all its records?", yes=yes)
     from kera.connect.streams.journal import journal_stream
 
@@ -515,13 +515,13 @@ async def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: s
         await client.admin.delete_stream(name)
         print(f"deleted {name}")
         for copy in copies:
-            with contextlib.suppress(UnknownStream):  # somebody else was faster
+            with contextlib.suppress(UnknownStream):  # another process has deleted it meanwhile
                 await client.admin.delete_stream(journal_stream(copy))
             print(f"deleted {journal_stream(copy)}, the journal of copy {copy} into {name}")
 
 
 async def _copies_into(client: Client, name: str) -> list[str]:
-    """The copies whose journals say nothing without the stream; none if their journals cannot be read."""
+    """Return the copies whose journals are useless without the stream; none if journals cannot be read."""
     from kera.connect.streams.journal import journals_of
 
     stream = await client.admin.describe_stream(name)

@@ -1,4 +1,4 @@
-"""``kera tls``: certificates for a cluster that has no authority of its own yet."""
+"""``kera tls``: certificates for a cluster, from an authority that it makes if there is none yet."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def init(
 ) -> None:
     """Make an authority in DIR, unless there is one, and certificates of it for hosts and clients.
 
-    A certificate that is there is replaced by a new one: daemons and clients take it up by themselves. Keep ca-key.pem
-    away from the cluster: whoever has it can be anybody.
+    An existing certificate is replaced by a new one, which daemons and clients load without a restart. Keep ca-key.pem
+    away from the cluster: with it, anybody can issue certificates for any user or host.
     """
     from kera.core.security.issuing import Authority, check_request
 

@@ -1,4 +1,4 @@
-"""``kera token``: delegation tokens, which are shown in place of a password, for a while, and for less if you like."""
+"""``kera token``: delegation tokens, which replace a password for a limited time, with the same or fewer rights."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ async def issue(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """Issue a token with your rights, or fewer. Who has it may do what you may: keep it as you keep a password.
+    """Issue a token with your rights, or fewer. Anybody who has it can use these rights: keep it like a password.
 
-    Programs take it from KERA_CLIENT_TOKEN_FILE. It is printed once, and known to nobody but who has it.
+    Programs take it from KERA_CLIENT_TOKEN_FILE. It is printed once, and the cluster cannot show it again.
     """
     from kera.core.access.rights import check_resource
 
@@ -67,7 +67,7 @@ async def issue(
             check_resource(each)
     file = None if out is None else file_to_replace(expanded_path("--out", out))
     async with changing(bootstrap, None) as access:
-        with _file_for(file) as written:  # before there is a token: one that cannot be kept is none
+        with _file_for(file) as written:  # opened first: without a place to store it, no token is issued
             token = await access.issue_token(resources, lifetime_ms=lifetime_ms)
             if written is not None:
                 written.write(f"{token.secret}\n")
@@ -98,13 +98,13 @@ def _print_issued(token: Token, out: Path | None, output: Output) -> None:
     if out is not None:
         print(f"{text}; it is in {out}")
     else:
-        print(token.secret)  # alone, so that it can be taken as it is
+        print(token.secret)  # the only line on standard output, so that a script can take it
         print(text, file=sys.stderr)
 
 
 @contextlib.contextmanager
 def _file_for(file: Path | None) -> Iterator[IO[str] | None]:
-    """A file that takes the place of `file` in the end, all of it or nothing, and that nobody else can read."""
+    """Context manager that yields a new file, for the owner only, which replaces `file` if the block succeeds."""
     if file is None:
         yield None
         return
@@ -127,7 +127,7 @@ async def list_(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """List your tokens; all, if you administer the cluster. What they are shown as is known to nobody."""
+    """List your tokens, or all if you administer the cluster. Their secrets cannot be shown."""
     async with reading(bootstrap, cluster_secret_file) as access:
         tokens = await access.tokens()
     documents = [
@@ -146,7 +146,7 @@ async def renew(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Have a token be good for as long again, from now."""
+    """Extend a token: it is valid for its lifetime again, from now."""
     token_id = _id_of(token)
     async with changing(bootstrap, cluster_secret_file) as access:
         done = await access.renew_token(token_id)
@@ -160,7 +160,7 @@ async def revoke(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """End a token now; what was authenticated with it has ended then."""
+    """End a token now, and all access that was authenticated with the token."""
     token_id = _id_of(token)
     async with changing(bootstrap, cluster_secret_file) as access:
         change = await access.revoke_token(token_id)
@@ -169,7 +169,7 @@ async def revoke(
 
 
 def _id_of(text: str) -> str:
-    """The id, also of a whole token: nothing repeats its secret."""
+    """Return the id of a token that is given by id or as a whole, so that no message repeats its secret."""
     from kera.core.access.accounts import Token
 
     whole = Token.parse(text)

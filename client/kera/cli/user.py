@@ -1,4 +1,4 @@
-"""``kera user``: users that the cluster keeps, their passwords and roles."""
+"""``kera user``: the users that the cluster stores, their passwords and roles."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ async def create(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Create a user. It may do nothing until a rule says so: kera acl grant.
+    """Create a user. It may do nothing until a rule allows it: kera acl grant.
 
-    The password does not leave this machine: the cluster gets what it can be checked against.
+    The password does not leave this machine: the cluster only gets a verifier that it checks passwords against.
     """
     password = new_password(name, password_file, none=no_password)
     async with changing(bootstrap, cluster_secret_file) as access:
@@ -59,7 +59,7 @@ async def list_(
     bootstrap: str = BOOTSTRAP_OPTION,
     output: Output = OUTPUT_OPTION,
 ) -> None:
-    """List the users that the cluster keeps; who comes with a certificate or another issuer's token need not be one."""
+    """List the stored users; users with a certificate or another issuer's token need not be among them."""
     async with reading(bootstrap, cluster_secret_file) as access:
         users = await access.users()
     heading = ("USER", "PASSWORD", "ROLES", "CREATED", "CHANGED")
@@ -84,7 +84,7 @@ async def passwd(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Change a user's password; everybody may change their own. What was authenticated with the old one ends."""
+    """Change a user's password; everybody may change their own. Ends what was authenticated with the old one."""
     user = _myself() if name is None else name
     password = new_password(user, password_file, none=no_password)
     async with changing(bootstrap, cluster_secret_file) as access:
@@ -112,7 +112,7 @@ async def roles(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Set the roles of a user, all of them: rules about role:NAME count for who has it."""
+    """Set all roles of a user: rules about role:NAME apply to the users that have it."""
     if bool(role) == no_roles:
         raise UsageError("give either each --role that the user is to have, or --no-roles")
     async with changing(bootstrap, cluster_secret_file) as access:
@@ -129,7 +129,7 @@ async def delete(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Delete a user, and revoke its tokens. What it has under way ends."""
+    """Delete a user, and revoke its tokens. Ends its work in progress."""
     confirm(f"deleting user {name}", f"Delete user {name} and its tokens?", yes=yes)
     async with changing(bootstrap, cluster_secret_file) as access:
         done = await access.delete_user(name)

@@ -1,4 +1,4 @@
-"""``kera verify``: checks that what daemons have on disk is what was written. Needs no daemon, and changes nothing."""
+"""``kera verify``: checks the data of daemons on disk for damage. Needs no daemon, and changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kera.server.verifying import Defect
 
 QUIET_S = 1.0
-"""A check that is done sooner shows no progress."""
+"""Time before a check shows its progress."""
 PROGRESS_INTERVAL_S = 0.2
 
 
@@ -76,10 +76,10 @@ class _Check:
         self.segments: list[of_broker.SegmentsChecked] = []
         """The segments of each broker."""
         self.replicas: of_backup.ReplicasChecked | None = None
-        """None: no backup was given."""
+        """The replicas of all backups; None: no backup was given."""
 
     def run(self, brokers: Sequence[Path], backups: Sequence[Path], progress: _Progress) -> Iterator[Defect]:
-        """All damage and all warnings."""
+        """Yield all damage and all warnings."""
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(self._backup.BackupFiles.opened(path)) for path in backups]
             for path in brokers:
@@ -99,7 +99,7 @@ class _Check:
         return self._broker.SegmentsChecked(*map(sum, zip(*map(dataclasses.astuple, self.segments), strict=True)))
 
     def _compare_logs(self, brokers: Sequence[Path], files: Sequence[of_backup.BackupFiles]) -> Iterator[Defect]:
-        """The chunks of brokers' logs, and what their indexes say of them, with their replicas."""
+        """Compare the chunks of brokers' logs, and the replicas in their indexes, with the replicas on backups."""
         from kera.broker.registration import BrokerIdentity
         from kera.cli._log_and_replicas import LogAndReplicas
         from kera.server.verifying import unused
@@ -109,7 +109,7 @@ class _Check:
             for path in brokers:
                 stack.enter_context(unused(path))
                 copy = stack.enter_context(self._broker.index_copy(path / "log" / "index"))
-                if copy.index is not None:  # or it was reported
+                if copy.index is not None:  # the check of the broker has reported a missing index
                     indexes[path] = copy.index
             for path, index in indexes.items():
                 identity = None
@@ -161,7 +161,7 @@ def _counts(totals: of_broker.SegmentsChecked | of_backup.ReplicasChecked) -> di
 
 
 class _Progress:
-    """One line on the terminal, updated in place; nothing if standard error is not a terminal."""
+    """A line on the terminal that is updated in place; shows nothing if standard error is not a terminal."""
 
     def __init__(self, check: _Check) -> None:
         self._check = check
