@@ -1,7 +1,7 @@
 """Entry point of ``kera`` and ``python -m kera.cli``.
 
-The user sees every error as one line ``kera: error: …`` and an exit code: 1 for an error, 2 for an invalid command line
-or invalid settings, 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP.
+Errors reach the user as one line ``kera: error: …`` and an exit code: 1 for an error, 2 for an invalid command line or
+invalid settings, 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP.
 """
 
 from __future__ import annotations

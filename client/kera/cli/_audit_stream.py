@@ -44,7 +44,7 @@ class StreamOfEvents:
         self._waiting: deque[bytes] = deque()
         self._come = asyncio.Event()
         self._lost = 0
-        """Events dropped since the last that found room."""
+        """Number of events dropped since the last one that found room."""
         self._error = ""
         self._writing: asyncio.Task[None] | None = None
 

@@ -310,8 +310,8 @@ async def adopt(
 ) -> None:
     """Adopt a stream that brokers hold, but the metadata lack or know only in an older state.
 
-    Needed after the metadata were restored from an older backup. The stream keeps all its records; one that the
-    metadata know loses those that other brokers have taken for it since the restore.
+    Needed after the metadata were restored from an older backup. The stream keeps all its records, but if the metadata
+    know it, it loses the records that other brokers have taken for it since the restore.
     """
     async with connected(bootstrap) as client:
         if not stream:

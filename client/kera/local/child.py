@@ -127,7 +127,7 @@ class Child:
         return self._process.returncode if self._process is not None else None
 
     def describe_exit(self) -> str:
-        """How the last run ended, in words."""
+        """Return how the last run ended, in words."""
         code = self.returncode
         if code is None:
             return "has not ended"

@@ -263,7 +263,7 @@ class LocalCluster:
     @classmethod
     @contextlib.contextmanager
     def running(cls, **arguments: Any) -> Iterator[RunningCluster]:
-        """A started cluster for synchronous code; takes the arguments of the class.
+        """Context manager that starts a cluster for synchronous code; takes the arguments of the class.
 
         with LocalCluster.running(brokers=2) as cluster:
             use(cluster.bootstrap)

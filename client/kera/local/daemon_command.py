@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 
 def daemon_command(daemon: str, settings: Mapping[str, object]) -> list[str]:
-    """The command line of ``kera broker`` and the like; `settings` by name."""
+    """Return the command line of ``kera broker`` or another daemon; `settings` are given by name."""
     return [sys.executable, "-m", "kera.cli", daemon, *_flags(settings)]
 
 

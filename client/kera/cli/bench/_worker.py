@@ -36,7 +36,7 @@ WARM_UP_RECORDS_MAX = 50_000
 SENDS_PER_DRAIN = 100
 SENDS_PER_SAMPLE = 1000
 CHUNKS_PER_SAMPLE = 4
-"""One chunk of this number is timed when chunks are sent as fast as possible, as timing itself takes time."""
+"""One in this many chunks is timed when they are sent as fast as possible, as timing itself takes time."""
 SAMPLES_PER_S_MAX = 20_000
 RECORDS_PER_TICK_MAX = 1000
 """More records would overrun the producer's buffer between two drains."""

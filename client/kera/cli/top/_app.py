@@ -287,7 +287,7 @@ class Top(App[None]):
     # -- keys ------------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable the tables' actions while something else is on the screen, or a filter is typed."""
+        """Disable the table's actions while another screen is on top."""
         del parameters
         on_top = len(self.screen_stack) == 1
         if action in {"view", "next_view", "sort", "reverse", "filter", "no_filter", "interval"}:
