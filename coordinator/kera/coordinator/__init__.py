@@ -1,15 +1,15 @@
 """The coordinator: the streams, the owners of their streamlets, the live daemons (thesis 6.3.1).
 
-From the bottom up, and nothing imports what is above it:
+The parts from the bottom up; no part imports one above it:
 
-    ids               what others are called by
-    store/            what survives a coordinator: metadata in LMDB or ZooKeeper, who leads
-    cluster/          what a coordinator knows, and the ways to reach those that it knows
-    recovery/         what happens to what a dead broker had
-    operations/       everything else that is done: registering, streams, moves, drains, restarts, forgetting, restoring
+    ids               identifiers of streamlets and of launches
+    store/            what survives a coordinator: metadata in LMDB or ZooKeeper, and the election of the leader
+    cluster/          the coordinator's knowledge of the cluster, and the calls to brokers and backups
+    recovery/         moves the data of a dead broker to others
+    operations/       all other operations: registering, streams, moves, drains, restarts, forgetting, restoring
     consumer_groups/  consumers that share streams
-    control           finds out what there is to do, and has it done
-    coordinator       makes all of these, and is what is asked
+    control           looks periodically for pending work, and starts it
+    coordinator       builds all of these, and answers requests
     service, __main__ remote calls, and the process
 
 One event loop owns all of it. Changes are made one at a time (``cluster.changing``): written first, then acted on.

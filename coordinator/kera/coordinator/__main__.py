@@ -10,16 +10,16 @@ from kera.core.runtime import MACHINE, Runtime
 from kera.server.daemon import run_daemon, run_from_environment
 
 SWITCH_INTERVAL_S = 0.0001
-"""After which the loop lets another thread run that waits to (Python's own choice is 5 ms).
+"""The time after which the event loop yields to another thread that waits to run (Python's default is 5 ms).
 
-The thread that writes metadata waits so long each time that it comes back from the kernel, several times for a write,
-and with it whoever has asked for that. Brokers have more to do in their loops, and would lose by it
+The thread that writes metadata waits this long whenever it returns from the kernel, several times per write, and the
+caller of the write waits too. Brokers have more to do in their loops, and would lose by a short interval
 (bench/notes/load.md).
 """
 
 
 def run(settings: CoordinatorSettings, runtime: Runtime = MACHINE) -> int:
-    """Run a coordinator until it is told to stop; returns the exit code of the process."""
+    """Run a coordinator until it is stopped; return the exit code of the process."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     return run_daemon(
         lambda: serve(settings, runtime),

@@ -1,8 +1,8 @@
 """The coordinator as an application: the stages of its start, one after the other; it stops in the reverse order.
 
-`serve` lists the stages. It listens first and is elected then, as others have to be told where it listens. With an
-embedded store it is ready when it leads; with ZooKeeper it is ready when it runs for leader, and sends whoever asks to
-the one that leads.
+`serve` lists the stages. The coordinator first listens and then runs for leader, because others have to learn its
+address. With an embedded store it is ready once it leads. With ZooKeeper it is ready once it runs for leader, and
+redirects callers to the leader.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from kera.server.network import room_of
 
 CONNECTION_WEIGHTS = {"grpc": 1}
 CONNECTION_CALLS_MAX = 8
-"""Calls of one connection under way at once: what others wait for while it sends as many as it can."""
+"""Maximum of calls of one connection under way at once; it bounds how long others wait for a connection that floods."""
 
 OpenStore = Callable[
     [CoordinatorSettings, Runtime, AsyncExitStack], Awaitable[tuple[MetadataStore, Callable[[str], Election]]]
 ]
-"""Where the metadata are, and the election of who may lead, for a coordinator at an address."""
+"""Opens the store of the metadata; returns it, and a function that makes the election for a coordinator's address."""
 METHODS = (
     *api.COORDINATOR_METHODS,
     *api.CONSUMER_GROUPS_METHODS,
@@ -62,13 +62,13 @@ class StreamNames:
         self._catalog: Catalog | None = None
 
     def name_of(self, stream_id: int) -> str | None:
-        """None: there is none, or another one leads."""
+        """Return the stream's name; None if the stream does not exist, or another coordinator leads."""
         stream = None if self._catalog is None else self._catalog.find(stream_id)
         return None if stream is None else stream.name
 
     @contextmanager
     def of(self, catalog: Catalog) -> Iterator[None]:
-        """Those that `catalog` has."""
+        """Use the names of `catalog` within the block."""
         self._catalog = catalog
         try:
             yield
@@ -77,11 +77,11 @@ class StreamNames:
 
 
 class Place(NamedTuple):
-    """The monitor of a coordinator, and where its metadata are."""
+    """The monitor of a coordinator, and the store of its metadata."""
 
     monitor: Monitor
     addresses: dict[str, Any]
-    """Where its metrics are."""
+    """The addresses of its metrics."""
     store: MetadataStore
     election_of: Callable[[str], Election]
 
@@ -94,7 +94,7 @@ async def serve(
     open_interface: OpenInterface = GrpcServer,
     open_store: OpenStore | None = None,
 ) -> AsyncIterator[dict[str, Any]]:
-    """Start a coordinator, yield where it is, stop it. `open_store`: by default what the settings say."""
+    """Start a coordinator, yield its addresses, stop it. `open_store`: by default the settings choose the store."""
     check_addresses(settings)
     room = room_of(settings, CONNECTION_WEIGHTS)
     runtime = secure_daemon(runtime, settings, settings.host)
@@ -155,7 +155,7 @@ def build_leadership(
 ) -> tuple[Leadership, Door]:
     """Make the part that runs for leader, and the guard in front of the coordinator."""
     names = StreamNames()
-    # Late: the guard asks for the leader, and where it is, only when it runs.
+    # Late: the guard asks for the leader and its address only when it runs.
     guard = guard_of(
         settings,
         runtime,
@@ -184,7 +184,7 @@ async def run_for_leader(
     stack: AsyncExitStack, settings: CoordinatorSettings, place: Place, leadership: Leadership, port: int
 ) -> None:
     """Run for leader until `stack` ends; with an embedded store, wait until this coordinator leads."""
-    # One that is alone sends nobody anywhere; where it listens everywhere, its name says more than 0.0.0.0.
+    # A lone coordinator redirects nobody; if it listens on all interfaces, the host name says more than 0.0.0.0.
     host = socket.gethostname() if is_everywhere(settings.host) else settings.host
     address = settings.advertised_address or join_address(host, port)
     tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -202,7 +202,10 @@ async def _store(
     for_copy: bool = False,
     replace_damaged: bool = False,
 ) -> tuple[MetadataStore, Callable[[str], Election]]:
-    """Where the metadata are, and the election of who may lead, for a coordinator at an address."""
+    """Open the store that the settings choose; see `OpenStore`.
+
+    `for_copy` and `replace_damaged`: for `restore`, see `LmdbStore`.
+    """
     if not settings.zookeeper:
         lmdb_store = LmdbStore(
             settings.data_dir,
@@ -212,7 +215,7 @@ async def _store(
         )
         stack.push_async_callback(lmdb_store.close)
         return lmdb_store, Alone
-    # Late, as one coordinator needs no client of ZooKeeper.
+    # Late, as a lone coordinator needs no ZooKeeper client.
     from kera.coordinator.store.zookeeper_election import ZooKeeperElection  # noqa: PLC0415
     from kera.coordinator.store.zookeeper_session import ZooKeeperAddress, ZooKeeperSession  # noqa: PLC0415
     from kera.coordinator.store.zookeeper_store import ZooKeeperStore  # noqa: PLC0415
@@ -234,7 +237,7 @@ async def _store(
 async def restore(settings: CoordinatorSettings, data: bytes, *, force: bool) -> MetadataCopy:
     """Put a copy of metadata back where a coordinator with these settings keeps them; none may run there.
 
-    With `force` in the place of others, also of damaged ones. One that was interrupted goes on without it.
+    With `force` the copy replaces existing metadata, even damaged ones. An interrupted restore continues without it.
     """
     async with AsyncExitStack() as stack:
         runtime = secured(MACHINE, tls_of(settings))
@@ -280,7 +283,7 @@ async def _office(
         stack.push_async_callback(coordinator.close)
         stack.enter_context(names.of(coordinator.state.catalog))
         if isinstance(guard, Guard):
-            stack.callback(guard.authenticator.forget)  # first of all: without names, no stream would be there
+            stack.callback(guard.authenticator.forget)  # before the names go: without them no stream seems to exist
         coordinator.start()
         stack.enter_context(metrics.leading(coordinator))
         yield coordinator_service(coordinator.handlers(), metrics.observe)

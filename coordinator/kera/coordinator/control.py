@@ -1,6 +1,6 @@
 """The coordinator's own work: it notices lost members, and completes operations that were begun.
 
-`Control.tick` is called every heartbeat interval, and whenever that is too long to wait for.
+`Control.tick` is called every heartbeat interval.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from kera.v1 import coordinator_pb2
 log = get_logger("kera.coordinator")
 
 BEATS_MISSED_MIN = 1.25
-"""A broker whose address refuses connections has to have been silent for so many heartbeat intervals, too: what refuses
-may be something between it and us, and then it is well."""
+"""Minimum silence, in heartbeat intervals, of a broker that is declared dead because its address refuses connections.
+
+Something between it and the coordinator may refuse the connections while the broker runs well.
+"""
 
 
 class Control:
-    """Runs the coordinator's own work at each tick: it finds lost members and completes pending operations."""
+    """Runs the coordinator's own work at each tick: finds lost members and completes pending operations."""
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class Control:
         loads: MeasuredLoads,
         advancing: Sequence[Callable[[], None]],
     ) -> None:
-        """`advancing`: what else is called every heartbeat interval, once the metadata are up to date."""
+        """`advancing`: functions to call every heartbeat interval, once the metadata are up to date."""
         self._state = state
         self._recoveries = recoveries
         self._restored = restored
@@ -48,7 +50,7 @@ class Control:
         self._ticking: asyncio.Task[None] | None = None
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {api.REPORT_BROKER: self.report}
 
     def start(self) -> None:
@@ -57,7 +59,7 @@ class Control:
             self._ticking = asyncio.create_task(self._tick_for_ever())
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all work under way."""
         if self._ticking is not None:
             self._ticking.cancel()
             await asyncio.wait([self._ticking])
@@ -79,7 +81,7 @@ class Control:
             await asyncio.sleep(self._state.settings.heartbeat_interval_ms / 1000)
 
     def tick(self) -> None:
-        """Look at everything, and begin what is missing."""
+        """Look for lost members and pending operations, and start what is missing."""
         state = self._state
         if state.lost.done():
             return
@@ -109,7 +111,10 @@ class Control:
         await self._recoveries.begin(broker_id, cause, is_needed=lambda: self._is_lost(broker_id))
 
     def report(self, request: coordinator_pb2.ReportBrokerRequest) -> coordinator_pb2.ReportBrokerResponse:
-        """A client cannot reach a broker. It is looked at in the background; what is not so comes to nothing."""
+        """Handle a client's report that it cannot reach a broker: probe the broker in the background.
+
+        A report about a launch that is not current, or that the probe does not confirm, has no effect.
+        """
         brokers, broker_id = self._state.brokers, request.broker_id
         current = brokers.is_alive(broker_id) and request.broker_epoch in {0, brokers.epoch(broker_id)}
         if current and not self._state.catching_up:
@@ -126,7 +131,7 @@ class Control:
         if not await state.broker_calls.refuses(broker):
             return
         if (brokers.epoch(broker_id), brokers.heard_s(broker_id)) != (broker.broker_epoch, heard_s):
-            return  # it was seen since, or is another launch
+            return  # it has sent a heartbeat since, or another launch of it has registered
         log.warning("broker is gone: its address refuses connections", broker_id=broker_id, reason=reason)
         brokers.declare_dead(broker_id)
         await self._recover(broker_id, REPORTED)

@@ -2,35 +2,35 @@
 
     streams          creating, altering and deleting streams     state        what all parts share
     members          registrations and heartbeats                catalog      the streams and who owns their streamlets
-    recoveries       what a lost broker had goes to others       membership   members, and their current launches
-    migration        streamlets move                             intervals    where the groups of a streamlet are
+    recoveries       a lost broker's streamlets go to others     membership   members, and their current launches
+    migration        streamlets move                             intervals    the brokers of a streamlet's groups
     balancing        load is evened out                          placement    where new streamlets go
-    drains           members are emptied                         changing     whose turn it is to change something
+    drains           members are emptied                         changing     changes take turns
     restarts         members stop, and are back a moment later   work         tasks in the background
     forgetting       members that are gone for good
     drops            brokers forget streams that are gone
     rereading        records that somebody else changed in the store are put back
     feature_levels   what all daemons of the cluster understand
-    producers        ids, names, and that earlier ones are refused
-    consumer_groups  which consumer reads what, and how far it is
+    producers        ids and names of producers, and the fencing of earlier ones
+    consumer_groups  which consumer reads what, and its progress
     access           who may do what: users, rules, tokens
-    schemas          what values look like, and which changes of that are taken
-    latency          how late records may be, and what buffers may wait for that
-    restored         catching up with a cluster that is younger than the metadata
+    schemas          schemas of values, and which changes of them are compatible
+    latency          limits on the latency of records, and how long buffers may wait within them
+    restored         catching up with a cluster that is ahead of restored metadata
     control          noticing which brokers are lost
 
 Invariants:
 
-1. What was answered is in the store. Memory changes after the store, never before.
+1. A response is sent only once its changes are in the store. Memory changes after the store, never before.
 2. Changes are made one at a time (`State.changing` is held from the decision to the end of the write), and run to their
-   end even when the caller is gone: a caller that gives up in the middle must not leave memory behind the store.
-3. A stream that can be seen has been opened by the brokers of its streamlets.
-4. Each streamlet has one owner, and groups change hands only by a write. A broker that was given up for lost gets
-   nothing acknowledged any more from before the first of its streamlets has a new owner.
-5. What is begun in the background is in the store before anybody is asked for anything, and can be cut short anywhere.
+   end even when the caller is gone: a caller that gives up halfway must not leave memory behind the store.
+3. The brokers of a stream's streamlets have opened the stream before it becomes visible.
+4. Each streamlet has one owner, and groups change hands only by a write. A broker that was declared lost gets no more
+   acknowledgements, from before the first of its streamlets has a new owner.
+5. Background work is in the store before the coordinator calls anybody for it, and can be interrupted anywhere.
 
-Each part answers the requests that concern it (`handlers`). How they are counted is left to ``service``; which of
-several coordinators leads, and when another one has to load anew, to ``leadership``.
+Each part answers the requests that concern it (`handlers`). ``service`` counts them. ``leadership`` decides which of
+several coordinators leads, and when another one has to load the metadata anew.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ from kera.v1 import coordinator_pb2 as messages
 log = get_logger("kera.coordinator")
 
 COPY_BYTES_MAX = 30 << 20
-"""Maximum of a copy of the metadata, compressed: it is one message, of at most 32 MiB."""
+"""Maximum size of a compressed copy of the metadata: it is one message, of at most 32 MiB."""
 
 
 class Coordinator:
-    """The state machine of a cluster. Belongs to one event loop; made with `load`."""
+    """The state machine of a cluster; belongs to one event loop. Make it with `load`."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Coordinator:
         guard: Guard | None = None,
         tell_member: TellMember = tell_nobody,
     ) -> None:
-        """`guard`: in front of what it serves, None: security is off; `tell_member`: see ``access``."""
+        """`guard`: the guard of this coordinator, None if security is off; `tell_member`: see ``access``."""
         self.state = state
         self.access = AccessService(state, guard, tell_member)
         shares = Shares(guard, state.settings.principal_share_percent)
@@ -175,11 +175,11 @@ class Coordinator:
             self.latency.planning.work,
             self.access.telling,
         )
-        """The parts that work without requests, in the order in which they end."""
+        """The parts that have background work, in the order in which they end."""
         self._copying = Changing()
 
     @classmethod
-    async def load(  # noqa: PLR0913 - what it is made of, and who is told
+    async def load(  # noqa: PLR0913 - the parts that it is made of, and those that it informs
         cls,
         store: MetadataStore,
         brokers: BrokerCalls,
@@ -195,11 +195,12 @@ class Coordinator:
         guard: Guard | None = None,
         tell_member: TellMember = tell_nobody,
     ) -> Coordinator:
-        """The coordinator of what `store` has; an empty store becomes a new cluster.
+        """Return the coordinator of the metadata in `store`; an empty store becomes a new cluster.
 
-        It answers from now on; what it does by itself begins with `start`. `coordinator_epoch` is of the time for which
-        it leads, and grows with each coordinator that begins to. Raises `UnknownFormat` if this version is too old for
-        the cluster, and `MetadataDamaged` if a record cannot be read, or is not there any more.
+        It answers requests from now on; its background work begins with `start`. `coordinator_epoch` belongs to this
+        term of
+        leadership, and grows with each term. Raises `UnknownFormat` if this version is too old for the cluster, and
+        `MetadataDamaged` if a record cannot be read, or is missing.
         """
         ledger = await Ledger.load(store)
         check_records(ledger.snapshot())
@@ -241,7 +242,7 @@ class Coordinator:
         return self
 
     def start(self) -> None:
-        """Begin to notice lost brokers and consumers, and go on with what was begun before."""
+        """Begin to notice lost brokers and consumers, and continue the work that was begun before."""
         self.control.start()
         self.consumer_groups.start()
         self.group_lags.start()
@@ -249,9 +250,9 @@ class Coordinator:
             self.rereading.start()
 
     async def close(self) -> None:
-        """End what it does by itself, and let changes that have begun end, which takes bounded time.
+        """Cancel the background work, and let changes that have begun complete, which takes bounded time.
 
-        The store and what reaches brokers and backups are closed by their owners.
+        The store and the clients of brokers and backups are closed by their owners.
         """
         await self.rereading.close()
         await self.group_lags.close()
@@ -263,18 +264,18 @@ class Coordinator:
         await self.state.close()
 
     def tick(self) -> None:
-        """Look at everything now; `start` has it done every heartbeat interval."""
+        """Look at everything now; after `start` this happens every heartbeat interval."""
         self.control.tick()
 
     async def idle(self) -> None:
-        """Wait until nothing is under way that it does by itself."""
+        """Wait until no background work is under way."""
         for part in self._active:
             await part.idle()
 
     # --- requests ----------------------------------------------------------------------------------------------
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         handlers: dict[Method[Any, Any], Callable[[Any], Any]]
         handlers = {api.DESCRIBE_CLUSTER: self._describe, api.READ_METADATA: self._answer_copy}
         for part in (
@@ -312,7 +313,7 @@ class Coordinator:
         return messages.ReadMetadataResponse(copy=await self.copy_metadata())
 
     async def copy_metadata(self) -> bytes:
-        """All metadata as a file, see ``metadata_copy``. Raises `InvalidArgument` when it fits into no message."""
+        """Return all metadata as a file, see ``metadata_copy``. Raises `InvalidArgument` if no message can hold it."""
         async with self._copying:  # each takes as much memory as there is metadata
             copy = await self.state.in_slices(packing(self.state.ledger.snapshot(), self.state.clock.now_us()))
         if len(copy) > COPY_BYTES_MAX:

@@ -1,4 +1,5 @@
-"""Whether this coordinator can do its work: it leads, or stands by. Looks at the parts, and decides nothing."""
+"""Whether this coordinator can do its work: it leads, or stands by. Reads the state of the parts, and decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from kera.core.base.health import Health, Observation, concern, well, wrong
 
 
 def watch_leadership(health: Health, leadership: Leadership, catching_up: Callable[[], str]) -> None:
-    """`catching_up`: for what the metadata of one that leads wait; empty if for nothing.
+    """Report whether the coordinator leads. `catching_up` returns what a leader's metadata wait for, or nothing.
 
-    One that waits for brokers is ready: they could not get to it otherwise where those who are not ready get no calls.
+    A leader that waits for brokers is ready: where only ready ones get calls, the brokers could not reach it otherwise.
     """
 
     def role() -> Observation:
@@ -29,7 +30,7 @@ def watch_leadership(health: Health, leadership: Leadership, catching_up: Callab
 
 
 def watch_records(health: Health, changed_by_others: Callable[[], str]) -> None:
-    """The records that coordinators share in ZooKeeper."""
+    """Report whether somebody else changed the records that coordinators share in ZooKeeper."""
 
     def as_written() -> Observation:
         changed = changed_by_others()
@@ -39,5 +40,5 @@ def watch_records(health: Health, changed_by_others: Callable[[], str]) -> None:
 
 
 def watch_metadata(health: Health, store: LmdbStore) -> None:
-    """One that cannot write goes on with what does not change the metadata."""
+    """Report whether metadata can be written. If not, the coordinator still serves requests that do not change them."""
     health.add("metadata", lambda: concern(store.problem) if store.problem else well("can be written"))

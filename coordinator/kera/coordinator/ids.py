@@ -1,4 +1,4 @@
-"""The ids of other things: plain data."""
+"""Identifiers of streamlets and of launches: plain data."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class StreamletId(NamedTuple):
-    """Which streamlet of which stream."""
+    """A streamlet of a stream."""
 
     stream_id: int
     streamlet_id: int
 
 
 class Launch(NamedTuple):
-    """Which launch of a broker or a backup."""
+    """A launch of a broker or a backup."""
 
     member_id: int
     epoch: int

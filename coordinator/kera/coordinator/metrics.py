@@ -22,10 +22,10 @@ from kera.server.monitoring.sources import Steps
 from kera.v1 import common_pb2, coordinator_pb2
 
 CONSUMER_GROUPS_MAX = 1000
-"""Consumer groups with a series of their own: the first ones by name. All of them are counted."""
+"""Maximum number of consumer groups that have series: the first ones by name. All groups are counted."""
 
 HOPS_MAX = 5_000
-"""Hops of latency constraints with a series of their own: those of the first constraints by name."""
+"""Maximum number of hops of latency constraints that have series: the hops of the first constraints by name."""
 
 PHASES = [word(phase) for phase in coordinator_pb2.RecoveryPhase.values() if phase]
 
@@ -33,7 +33,7 @@ PHASES = [word(phase) for phase in coordinator_pb2.RecoveryPhase.values() if pha
 class CoordinatorMetrics:
     """Made once per registry; `observe` is the hook of the service.
 
-    Of a coordinator that does not lead, everything is 0 but its own requests.
+    For a coordinator that does not lead, everything but its own requests is 0.
     """
 
     def __init__(self, registry: CollectorRegistry, *, consumer_groups_max: int = CONSUMER_GROUPS_MAX) -> None:
@@ -111,7 +111,7 @@ class CoordinatorMetrics:
         leading.set_function(of_leader(lambda _: 1.0))
 
     def steps(self, *, everything: bool) -> Steps:
-        """See `Source`. What is counted as it happens, the registry has."""
+        """See `Source`. The registry has the metrics that are counted as events happen."""
         leader = self._leading
         consumer_groups = leader.consumer_groups.registry if leader is not None else None
         families: list[Metric] = [
@@ -142,16 +142,16 @@ class CoordinatorMetrics:
         return families
 
     def catching_up(self) -> str:
-        """For what the metadata of one that leads wait; empty if for nothing."""
+        """Return what the metadata of a leader wait for; empty if for nothing."""
         return self._leading.state.catching_up if self._leading is not None else ""
 
     def changed_by_others(self) -> str:
-        """The records that somebody else changed in the store of one that leads, in words; empty: none."""
+        """Return in words which records somebody else changed in the leader's store; empty if none."""
         return self._leading.rereading.problem if self._leading is not None else ""
 
     @contextmanager
     def leading(self, coordinator: Coordinator) -> Iterator[None]:
-        """While it leads, its state is what is shown."""
+        """Show the state of `coordinator`, which leads, within the block."""
         self._leading = coordinator
         try:
             yield
@@ -163,7 +163,7 @@ class CoordinatorMetrics:
         self._requests.labels(method, outcome).inc()
 
     def observe_phase(self, phase: str, seconds: float) -> None:
-        """Take down how long a phase of a recovery took."""
+        """Record how long a phase of a recovery took."""
         self._phases.labels(phase).observe(seconds)
 
     def observe_move(self, outcome: str, stall_s: float) -> None:
@@ -223,7 +223,7 @@ def _of_lags(lags: GroupLags, series_max: int) -> list[Metric]:
 
 
 def _of_stored(stored: StoredBytes) -> Metric:
-    """A series for each of those who have the most."""
+    """A series for each of the principals that store the most."""
     family = GaugeMetricFamily(
         "kera_principal_stored_bytes",
         "Bytes of chunks in the streams that a principal has created, each counted once.",
@@ -283,13 +283,13 @@ def _of_latency(planning: Planning, hops_max: int) -> list[Metric]:
 
 
 class _OfRecoveries(Collector):
-    """Looks at the recoveries when metrics are asked for, once for all: it takes time where there are many streams."""
+    """Describes the recoveries once per scrape, for all families: with many streams a description takes time."""
 
     def __init__(self, coordinator: Callable[[], Coordinator | None]) -> None:
         self._coordinator = coordinator
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The families."""
+        """Yield the families."""
         coordinator = self._coordinator()
         found = coordinator.recoveries.describe_all() if coordinator is not None else []
         phases = GaugeMetricFamily(

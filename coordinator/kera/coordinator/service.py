@@ -19,14 +19,14 @@ Observe = Callable[[str, str], None]
 
 
 def coordinator_service(handlers: Handlers, observe: Observe) -> Service:
-    """The service in the form of `kera.core.rpc`."""
+    """Return the service in the form of `kera.core.rpc`."""
     return {method: _observed(method, handle, observe) for method, handle in handlers.items()}
 
 
 def _observed(method: Method[Any, Any], handle: Callable[[Any], Any], observe: Observe) -> Handler:
     async def serve(call: Call[Any]) -> Reply[Any]:
         outcome = "cancelled"
-        REQUESTER.set(call.peer.address)  # a call is answered in a task of its own
+        REQUESTER.set(call.peer.address)  # this context is the call's own: each call runs in its own task
         CALLER.set(call.peer)
         try:
             result = handle(call.message)

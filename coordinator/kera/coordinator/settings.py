@@ -12,7 +12,10 @@ from kera.server.network import NetworkSettings
 
 DEFAULT_PORT = 7400
 REPLICATION_MAX = 16
-"""Copies on backups, of a chunk: more protect against nothing that happens, and every write waits for all of them."""
+"""Maximum of replicas of a chunk on backups.
+
+More would protect against nothing that happens in practice, and every write waits for all of them.
+"""
 
 
 class CoordinatorSettings(NetworkSettings):
@@ -147,17 +150,17 @@ class CoordinatorSettings(NetworkSettings):
 
     @property
     def lease_ms(self) -> int:
-        """For how long, from a heartbeat that was answered, no broker is given up for lost."""
+        """The time after a broker's last answered heartbeat during which it is not declared lost."""
         return self.heartbeat_interval_ms * self.heartbeats_missed_max
 
     @classmethod
     def dev(cls) -> Self:
-        """A coordinator on one's own machine: a killed broker is noticed within a second, and metrics are there."""
+        """Return settings for a developer's machine: with metrics, and a killed broker is noticed within a second."""
         return cls(heartbeat_interval_ms=200, heartbeats_missed_max=5, report_grace_ms=200, metrics_port=0)
 
     @classmethod
     def for_testing(cls, data_dir: Path) -> Self:
-        """Settings with any free port, and short times, but brokers of a slow machine stay alive."""
+        """Return settings for tests: any free port, and short times that brokers on a slow machine still survive."""
         return cls(
             port=0,
             data_dir=data_dir,

@@ -1,11 +1,11 @@
-"""Checks, before a coordinator goes by its metadata, that every record can be read. Pure.
+"""Checks that every record can be read, before a coordinator relies on its metadata. Pure.
 
-The store has checksums of its own, so a damaged record is the work of something else: a node of ZooKeeper that was
-edited by hand, or an incomplete copy of a directory. The coordinator refuses such metadata and names the record. It
-never leaves a record out: to go on without it could mean to forget a stream, a user's rights or an id that is in use.
+The store has its own checksums, so a damaged record has another cause: a ZooKeeper node that was edited by hand, or an
+incomplete copy of a directory. The coordinator refuses such metadata and names the record. It never leaves a record
+out: without it, it could forget a stream or a user's rights, or give an id that is in use to another.
 
-Records under keys that are not listed here are left alone. Records that were removed or exchanged are noticed by the
-census (``store/census``); what others depend on is missed here, by its name.
+Records under keys that are not listed here are left alone. The census (``store/census``) notices records that were
+removed or exchanged; this module also reports missing records on which others depend.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from kera.coordinator.store.metadata_copy import CLUSTER_ID
 from kera.v1 import access_pb2, broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2, latency_pb2, schema_pb2
 
 _Check = Callable[[bytes], object]
-"""Reads a value. Raises one of `_UNREADABLE` if that is impossible."""
+"""Reads a value; raises one of `_UNREADABLE` if it cannot."""
 _UNREADABLE = (DecodeError, ValueError, LookupError, TypeError)
 
 
 def _message(kind: type[Message], *, named: bool = False) -> _Check:
-    """`named`: the message has a name or an id, so it is never empty; no bytes at all would read as one without."""
+    """`named`: the message has a name or an id, so an empty value is damaged, though it parses."""
 
     def check(value: bytes) -> None:
         kind.FromString(value)
@@ -58,7 +58,7 @@ def _message(kind: type[Message], *, named: bool = False) -> _Check:
 
 
 def _fields(*names: str) -> _Check:
-    """A JSON object that has these fields."""
+    """Return the check of a JSON object that must have these fields."""
 
     def check(value: bytes) -> None:
         found = json.loads(value)
@@ -91,7 +91,7 @@ _BELOW: Mapping[str, _Check] = {
     **{members_prefix(kind.noun): _message(kind.new_record, named=True) for kind in (BROKER, BACKUP)},
     **{forgotten_prefix(kind.noun): read_forgotten for kind in (BROKER, BACKUP)},
 }
-"""By the beginning of keys."""
+"""The checks by prefix of the key."""
 _SINGLE: Mapping[str, _Check] = {
     VERSION: int,
     CLOCK: int,
@@ -103,7 +103,7 @@ _SINGLE: Mapping[str, _Check] = {
 
 
 def check_records(records: Mapping[str, bytes]) -> None:
-    """Read all `records`. Raises `MetadataDamaged` for the first one that cannot be read, or that is missing."""
+    """Read all `records`. Raises `MetadataDamaged` for the first record that cannot be read, or that is missing."""
     for key, value in records.items():
         check = _SINGLE.get(key) or next((each for below, each in _BELOW.items() if key.startswith(below)), None)
         if check is None:
@@ -119,7 +119,7 @@ def check_records(records: Mapping[str, bytes]) -> None:
 
 
 def _check_last_id(records: Mapping[str, bytes], noun: str) -> None:
-    """An id must not be given a second time."""
+    """Raise `MetadataDamaged` if the id of a known member would be given again."""
     known = [int(key.rpartition("/")[2], 16) for key in records if key.startswith(members_prefix(noun))]
     last = int(records.get(last_id(noun), b"0"))
     if known and max(known) > last:
