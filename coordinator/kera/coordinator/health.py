@@ -1,5 +1,4 @@
-"""Whether this coordinator can do its work: it leads, or stands by. Reads the state of the parts, and decides nothing.
-"""
+"""Whether this coordinator can do its work: it leads, or stands by. Reads the state of the parts, decides nothing."""
 
 from __future__ import annotations
 

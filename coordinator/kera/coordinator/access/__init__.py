@@ -1,8 +1,7 @@
-"""Users, rules and tokens: kept in the metadata, changed on request, told to all daemons.
+"""Users, rules and tokens: kept in the metadata, changed on request, sent to all daemons.
 
-* ``records``: where they are kept, and the table that daemons go by.
-* ``changes``: what a request makes of them. Pure.
-* ``remarks``: what is said of a rule that may not be meant.
-* ``telling``: all daemons go by the newest.
-* ``service``: the requests.
+* ``records``: the records in the metadata, and the table that daemons apply.
+* ``changes``: the changes that a request makes to them. Pure.
+* ``telling``: brings the newest table to all daemons.
+* ``service``: the requests, and remarks on rules that may be mistaken.
 """

@@ -1,6 +1,6 @@
 """The changes that a request makes to users and rules. Pure: records in, records out.
 
-Numbers are bounded, as each is in every daemon's memory and in each table that is told.
+The number of each is bounded: every daemon holds all of them in memory, and each table that is sent contains them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ USERS_MAX = 10_000
 RULES_MAX = 10_000
 TOKENS_MAX = 10_000
 TOKENS_OF_USER_MAX = 1_000
-"""Maximum of tokens of one user: users without any right may have tokens, too, and one user must not take them all."""
+"""Maximum of tokens of one user: even users without any right may have tokens, and one user must not take them all."""
 ROLES_MAX = 64
-"""Maximum of a user."""
+"""Maximum of roles of a user."""
 TOKEN_RESOURCES_MAX = 64
-"""That a token is narrowed to."""
+"""Maximum of resources to which a token is narrowed."""
 
 
 def changed_user(
     known: messages.UserRecord | None, request: messages.PutUserRequest, *, users: int, version: int, now_us: int
 ) -> messages.UserRecord:
-    """The record of a user as a request wants it; `version`: of a new password.
+    """Return the record of a user as a request wants it; `version`: the version of a new password.
 
-    One that is there with the very verifier of a request was made by it: its salt is random. So an attempt after one
-    whose answer was lost finds what that one made. Raises `InvalidArgument`, `UnknownUser` and `UserExists`.
+    If the user exists with exactly the request's verifier, this request has created it, since its salt is random. So a
+    client that repeats a request whose answer was lost gets the same record. Raises `InvalidArgument`, `UnknownUser`
+    and
+    `UserExists`.
     """
     name = check_name("user", request.name)
     if known is None and not request.create:
@@ -77,7 +79,7 @@ def checked_quota(quota: messages.Quota) -> messages.Quota:
 def granted(
     rules: Sequence[messages.AccessRule], wanted: messages.AccessRule, *, rule_id: int, by: str, now_us: int
 ) -> messages.AccessRule:
-    """The rule that says what `wanted` does, also: one that is there with more operations, or a new one, `rule_id`.
+    """Return a rule that includes `wanted`: an existing rule with more operations, or a new one with the id `rule_id`.
 
     Raises `InvalidArgument`.
     """
@@ -106,9 +108,9 @@ def granted(
 def revoked(
     rules: Iterable[messages.AccessRule], request: messages.RevokeRightsRequest
 ) -> tuple[list[messages.AccessRule], dict[int, messages.AccessRule | None]]:
-    """The rules that lose something, as they are; and what becomes of each, by id (None: it goes).
+    """Return the rules that lose operations, unchanged, and the new version of each by id (None: it is deleted).
 
-    Raises `InvalidArgument` if nothing is meant.
+    Raises `InvalidArgument` if the request names neither rule ids nor a rule, or both, or a rule that does not exist.
     """
     ids, wanted = set(request.rule_ids), request.rule
     if bool(ids) == request.HasField("rule"):

@@ -1,7 +1,7 @@
-"""Where users, rules and tokens are in the metadata, and the table of all of them.
+"""The records of users, rules and tokens in the metadata, and the table of all of them.
 
 access/version             the version of the table, as decimal text
-access/default             Quota of those without one of their own
+access/default             Quota of users without their own
 access/decoys              see `AccessTable`
 access/users/<name>        UserRecord
 access/rules/<id>          AccessRule, 16 hexadecimal digits
@@ -25,68 +25,68 @@ TOKENS = "access/tokens/"
 
 
 def user_key(name: str) -> str:
-    """Key of a user's record."""
+    """Return the key of a user's record."""
     return USERS + quote(name, safe="")
 
 
 def rule_key(rule_id: int) -> str:
-    """Key of a rule."""
+    """Return the key of a rule."""
     return f"{RULES}{rule_id:016x}"
 
 
 def token_key(token_id: str) -> str:
-    """Key of a token's record."""
+    """Return the key of a token's record."""
     return TOKENS + quote(token_id, safe="")
 
 
 class AccessRecords:
-    """Users, rules and tokens as the ledger has them."""
+    """Reads users, rules and tokens from the ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     @property
     def version(self) -> int:
-        """Version of the table; 0: nothing was ever changed."""
+        """The version of the table; 0 before the first change."""
         return self._ledger.last_number(VERSION)
 
     def user(self, name: str) -> messages.UserRecord | None:
-        """None: there is none."""
+        """Return a user's record; None if there is no such user."""
         value = self._ledger.get(user_key(name))
         return None if value is None else messages.UserRecord.FromString(value)
 
     def users(self) -> list[messages.UserRecord]:
-        """All, by name."""
+        """Return all users, by name."""
         return [messages.UserRecord.FromString(value) for value in self._below(USERS)]
 
     @property
     def user_count(self) -> int:
-        """How many users there are."""
+        """The number of users."""
         return len(self._ledger.children(USERS.rstrip("/")))
 
     def rules(self) -> list[messages.AccessRule]:
-        """All, in the order in which they were made."""
+        """Return all rules, oldest first."""
         return [messages.AccessRule.FromString(value) for value in self._below(RULES)]
 
     def token(self, token_id: str) -> messages.TokenRecord | None:
-        """None: there is none."""
+        """Return a token's record; None if there is no such token."""
         value = self._ledger.get(token_key(token_id))
         return None if value is None else messages.TokenRecord.FromString(value)
 
     def tokens(self) -> list[messages.TokenRecord]:
-        """All, also those that have expired and were not removed yet."""
+        """Return all tokens, including expired ones that were not removed yet."""
         return [messages.TokenRecord.FromString(value) for value in self._below(TOKENS)]
 
     def default_quota(self) -> messages.Quota:
-        """The quota of users without one of their own."""
+        """Return the quota of users without their own."""
         return messages.Quota.FromString(self._ledger.get(DEFAULT_QUOTA) or b"")
 
     def decoys(self) -> bytes:
-        """See `AccessTable`; empty: nothing was changed since there are some."""
+        """Return the decoys, see `AccessTable`; empty until the first change writes them."""
         return self._ledger.get(DECOYS) or b""
 
     def table(self, now_us: int) -> messages.AccessTable:
-        """The table that daemons apply, as of now."""
+        """Return the table that daemons apply, as of now."""
         tokens = []
         for token in self.tokens():
             if token.expires_us > now_us:
@@ -102,5 +102,5 @@ class AccessRecords:
         )
 
     def _below(self, path: str) -> list[bytes]:
-        """Values by the order of their keys; what else is in the ledger costs nothing."""
+        """Return the values in the order of their keys. Other records in the ledger cost no time."""
         return [self._ledger.get(key) or b"" for key in self._ledger.children(path.rstrip("/"))]

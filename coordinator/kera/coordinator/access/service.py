@@ -1,4 +1,4 @@
-"""Requests about users, rules and tokens. What is answered is in the store, and told (``telling``)."""
+"""Requests about users, rules and tokens. A change is answered once it is stored and sent (``telling``)."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from kera.server.access.guard import CALLER, Guard
 from kera.v1 import access_pb2 as messages
 
 TOKEN_LIFETIME_MS = 24 * 3600 * 1000
-"""The longest, until it has to be renewed."""
+"""Maximum lifetime of a token, until it has to be renewed."""
 DECOYS_BYTES = 32
 TOKEN_RENEWABLE_MS = 7 * 24 * 3600 * 1000
-"""From when it was issued."""
+"""How long after its issue a token can be renewed."""
 
 
 COMPARED_MAX = 1000
-"""Names of streams, to find what somebody has meant: comparing more would hold everybody up."""
+"""Maximum of stream names that are compared to suggest a name: comparing more would delay other requests."""
 
 
 def remark_on(rule: messages.AccessRule, catalog: Catalog, records: AccessRecords) -> str:
-    """A remark on a valid rule that may not be meant, as nothing has the names in it. Empty: there is none."""
+    """Return a remark on a valid rule that names things that do not exist, probably by mistake; empty: no remark."""
     remarks = []
     kind, _, name = rule.resource.partition(":")
     if kind == "stream" and not name.endswith("*"):
@@ -77,10 +77,13 @@ def remark_on(rule: messages.AccessRule, catalog: Catalog, records: AccessRecord
 
 
 class AccessService:
-    """Serves requests about users, rights and tokens. An answered change is stored, and all daemons know it."""
+    """Serves requests about users, rights and tokens.
+
+    A change is answered once it is stored and sent to all daemons; the answer names those that did not take it.
+    """
 
     def __init__(self, state: State, guard: Guard | None, tell: TellMember) -> None:
-        """`guard`: the coordinator's own; None: security is off, and nobody is told anything."""
+        """`guard`: the coordinator's own; None: security is off, and daemons get no table."""
         self._state = state
         self._guard = guard
         self._records = AccessRecords(state.ledger)
@@ -88,15 +91,15 @@ class AccessService:
 
     @property
     def is_on(self) -> bool:
-        """Whether users and rules count."""
+        """Whether users and rules are enforced."""
         return self._guard is not None
 
     def load(self) -> None:
-        """Take up what the ledger has."""
+        """Apply the users and rules that the ledger has."""
         self._apply()
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         handlers: Mapping[Any, Callable[[Any], Any]] = {
             api.PUT_USER: self.put_user,
             api.DELETE_USER: self.delete_user,
@@ -113,17 +116,20 @@ class AccessService:
         return handlers
 
     def heard(self, noun: str, member_id: int, version: int) -> None:
-        """A member has said by which version of the table it goes."""
+        """Take note of the version of the table that a member applies."""
         if self._guard is not None:
             self.telling.heard(noun, member_id, version, self._records.version)
 
     # -- users -----------------------------------------------------------------------------------------------------
 
     async def put_user(self, request: messages.PutUserRequest) -> messages.PutUserResponse:
-        """Make or change a user. Raises `InvalidArgument`, and `NotAllowed`: one may change one's own password only."""
+        """Create or change a user. Raises `InvalidArgument`, and `NotAllowed`.
+
+        A caller that is no administrator may only change its own password.
+        """
         if not self._administers():
             who = _caller()
-            # Of who has shown another thing, a password would outlast that.
+            # A caller with other credentials, such as a token, could keep its access beyond them with a new password.
             own = who is not None and who.user == request.name and who.how == "password" and request.HasField("scram")
             if not own or request.create or request.HasField("roles") or request.HasField("quota"):
                 raise self._not_allowed("administer", CLUSTER)
@@ -146,7 +152,7 @@ class AccessService:
         return {user_key(record.name): record.SerializeToString()}
 
     async def delete_user(self, request: messages.DeleteUserRequest) -> messages.DeleteUserResponse:
-        """Forget a user and its tokens. Raises `UnknownUser`."""
+        """Delete a user and its tokens. Raises `UnknownUser`."""
         answer = messages.DeleteUserResponse()
 
         def delete() -> dict[str, bytes | None]:
@@ -163,7 +169,7 @@ class AccessService:
         return answer
 
     def list_users(self, _: messages.ListUsersRequest) -> messages.ListUsersResponse:
-        """All, without what passwords are checked against."""
+        """Return all users, without the secrets against which passwords are checked."""
         users = self._records.users()
         for user in users:
             if user.HasField("scram"):
@@ -173,7 +179,7 @@ class AccessService:
     # -- rules -----------------------------------------------------------------------------------------------------
 
     async def grant(self, request: messages.GrantRightRequest) -> messages.GrantRightResponse:
-        """Add a rule, or operations to one. Raises `InvalidArgument`."""
+        """Add a rule, or operations to an existing rule. Raises `InvalidArgument`."""
         answer = messages.GrantRightResponse()
 
         def add() -> dict[str, bytes | None]:
@@ -195,7 +201,7 @@ class AccessService:
         return answer
 
     async def revoke(self, request: messages.RevokeRightsRequest) -> messages.RevokeRightsResponse:
-        """Take rules away, or operations of one. Raises `InvalidArgument`."""
+        """Remove rules, or operations from a rule. Raises `InvalidArgument`."""
         answer = messages.RevokeRightsResponse()
 
         def take() -> dict[str, bytes | None]:
@@ -211,7 +217,8 @@ class AccessService:
         return answer
 
     def list_rights(self, request: messages.ListRightsRequest) -> messages.ListRightsResponse:
-        """The rules that count for a principal, about a resource; who does not administer the cluster sees its own.
+        """Return the rules that apply to a principal or to a resource. Callers that do not administer see only their
+        own.
 
         Raises `InvalidArgument`.
         """
@@ -229,7 +236,10 @@ class AccessService:
         )
 
     def check(self, request: messages.CheckRightRequest) -> messages.CheckRightResponse:
-        """Whether somebody may do something, and why. Raises `InvalidArgument`, and `NotAllowed` to ask of others."""
+        """Decide whether a principal may do something, and why.
+
+        Raises `InvalidArgument`, and `NotAllowed` if the caller may not ask about others.
+        """
         resource = check_resource(request.resource)
         if resource.endswith("*"):
             raise InvalidArgument("ask about one resource, without a * at its end")
@@ -260,7 +270,7 @@ class AccessService:
     # -- tokens ----------------------------------------------------------------------------------------------------
 
     async def issue_token(self, request: messages.IssueTokenRequest) -> messages.IssueTokenResponse:
-        """Give who asks a token with its own rights, or some of them. Raises `InvalidArgument` and `NotAllowed`."""
+        """Issue the caller a token with its own rights, or some of them. Raises `InvalidArgument` and `NotAllowed`."""
         who = _caller()
         if who is None or not who.user:
             raise InvalidArgument("tokens are for users: authenticate as one")
@@ -310,7 +320,7 @@ class AccessService:
         )
 
     async def renew_token(self, request: messages.RenewTokenRequest) -> messages.RenewTokenResponse:
-        """Have a token be good for as long again, up to its end. Raises `InvalidArgument`."""
+        """Extend a token by its lifetime, up to the end of its renewals. Raises `InvalidArgument`."""
         answer = messages.RenewTokenResponse()
 
         def renew() -> dict[str, bytes | None]:
@@ -327,7 +337,7 @@ class AccessService:
         return answer
 
     async def revoke_token(self, request: messages.RevokeTokenRequest) -> messages.RevokeTokenResponse:
-        """End a token now. Raises `InvalidArgument`."""
+        """Revoke a token at once. Raises `InvalidArgument`."""
 
         def end() -> dict[str, bytes | None]:
             self._token(request.token_id)
@@ -337,7 +347,9 @@ class AccessService:
         return messages.RevokeTokenResponse(untold=await self._change(end))
 
     def list_tokens(self, _: messages.ListTokensRequest) -> messages.ListTokensResponse:
-        """Those of who asks; all, for who administers the cluster; for who has shown a token, that one."""
+        """Return the caller's tokens. Administrators get all tokens, a caller that authenticated with a token only that
+        one.
+        """
         administers = self._administers()
         tokens = [each for each in self._table().tokens if administers or _is_callers(each)]
         for token in tokens:
@@ -345,7 +357,7 @@ class AccessService:
         return messages.ListTokensResponse(tokens=tokens)
 
     def _token(self, token_id: str) -> messages.TokenRecord:
-        """A token that who asks may change. Raises `InvalidArgument`."""
+        """Return the record of a token that the caller may change. Raises `InvalidArgument`."""
         record = self._records.token(token_id)
         if record is None or not (self._administers() or _is_callers(record)):
             raise InvalidArgument(f"there is no token {token_id!r}", token_id=token_id)
@@ -354,7 +366,9 @@ class AccessService:
     # -- changes ---------------------------------------------------------------------------------------------------
 
     async def _change(self, decide: Callable[[], dict[str, bytes | None]]) -> messages.Untold:
-        """Write what `decide` says, go by it here, and tell everybody; returns who could not be told."""
+        """Write the changes that `decide` returns, apply them here, send them to all members; return who could not be
+        told.
+        """
 
         async def write() -> None:
             changes = decide()
@@ -410,13 +424,15 @@ def _peer() -> Peer | None:
 
 
 def _caller() -> Identity | None:
-    """The identity of the caller; None: callers do not authenticate."""
+    """Return the identity of the caller; None: callers do not authenticate."""
     peer = _peer()
     return None if peer is None else peer.identity
 
 
 def _is_callers(token: messages.TokenRecord) -> bool:
-    """Whether it is a token of who asks. Who has shown one, as may be who has found it, has no other."""
+    """Whether the caller owns a token; a caller that authenticated with a token, possibly a stolen one, has only that
+    one.
+    """
     who = _caller()
     return who is not None and token.owner == who.user and who.token_id in {"", token.token_id}
 

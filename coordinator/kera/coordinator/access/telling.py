@@ -1,7 +1,8 @@
-"""All daemons go by the newest users and rules: they are told at a change, and whoever has missed one, when it beats.
+"""Brings the newest users and rules to all daemons: after each change, and again after a heartbeat of an outdated
+daemon.
 
-A change is answered when all members that are there have been told: what was revoked is over then. Who cannot be told
-in time is named, and may go by what was before until it is heard of again.
+A change is answered once all reachable members have applied it, so a revoked right is gone by then. The answer names
+the members that could not be reached in time; they may apply the previous table until their next heartbeat.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kera.core.errors import KeraError
 from kera.v1 import access_pb2 as messages
 
 TELL_S = 2.0
-"""For which a change waits for its members."""
+"""How long a change waits for each member, in seconds."""
 
 
 class Member(NamedTuple):
@@ -27,15 +28,15 @@ class Member(NamedTuple):
     address: str
 
     def __str__(self) -> str:
-        """As people call it."""
+        """Return the member's name for people."""
         return f"{self.noun} {self.member_id}"
 
 
 class TellMember(Protocol):
-    """How a daemon is reached."""
+    """Sends a table to a daemon."""
 
     async def __call__(self, address: str, request: messages.ApplyAccessRequest, *, timeout_s: float) -> None:
-        """Have the daemon go by a table. Raises `Unavailable`, `Uncertain` or what it answers."""
+        """Have the daemon apply a table. Raises `Unavailable`, `Uncertain` or the daemon's error."""
         ...
 
 
@@ -54,7 +55,7 @@ class Telling:
         self.work = Work()
 
     async def all(self) -> messages.Untold:
-        """Tell everybody now; returns who could not be told."""
+        """Send the table to all members now; return those that could not be told."""
         request = self._request()
         members = self._members()
         results = await asyncio.gather(*(self._one(member, request) for member in members), return_exceptions=True)
@@ -67,14 +68,14 @@ class Telling:
         return untold
 
     def heard(self, noun: str, member_id: int, version: int, current: int) -> None:
-        """A member that is current goes by this version of the table; the newest is `current`."""
+        """Send the table to a current member that applies `version`, unless that is the newest, `current`."""
         if version != current:
             members = [each for each in self._members() if (each.noun, each.member_id) == (noun, member_id)]
             for member in members:
                 self.work.start(member, lambda member=member: self._one(member, self._request()))  # type: ignore[misc]
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel what is under way."""
         await self.work.close()
 
     async def idle(self) -> None:

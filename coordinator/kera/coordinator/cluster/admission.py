@@ -12,23 +12,23 @@ from kera.v1 import common_pb2
 
 VERSION_CHARACTERS_MAX = 100
 CHOSEN_ID_MAX = (1 << 31) - 1
-"""Ids that are given go on behind the highest one, and there must be some left."""
+"""Maximum of an id that a member chooses: the coordinator gives ids above the highest one, and needs some left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission(Generic[RecordT]):
-    """The outcome of a registration, decided but not done."""
+    """The outcome of a registration, decided but not carried out."""
 
     record: RecordT
-    """The request with id and epoch filled in: this is what is stored for each member."""
+    """The request with id and epoch filled in, as it is stored for the member."""
     member_id: int
     epoch: int
     passing: dict[str, Any]
     """See `MemberKind.passing`."""
     new_member: bool
-    """It takes a new id."""
+    """The member takes a new id."""
     new_launch: bool
-    """It takes a new epoch. What of its data the member still has, it finds out itself."""
+    """The launch takes a new epoch. The member itself finds out which of its data it still has."""
     changed: bool
     """The record differs from the stored one; if not, this is a repeated request."""
 
@@ -38,7 +38,7 @@ def decide_admission(
 ) -> Admission[RecordT]:
     """Decide the outcome of `request`; nothing changes. Raises `InvalidArgument`.
 
-    `keeps_epoch`: it is of a launch that has its epoch already, and of which we do not know.
+    `keeps_epoch`: the launch has its epoch already, though the metadata do not know it.
     """
     noun = members.kind.noun
     if not request.launch_id:
@@ -77,7 +77,7 @@ def decide_admission(
 
 
 def check_level(noun: str, info: common_pb2.BrokerInfo | common_pb2.BackupInfo, feature_level: int) -> None:
-    """Raise `InvalidArgument` for a member that is too old for the cluster, or says too much of its version."""
+    """Raise `InvalidArgument` for a member that is too old for the cluster, or whose version string is too long."""
     if len(info.version) > VERSION_CHARACTERS_MAX:
         raise InvalidArgument(f"a {noun}'s version has at most {VERSION_CHARACTERS_MAX} characters")
     if info.feature_level < feature_level:
@@ -114,7 +114,7 @@ def _known(members: Membership[RecordT, InfoT], request: RecordT) -> RecordT | N
 
 
 def _check_same(noun: str, member_id: int, record: RecordT, request: RecordT) -> None:
-    """Raise `InvalidArgument` for a data directory that has the id of another one: each holds data of its own."""
+    """Raise `InvalidArgument` for a data directory with the id of another: each directory has different data."""
     if record.directory_id and request.directory_id and record.directory_id != request.directory_id:
         raise InvalidArgument(
             f"another {noun} has id {member_id}, with another data directory: the id was given twice, as the"
@@ -126,7 +126,10 @@ def _check_same(noun: str, member_id: int, record: RecordT, request: RecordT) ->
 
 
 def _chosen(members: Membership[RecordT, InfoT], member_id: int, launch_id: str) -> RecordT | None:
-    """The record of a new member that asks for an id, if this launch has registered with it before."""
+    """Return the record of a new member that chose its id, if this launch has registered with it before.
+
+    Raises `InvalidArgument` if the id is out of range, or another member has it.
+    """
     noun, record = members.kind.noun, members.record(member_id)
     if not 0 < member_id <= CHOSEN_ID_MAX:
         raise InvalidArgument(f"a {noun} may choose an id from 1 to {CHOSEN_ID_MAX}, not {member_id}")

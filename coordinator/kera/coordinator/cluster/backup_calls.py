@@ -12,26 +12,27 @@ from kera.v1 import backup_pb2, common_pb2
 
 
 class BackupCalls(Protocol):
-    """The backups, as the coordinator reaches them. Each call takes bounded time, and may be repeated.
+    """The coordinator's calls to backups. Each call takes bounded time, and may be repeated.
 
-    All raise `Unavailable`, `Uncertain` or what the backup answers.
+    All raise `Unavailable`, `Uncertain` or the backup's error.
     """
 
     async def fence(self, backup: common_pb2.BackupInfo, broker_id: int, before_epoch: int) -> None:
-        """Have `backup` refuse launches of a broker before an epoch. It remembers that for ever."""
+        """Have `backup` refuse launches of a broker before an epoch, forever."""
         ...
 
     async def free(
         self, backup: common_pb2.BackupInfo, broker_id: int, broker_epoch: int, *, before_epoch: int
     ) -> None:
-        """Have `backup` delete all replicas of launches of a broker before an epoch, for which it is fenced.
+        """Have `backup` delete all replicas of launches of a broker before an epoch, below which it has fenced the
+        broker.
 
         `broker_epoch` is the broker's present one.
         """
         ...
 
     async def count_replicas(self, backup: common_pb2.BackupInfo, broker_ids: Iterable[int]) -> int:
-        """How many replicas `backup` has of what these brokers wrote."""
+        """Return how many replicas `backup` has of the data that these brokers wrote."""
         ...
 
 

@@ -16,14 +16,16 @@ from kera.v1 import broker_pb2, common_pb2
 __all__ = ["TAKE_OVER_TIMEOUT_S", "BrokerCalls", "GrpcBrokerCalls", "cannot_be_reached"]
 
 TAKE_OVER_TIMEOUT_S = 60.0
-"""A broker reads the headers of all replicas of the one that was lost. When the time is up it goes on with that, and
-the same request again joins it."""
+"""The time for a broker to read the headers of all replicas of a lost broker.
+
+After a timeout the broker continues, and the same request, repeated, joins the work under way.
+"""
 
 
 class BrokerCalls(Protocol):
-    """The brokers, as the coordinator reaches them. Each call takes bounded time, and may be repeated.
+    """The coordinator's calls to brokers. Each call takes bounded time, and may be repeated.
 
-    All raise `Unavailable`, `Uncertain` or what the broker answers: `StaleEpoch` when it has had orders of a later
+    All raise `Unavailable`, `Uncertain` or the broker's error: `StaleEpoch` if it has had orders of a later
     coordinator.
     """
 
@@ -36,9 +38,11 @@ class BrokerCalls(Protocol):
         handed_over: Sequence[common_pb2.StreamletState] = (),
         created: bool = False,
     ) -> list[int]:
-        """Have `broker` serve its streamlets of `stream`, and learn where the others are. `created`: nobody did yet.
+        """Have `broker` serve its streamlets of `stream`, and learn where the others are.
 
-        Returns those that it cannot serve, as it was never given what was handed over.
+        `created`: the stream is new, and no broker has served it yet. Returns the streamlets that the broker cannot
+        serve,
+        because it never got the state that was handed over.
         """
         ...
 
@@ -56,16 +60,16 @@ class BrokerCalls(Protocol):
         coordinator_epoch: int,
         assignments_version: int,
     ) -> list[common_pb2.StreamletState]:
-        """Have `broker` take no more chunks for streamlets, and say where they end.
+        """Have `broker` accept no more chunks for streamlets, and return where they end.
 
-        It refuses that once it knows a later version of the assignments.
+        The broker refuses if it knows a later version of the assignments.
         """
         ...
 
     async def where_ended(
         self, broker: common_pb2.BrokerInfo, stream_id: int, streamlet_id: int, *, coordinator_epoch: int
     ) -> common_pb2.StreamletState:
-        """Have `broker` say once more where a streamlet ended that has moved away from it."""
+        """Have `broker` return again where a streamlet ended that has moved away from it."""
         ...
 
     async def take_over(
@@ -77,11 +81,11 @@ class BrokerCalls(Protocol):
     async def measure_lag(
         self, broker: common_pb2.BrokerInfo, cursors: Sequence[common_pb2.Cursor]
     ) -> Sequence[broker_pb2.Lag]:
-        """Have `broker` say what there is behind each cursor."""
+        """Have `broker` measure how much follows each cursor."""
         ...
 
     async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
-        """Whether nobody listens at the broker's address. No answer is none: it may be slow."""
+        """Whether the broker's address refuses connections. A timeout does not count: the broker may be slow."""
         ...
 
 

@@ -2,12 +2,12 @@
 
 Invariants:
 
-1. A stream id is given once. A stream that is deleted and created again under its name has another one.
-2. A name belongs to at most one stream, one that is just being created included.
-3. A stream that is being created is seen by the brokers that have to open it, and by nobody else.
+1. A stream id is given once. A stream that is deleted and created again under its name has a new id.
+2. A name belongs to at most one stream, including streams whose creation is under way.
+3. Only the brokers that have to open a stream see it while its creation is under way.
 4. For the current launch of each broker: an assignment of one of its streamlets has that launch's epoch, and a
-   `first_group_id` above the ids of all groups of earlier launches. An assignment with an epoch before that waits for
-   a recovery, see ``recovery``.
+   `first_group_id` above the ids of all groups of earlier launches. An assignment with an earlier epoch waits for a
+   recovery, see ``recovery``.
 5. `assignments_version` of a stream grows with every change of its assignments, and is never given twice: see
    ``kera.server.lineage``.
 """
@@ -28,22 +28,25 @@ from kera.v1 import common_pb2
 __all__ = ["FIRST_GROUP_ID", "GROUPS_PER_LAUNCH", "Catalog", "broker_ids_of", "first_group_id_of", "with_assignments"]
 
 GROUPS_PER_LAUNCH = 1 << 24
-"""By how much `first_group_id` of a streamlet moves up at least when its broker starts anew; see `first_group_id_of`.
+"""Minimum growth of a streamlet's `first_group_id` when its broker starts anew; see `first_group_id_of`.
 
-A broker keeps its data over a restart: it attaches to its memory again, or reads its disk, and goes on with its own
-group ids. `first_group_id` only says where ids start if it finds nothing of the streamlet any more. Then the jump marks
-the loss: every position of an earlier launch is below, so a reader with an old cursor learns that its data is gone
+A broker keeps its data over a restart: it attaches to its memory again, or reads its disk, and continues its own group
+ids. `first_group_id` only says where ids start if the broker finds nothing of the streamlet. Then the jump marks the
+loss: every position of an earlier launch is below it, so a reader with an old cursor learns that its data is gone
 (``DataLost``, with the exact gap), and a position of lost data never names other data. The launches of a broker would
 have to write 128 TiB each to one streamlet to reach it (with a group of one segment of 8 MiB).
 """
 
 CATALOG_BYTES_MAX = 16 << 20
-"""Maximum of all streams together, when one is added or altered. RegisterBroker answers with them in one message, of at
-most 32 MiB; the rest is for assignments, which grow with epochs and group ids."""
+"""Maximum size of all streams' descriptions together, checked when one is added or altered.
+
+RegisterBroker answers with them in one message of at most 32 MiB; the rest is for assignments, which grow with epochs
+and group ids.
+"""
 
 
 MEMORY_DOMAINS_MAX = 64
-"""Maximum of all streams together: a broker has a file in shared memory for each."""
+"""Maximum number of memory domains in the cluster: a broker has a file in shared memory for each."""
 
 
 class Catalog:
@@ -54,27 +57,27 @@ class Catalog:
         self._streams: dict[int, common_pb2.StreamInfo] = {}
         self._ids: dict[str, int] = {}
         self._names: list[str] = []
-        """In order."""
+        """The names of all streams, sorted."""
         self._creating: dict[str, common_pb2.StreamInfo] = {}
-        # Sums over all of them, kept up to date: with many streams it takes long to add them up anew for each.
+        # Sums over all streams, kept up to date: with many streams it would take long to add them up for each request.
         self._sizes: dict[int, int] = {}
         self._bytes = 0
         self._brokers: dict[int, StreamBrokers] = {}
         self._streamlets: Counter[int] = Counter()
         self.created: Counter[str] = Counter()
-        """How many streams each principal has created, with those that are just being created."""
+        """The number of streams that each principal has created, including creations under way."""
         self._bytes_by: Counter[str] = Counter()
-        """Bytes of the descriptions of these streams."""
+        """Bytes of the descriptions of these streams, by principal."""
         self._domain_of: dict[int, tuple[str, str]] = {}
         """For each stream, its creator and its memory domain."""
         self._domains: Counter[tuple[str, str]] = Counter()
-        """The number of streams with the same two."""
+        """The number of streams by creator and memory domain."""
         self._waited_for: Counter[str] = Counter()
-        """By consumer groups, how many streams' retention waits for them."""
+        """The number of streams whose retention waits for a consumer group, by group."""
         self._of_broker: defaultdict[int, set[int]] = defaultdict(set)
 
     def add(self, stream: common_pb2.StreamInfo) -> None:
-        """A stream that is stored: one from before, one that has been created, or a new version of one."""
+        """Add or replace a stream that is stored: an existing, a newly created or a changed one."""
         invariant(self._ids.get(stream.name, stream.stream_id) == stream.stream_id, "a name belongs to one stream")
         self._creating.pop(stream.name, None)
         known, brokers = self._streams.get(stream.stream_id), self._brokers.get(stream.stream_id)
@@ -106,14 +109,14 @@ class Catalog:
         del self._names[bisect_left(self._names, stream.name)]
 
     def check_free(self, name: str) -> None:
-        """Whether a stream can be created under this name. Raises `StreamExists` or `Unavailable`."""
+        """Check that a stream can be created under this name. Raises `StreamExists` or `Unavailable`."""
         if name in self._ids:
             raise StreamExists(f"stream {name!r} exists already", stream=name, stream_id=self._ids[name])
         if name in self._creating:
             raise Unavailable(f"stream {name!r} is being created by another request; ask again", stream=name)
 
     def check_room(self, stream: common_pb2.StreamInfo) -> None:
-        """Whether there is room for the description of a new stream, or the new one of a stream that is there.
+        """Check that there is room for the description of a new stream, or a new description of an existing one.
 
         Raises `InvalidArgument`.
         """
@@ -126,61 +129,64 @@ class Catalog:
         _check_domain(stream.config.memory_domain, self.memory_domains())
 
     def memory_domains(self, by: str | None = None) -> set[str]:
-        """The memory domains of all streams, or of those that a principal has created."""
+        """Return the memory domains of all streams, or of the streams that a principal has created."""
         return {domain for principal, domain in +self._domains if by in {None, principal}}
 
     @property
     def bytes_max(self) -> int:
-        """The most that all descriptions may take together when a stream is added or altered."""
+        """Maximum size of all descriptions together when a stream is added or altered."""
         return self._bytes_max
 
     def bytes_created(self, stream: common_pb2.StreamInfo) -> int:
-        """Bytes of the descriptions of all streams of this one's creator, with this one in the place of its own."""
+        """Return the size of the descriptions of all streams of this stream's creator, with `stream` replacing its
+        current one.
+        """
         return self._bytes_by[stream.created_by] - self._sizes.get(stream.stream_id, 0) + stream.ByteSize()
 
     def fits(self, stream: common_pb2.StreamInfo, bytes_max: int) -> bool:
-        """Whether all descriptions take at most so much, with this one in the place of the stream's own."""
+        """Whether all descriptions take at most `bytes_max`, with `stream` replacing its current description."""
         return self._bytes - self._sizes.get(stream.stream_id, 0) + stream.ByteSize() <= bytes_max
 
     def reserve(self, stream: common_pb2.StreamInfo, owners: Counter[int]) -> None:
-        """Hold the name and the room of a stream that is being created, until `add` or `release`.
+        """Hold the name and the room of a stream whose creation is under way, until `add` or `release`.
 
-        `owners`: how many streamlets each broker is to have.
+        `owners`: how many streamlets each broker will own.
         """
         self._creating[stream.name] = stream
         self._count(stream, StreamBrokers.of_new(owners))
 
     def release(self, stream: common_pb2.StreamInfo) -> None:
-        """The stream could not be created."""
+        """Free the name and the room of a stream that could not be created."""
         if self._creating.pop(stream.name, None) is not None:
             self._discount(stream)
 
     def named(self, name: str) -> common_pb2.StreamInfo:
-        """The stream of this name. Raises `UnknownStream`."""
+        """Return the stream of this name. Raises `UnknownStream`."""
         if name not in self._ids:
             raise UnknownStream(f"there is no stream {name!r}", stream=name)
         return self._streams[self._ids[name]]
 
     def with_id(self, stream_id: int) -> common_pb2.StreamInfo:
-        """The stream with this id. Raises `UnknownStream`."""
+        """Return the stream with this id. Raises `UnknownStream`."""
         if stream_id not in self._streams:
             raise UnknownStream(f"there is no stream with id {stream_id}", stream_id=stream_id)
         return self._streams[stream_id]
 
     def find(self, stream_id: int) -> common_pb2.StreamInfo | None:
-        """The stream with this id, if it is there."""
+        """Return the stream with this id, or None."""
         return self._streams.get(stream_id)
 
     def __contains__(self, stream_id: int) -> bool:
         return stream_id in self._streams
 
     def streams(self) -> list[common_pb2.StreamInfo]:
-        """All streams, by name."""
+        """Return all streams, by name."""
         return [self._streams[self._ids[name]] for name in self._names]
 
     def page(self, after: str, bytes_max: int) -> tuple[list[common_pb2.StreamInfo], bool]:
-        """By name, the streams that come after a name, as many as take so many bytes, and one at least; if there are
-        more.
+        """Return the streams that follow the name `after`, by name, and whether more follow.
+
+        The descriptions take at most `bytes_max` together, except that one stream is always returned.
         """
         found: list[common_pb2.StreamInfo] = []
         left_bytes = bytes_max
@@ -196,11 +202,14 @@ class Catalog:
         return len(self._streams)
 
     def holders(self, stream: common_pb2.StreamInfo) -> list[int]:
-        """As `broker_ids_of`, at once: of a stream as it is known, or is just being created."""
+        """Return the same as `broker_ids_of` without a pass over the assignments.
+
+        `stream` is known, or its creation is under way.
+        """
         return sorted(+self._brokers[stream.stream_id].holders)
 
     def owned_count(self, broker_id: int) -> int:
-        """How many streamlets a broker owns, without those of streams that are just being created."""
+        """Return how many streamlets a broker owns, without those of streams whose creation is under way."""
         creating = sum(self._brokers[stream.stream_id].owners[broker_id] for stream in self._creating.values())
         return self._streamlets[broker_id] - creating
 
@@ -210,20 +219,20 @@ class Catalog:
         return brokers is not None and brokers.owners[broker_id] > 0
 
     def consumer_groups_waited_for(self) -> set[str]:
-        """Consumer groups that somebody has named in a stream's settings: they are nobody's leftovers."""
+        """Return the consumer groups that streams' settings name; these are no leftovers."""
         return set(+self._waited_for)
 
     def streamlet_counts(self) -> Counter[int]:
-        """How many streamlets each broker has; 0 for those that have none."""
+        """Return how many streamlets each broker owns; 0 for brokers without any."""
         return +self._streamlets
 
     def created_by(self, name: str, creation_id: str) -> common_pb2.StreamInfo | None:
-        """The stream of this name, if it is what the request with this `creation_id` made."""
+        """Return the stream of this name, if the request with this `creation_id` created it."""
         stream = self._streams.get(self._ids.get(name, 0))
         return stream if stream is not None and creation_id and stream.creation_id == creation_id else None
 
     def creating(self, broker_id: int, broker_epoch: int) -> list[common_pb2.StreamInfo]:
-        """The streams that are just being created with streamlets at this launch of a broker."""
+        """Return the streams whose creation is under way with streamlets at this launch of a broker."""
         return [
             stream
             for stream in self._creating.values()
@@ -232,7 +241,7 @@ class Catalog:
         ]
 
     def concerning(self, broker_id: int) -> list[common_pb2.StreamInfo]:
-        """The streams whose assignments name a broker, in whatever role, by their ids."""
+        """Return the streams whose assignments name a broker, in whatever role, by id."""
         return [self._streams[stream_id] for stream_id in sorted(self._of_broker[broker_id])]
 
     def _count(self, stream: common_pb2.StreamInfo, brokers: StreamBrokers) -> None:
@@ -256,14 +265,14 @@ class Catalog:
 
 
 def broker_ids_of(stream: common_pb2.StreamInfo) -> list[int]:
-    """The brokers that have streamlets of `stream`, or older groups of some."""
+    """Return the brokers that have streamlets of `stream`, or older groups of some."""
     return sorted({broker_id for one in stream.assignments for broker_id in broker_ids_of_assignment(one)})
 
 
 def owned_streamlets(
     catalog: Catalog, broker_id: int
 ) -> Iterator[tuple[common_pb2.StreamInfo, common_pb2.StreamletAssignment]]:
-    """The streamlets that a broker owns. Who goes on later goes on in streams as they were at the beginning."""
+    """Yield the streamlets that a broker owns. A slow iteration sees each stream as it was at the beginning."""
     for stream in catalog.concerning(broker_id):
         if catalog.is_owner(broker_id, stream.stream_id):
             yield from ((stream, one) for one in stream.assignments if one.broker_id == broker_id)
@@ -278,12 +287,14 @@ def relaunched(
     coordinator_epoch: int,
     but: Container[int] = (),
 ) -> Generator[None, None, list[common_pb2.StreamInfo]]:
-    """New versions of the streams with streamlets of this broker, for a launch with this epoch. Nothing changes.
+    """Return new versions of the streams with streamlets of this broker, for its launch with this epoch. Nothing
+    changes.
 
-    Yields between streamlets; nothing else may change anything meanwhile.
+    Yields between streamlets; the caller must let nothing else change meanwhile.
 
-    What `stays` says of an assignment keeps its epoch; the streams in `but` stay as they are. So does one that is
-    being created: its epoch is now an old one, and its creation fails on that.
+    An assignment for which `stays` returns true keeps its epoch. The streams in `but` stay as they are. So does a
+    stream
+    whose creation is under way: its epoch is now outdated, and its creation fails on that.
     """
     changed = []
     for stream in catalog.concerning(broker_id):
@@ -303,10 +314,11 @@ def relaunched(
 
 
 def first_group_id_of(owner: common_pb2.StreamletAssignment, broker_epoch: int) -> int:
-    """Where the group ids of a new launch begin that finds nothing of the streamlet.
+    """Return where the group ids of a new launch begin if it finds nothing of the streamlet.
 
-    Above those of the launch before, and, as epochs are never given twice, above those of launches that are not in the
-    metadata any more since these were put back to an older copy.
+    The result is above the ids of the launch before. As epochs are never given twice, it is also above the ids of
+    launches
+    that a restore of older metadata has removed from the metadata.
     """
     return max(owner.first_group_id + GROUPS_PER_LAUNCH, broker_epoch * GROUPS_PER_LAUNCH)
 
@@ -314,7 +326,7 @@ def first_group_id_of(owner: common_pb2.StreamletAssignment, broker_epoch: int) 
 def with_assignments(
     stream: common_pb2.StreamInfo, assignments: Iterable[common_pb2.StreamletAssignment], coordinator_epoch: int
 ) -> common_pb2.StreamInfo:
-    """The next version of `stream`, with these in the place of its assignments of the same streamlets."""
+    """Return the next version of `stream`, with `assignments` replacing its assignments of the same streamlets."""
     version = common_pb2.StreamInfo()
     version.CopyFrom(stream)
     new_version(version, coordinator_epoch)
@@ -324,7 +336,7 @@ def with_assignments(
 
 
 def _check_domain(domain: str, domains: Collection[str]) -> None:
-    """Whether there is room for a stream of this memory domain. Raises `InvalidArgument`."""
+    """Check that there is room for a stream of this memory domain. Raises `InvalidArgument`."""
     if domain not in domains and len(domains) >= MEMORY_DOMAINS_MAX:
         raise InvalidArgument(
             f"there are streams of {len(domains)} memory domains, and no room for {domain!r}: put the stream into one"

@@ -1,7 +1,7 @@
-"""The lock under which changes are made, one at a time: those who want it take turns.
+"""The lock under which changes are made one at a time; requesters take turns.
 
-Each change is a write, and whoever asks for forty of them at once must not have all others wait for all forty. So of
-several requesters each one gets the lock for one change, then the next requester does.
+Each change is a write. A requester that asks for forty at once must not make all others wait for all forty. So the lock
+goes to each waiting requester in turn, for one change each.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Hashable
 from contextvars import ContextVar
 
 REQUESTER: ContextVar[str] = ContextVar("requester", default="")
-"""For whom something is done: the address of a connection; empty: the coordinator does it by itself."""
+"""The requester that the current task works for: the address of a connection; empty: the coordinator itself."""
 
 
 class Changing:
-    """Belongs to one event loop. ``async with`` holds it."""
+    """A lock that belongs to one event loop; hold it with ``async with``."""
 
     def __init__(self) -> None:
         self._held = False
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """By requester; the first one is next."""
+        """The waiting changes by requester; the first requester is next."""
 
     async def __aenter__(self) -> None:
         if not self._held and not self._waiting:
@@ -33,7 +33,7 @@ class Changing:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._give_on()  # it was ours already
+                self._give_on()  # the lock was ours already
             raise
 
     async def __aexit__(self, *_: object) -> None:
@@ -47,6 +47,6 @@ class Changing:
             turn = queue.popleft()
             if queue:
                 self._waiting[requester] = queue  # behind all the others
-            if not turn.done():  # it is, if who waited has given up
+            if not turn.done():  # a waiter that has given up is done
                 turn.set_result(None)
                 self._held = True

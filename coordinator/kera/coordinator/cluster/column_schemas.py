@@ -1,7 +1,7 @@
-"""The registry of schemas for operations on streams: it has the columns of typed streams, too.
+"""The schema registry as operations on streams use it, for the columns of typed streams.
 
-A typed stream's schema is a version of the subject ``STREAM-value``, and comes and goes with the stream. Where the
-registry cannot have it (there is no room, or it is too large), the stream is made all the same.
+A typed stream's schema is a version of the subject ``STREAM-value``, and comes and goes with the stream. If the
+registry cannot take the schema (it has no room, or the schema is too large), the stream is created nevertheless.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Registration(NamedTuple):
 
     changes: Mapping[str, bytes | None]
     apply: Callable[[], None]
-    """Once it is written."""
+    """To be called once the changes are written."""
 
 
 NOTHING = Registration({}, lambda: None)
@@ -25,16 +25,16 @@ class ColumnSchemas(Protocol):
     """Compares, registers and forgets the columns of typed streams in the schema registry."""
 
     async def compare(self, stream: str, arrow_schema: bytes) -> object:
-        """Look whether a stream may have these columns; what is returned is for `register`.
+        """Check that a stream may have these columns; the result is for `register`.
 
         Raises `IncompatibleSchema`.
         """
         ...
 
     def register(self, stream: str, arrow_schema: bytes, compared: object) -> Registration:
-        """The next version; `State.changing` is held. Raises `Unavailable` if others have changed the subject since."""
+        """Prepare the next version; `State.changing` is held. Raises `Unavailable` if the subject has changed since."""
         ...
 
     def forget(self, stream: str) -> Registration:
-        """The stream is deleted; likewise."""
+        """Prepare what the deletion of the stream changes; `State.changing` is held."""
         ...

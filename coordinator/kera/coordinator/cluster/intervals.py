@@ -1,17 +1,17 @@
-"""Where the groups of a streamlet are: the intervals of its assignment. Pure.
+"""The intervals of an assignment, which say which broker has which groups of a streamlet. Pure.
 
     group ids   1 ──────── 57 ──────── 90 ────────►
     broker      │    1     │     2     │  3, the owner
                 interval 0   interval 1   interval 2
 
-Invariants, of every assignment that comes out of here:
+Invariants of every assignment that these functions return:
 
 1. The last interval is the owner's, and intervals begin one behind the other: each group is at exactly one broker.
-2. Two intervals in a row are not of one broker: they are joined.
-3. One interval, which can only be the owner's, is written as none: all groups are at the owner.
+2. Two neighbouring intervals never belong to the same broker: they are joined.
+3. A single interval, which can only be the owner's, is written as no interval: all groups are at the owner.
 
-A change gives a new assignment and leaves the old one as it was. Groups go to another broker only where the caller
-says so; where nothing is left of an interval, there are no groups that could.
+A change returns a new assignment and does not modify the old one. Groups go to another broker only where the caller
+says so; where nothing is left of an interval, there are no groups to go.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ FIRST_GROUP_ID = 1
 
 
 def intervals_of(assignment: StreamletAssignment) -> list[GroupInterval]:
-    """Its intervals, in their order: at least one, the last one is the owner's."""
+    """Return a copy of the intervals in order: at least one, and the last one is the owner's."""
     if assignment.intervals:
         return [_copy(interval) for interval in assignment.intervals]
     return [GroupInterval(first_group_id=FIRST_GROUP_ID, broker_id=assignment.broker_id)]
 
 
 def before_last(assignment: StreamletAssignment) -> GroupInterval | None:
-    """The interval behind which the owner's begins; None: that is the first one."""
+    """Return the interval before the owner's; None if the owner's is the first one."""
     return _copy(assignment.intervals[-2]) if len(assignment.intervals) > 1 else None
 
 
 def index_of_group(assignment: StreamletAssignment, group_id: int) -> int:
-    """Which interval has this group; the first one if it is below all of them (0: the oldest there is)."""
+    """Return which interval has this group; the first one if the group is below all of them (0: the oldest group)."""
     begun = [index for index, interval in enumerate(assignment.intervals) if interval.first_group_id <= group_id]
     return max(begun, default=0)
 
 
 def broker_of_group(assignment: StreamletAssignment, group_id: int) -> int:
-    """The broker that has this group, or would have it."""
+    """Return the broker that has this group, or would have it."""
     return intervals_of(assignment)[index_of_group(assignment, group_id)].broker_id
 
 
 def broker_ids_of(assignment: StreamletAssignment) -> set[int]:
-    """The brokers that have groups of the streamlet: its owner, and those of older intervals."""
+    """Return the brokers that have groups of the streamlet: its owner, and the brokers of older intervals."""
     return {assignment.broker_id, *(interval.broker_id for interval in assignment.intervals)}
 
 
@@ -62,7 +62,7 @@ def moved(
     next_group_id: int,
     first_records: Sequence[int],
 ) -> StreamletAssignment:
-    """The streamlet goes to a new owner from group `next_group_id` on; older groups stay where they are.
+    """Return the assignment with a new owner from group `next_group_id` on; older groups stay where they are.
 
     An owner that wrote no group leaves no interval behind.
     """
@@ -77,9 +77,9 @@ def moved(
 def taken_over(
     assignment: StreamletAssignment, lost_broker_id: int, broker_id: int, broker_epoch: int, *, next_group_id: int
 ) -> StreamletAssignment:
-    """All intervals of a broker that was lost go to `broker_id`, which is the owner from now on.
+    """Return the assignment in which all intervals of a lost broker go to `broker_id`, the owner from now on.
 
-    It is the owner already, or takes the place of the lost one.
+    `broker_id` is the owner already, or replaces the lost broker as owner.
     """
     invariant(assignment.broker_id in {lost_broker_id, broker_id}, "nobody loses a streamlet who was not lost")
     intervals = intervals_of(assignment)
@@ -92,11 +92,13 @@ def taken_over(
 def emptied(
     assignment: StreamletAssignment, broker_id: int, first_group_id: int, end_group_id: int
 ) -> StreamletAssignment:
-    """Nothing is left of this interval of this broker: it goes. The owner's stays, and so does one that is not there.
+    """Return the assignment without this interval of this broker, of which nothing is left.
 
-    One that was joined with later ones ends elsewhere: whoever says that it is empty did not know of those. Positions
-    in it then belong to the interval before it, or, if it was the first one, to the one behind it; there is
-    no group that they could mean.
+    The owner's interval stays, and an interval that does not exist is no error. An interval that was joined with later
+    ones
+    ends elsewhere and stays: the broker that reported it empty did not know of those. Positions in a removed interval
+    then
+    belong to the interval before it, or, if it was the first one, to the one behind it; no group exists at them.
     """
     intervals = intervals_of(assignment)
     gone = (broker_id, first_group_id, end_group_id)

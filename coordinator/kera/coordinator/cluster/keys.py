@@ -1,4 +1,4 @@
-"""The keys of the records in the metadata store, and what is under each. Pure."""
+"""The keys of the records in the metadata store, and the kind of value of each. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ STREAMS = "streams/"
 HANDOVERS = "handover/"
 """``handover/<stream id>/<streamlet id, 8 hexadecimal digits>`` → StreamletState that its last move gave the owner."""
 STARTS = "starts/"
-"""``starts/<stream id>/<streamlet id>`` → TakeOverStream, of which only `starts`: where entries start."""
+"""``starts/<stream id>/<streamlet id>`` → TakeOverStream, only its `starts`: where entries start."""
 MOVES = "moves/"
 """``moves/<stream id>/<streamlet id>`` → Move that is under way, see ``migration``."""
 HANDED_OVER = "handed-over/"
@@ -17,55 +17,55 @@ RECOVERIES = "recoveries/"
 
 
 def stream_key(stream_id: int) -> str:
-    """Key of a stream's record."""
+    """Return the key of a stream's record."""
     return f"{STREAMS}{stream_id:016x}"
 
 
 def streamlets_path(prefix: str, stream_id: int) -> str:
-    """The path above the keys of records about a stream's streamlets."""
+    """Return the path above the keys of records about a stream's streamlets."""
     return f"{prefix}{stream_id:016x}"
 
 
 def streamlet_key(prefix: str, stream_id: int, streamlet_id: int) -> str:
-    """Key of a record about a streamlet."""
+    """Return the key of a record about a streamlet."""
     return f"{streamlets_path(prefix, stream_id)}/{streamlet_id:08x}"
 
 
 def members_prefix(noun: str) -> str:
-    """Keys of the members of a kind.
+    """Return the prefix of the keys of a kind of member.
 
-    ``brokers/<id, 8 hexadecimal digits>`` → RegisterBrokerRequest, see `Admission.record`; of backups likewise.
+    ``brokers/<id, 8 hexadecimal digits>`` → RegisterBrokerRequest, see `Admission.record`; likewise for backups.
     """
     return f"{noun}s/"
 
 
 def member_key(noun: str, member_id: int) -> str:
-    """Key of a member's record."""
+    """Return the key of a member's record."""
     return f"{members_prefix(noun)}{member_id:08x}"
 
 
 def forgotten_prefix(noun: str) -> str:
-    """Keys of what is kept of members that were forgotten; ``forgotten/<noun>s/<id>`` → JSON, see `Membership`."""
+    """Return the prefix of the records of forgotten members; ``forgotten/<noun>s/<id>`` → JSON, see `Membership`."""
     return f"forgotten/{members_prefix(noun)}"
 
 
 def forgotten_key(noun: str, member_id: int) -> str:
-    """Key of what is kept of one."""
+    """Return the key of a forgotten member's record."""
     return f"{forgotten_prefix(noun)}{member_id:08x}"
 
 
 def handed_over_key(broker_id: int) -> str:
-    """Key of what a broker gave away before it stopped."""
+    """Return the key of the record of what a broker gave away before it stopped."""
     return f"{HANDED_OVER}{broker_id:08x}"
 
 
 def last_id(noun: str) -> str:
-    """Key of the last id that was given to a member of a kind."""
+    """Return the key of the last id that was given to a member of a kind."""
     return f"last/{noun}_id"
 
 
 def last_epoch(noun: str) -> str:
-    """Key of the last epoch of any launch of a kind."""
+    """Return the key of the last epoch of any launch of a kind."""
     return f"last/{noun}_epoch"
 
 

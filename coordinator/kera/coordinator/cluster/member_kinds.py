@@ -12,40 +12,42 @@ RecordT = TypeVar("RecordT", coordinator_pb2.RegisterBrokerRequest, coordinator_
 InfoT = TypeVar("InfoT", common_pb2.BrokerInfo, common_pb2.BackupInfo)
 
 FENCED = "fenced:"
-"""How the stored `launch_id` of a member begins whose last launch is fenced; that launch's own follows."""
+"""Prefix of the stored `launch_id` of a member whose last launch is fenced; that launch's own id follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberKind(Generic[RecordT, InfoT]):
-    """The kind of a member, with the names that its messages use."""
+    """A kind of member, with the names that its messages use."""
 
     noun: str
-    """In words, and in the names of fields: a broker's registration has `broker`, which has `broker_id`."""
+    """The kind's name for people and in field names: a broker's registration has `broker`, which has `broker_id`."""
     new_record: type[RecordT]
     new_info: type[InfoT]
     of_request: tuple[Any, ...] = ("chosen_id",)
-    """Fields of a registration that are for this once, and not stored."""
+    """Fields that concern only this one registration, and are not stored."""
     passing: tuple[str, ...] = ()
-    """Fields of its description that hold for a moment: registrations and heartbeats tell them, nothing stores them."""
+    """Fields of its description that change all the time: registrations and heartbeats carry them, and nothing stores
+    them.
+    """
 
     def info(self, record: RecordT) -> InfoT:
-        """The description within a registration."""
+        """Return the description within a registration."""
         info: InfoT = getattr(record, self.noun)
         return info
 
     def id_and_epoch(self, record: RecordT) -> tuple[int, int]:
-        """The id of the registered member, and the epoch of its launch."""
+        """Return the id of the registered member, and the epoch of its launch."""
         info = self.info(record)
         return getattr(info, f"{self.noun}_id"), getattr(info, f"{self.noun}_epoch")
 
     def set_id_and_epoch(self, record: RecordT, member_id: int, epoch: int) -> None:
-        """Say who it is, and which launch of it."""
+        """Set the member's id, and the epoch of its launch."""
         info = self.info(record)
         setattr(info, f"{self.noun}_id", member_id)
         setattr(info, f"{self.noun}_epoch", epoch)
 
     def changed(self, record: RecordT, **fields: Any) -> RecordT:
-        """A copy of a registration, with these fields of the description within it."""
+        """Return a copy of a registration with these fields of its description changed."""
         changed = self.new_record()
         changed.CopyFrom(record)
         for field, value in fields.items():
@@ -53,7 +55,7 @@ class MemberKind(Generic[RecordT, InfoT]):
         return changed
 
     def fenced(self, record: RecordT, epoch: int) -> RecordT:
-        """The record of a member none of whose launches before `epoch` may do anything any more."""
+        """Return the record of a member after all its launches before `epoch` are fenced."""
         changed = self.changed(record, restarting=False)
         if not changed.launch_id.startswith(FENCED):
             changed.launch_id = FENCED + changed.launch_id
@@ -77,11 +79,11 @@ BACKUP = MemberKind(
 
 
 def forgotten_record(member_id: int, directory_id: str) -> bytes:
-    """The record of a member that is gone for good: it may not come back."""
+    """Return the record of a forgotten member, which may not come back."""
     return json.dumps({"id": member_id, "directory_id": directory_id}).encode()
 
 
 def read_forgotten(value: bytes) -> tuple[int, str]:
-    """The opposite of `forgotten_record`."""
+    """Parse a record of `forgotten_record`: return the member's id and the id of its data directory."""
     record = json.loads(value)
     return record["id"], record["directory_id"]

@@ -1,25 +1,25 @@
 """The members of the cluster, the current launch of each, and which are alive. No I/O, no waiting.
 
-Brokers and backups are members alike: one `Membership` for each kind (``member_kinds``). What a registration amounts to
-is decided by ``admission``.
+Brokers and backups are members alike: one `Membership` for each kind (``member_kinds``). ``admission`` decides the
+outcome of a registration.
 
 Invariants, for each kind:
 
-1. An id is given once. A member that starts again and says who it is keeps its id.
-2. Every launch of every member has an epoch of its own, greater than all before it.
-3. Of each member one launch is current, or none: it is fenced. Heartbeats of others are refused, which makes them end.
+1. An id is given once. A member that starts again and names its id keeps it.
+2. Every launch of every member has its own epoch, greater than all before it.
+3. Each member has one current launch, or none if it is fenced. Heartbeats of other launches are refused, and they end.
 4. A launch that has been fenced never becomes current again, not even by registering once more.
 
-A member is alive while its last heartbeat is younger than `heartbeats_missed_max` intervals. One that is not alive
-stays a member, with all that it has, until a recovery fences it (``recovery``).
+A member is alive while its last heartbeat is younger than `heartbeats_missed_max` intervals. A member that is not alive
+stays a member and keeps all that it has, until a recovery fences it (``recovery``).
 
-A member that stops in order to start again says so first, and gets nothing new from then on:
+A member that stops in order to start again announces this, and gets nothing new from then on:
 
     alive ── leave ──► leaving, still alive ── `restarting`, stored ──► expected ── its next launch ──► alive
                                                                            └── silent for `restart_grace_ms` ──► lost
 
-Silence counts only while we listen: `Membership.tick`, called every interval, finds from the time between two calls
-that this process was stopped itself, and does not hold that against anybody.
+Silence counts only while this process listens: `Membership.tick`, called every interval, recognises by the time between
+two calls that this process itself was stopped, and extends every member's deadline by that time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kera.core.errors import StaleEpoch
 from kera.v1 import common_pb2, coordinator_pb2
 
 LATE_INTERVALS = 2
-"""A tick that comes after more than so many intervals is late: this process was stopped, or starved."""
+"""A tick that comes after more than this many intervals is late: this process was stopped, or starved."""
 
 
 @dataclass(slots=True)
@@ -46,11 +46,11 @@ class _Member(Generic[RecordT]):
     """When the member was last seen, on the monotonic clock."""
     passing: dict[str, Any]
     leaving: bool = False
-    """Its launch has said that it is about to stop. Not stored: one that has yet to stop says so again."""
+    """The launch has announced that it is about to stop. Not stored: a launch that still runs announces it again."""
 
 
 def stale_launch(noun: str, member_id: int, message: str, **attributes: Any) -> StaleEpoch:
-    """The error for a launch that is not, or no more, the current one of its member."""
+    """Return the error for a launch that is not, or no longer, the current one of its member."""
     return StaleEpoch(message, **{f"{noun}_id": member_id, **attributes})
 
 
@@ -74,28 +74,28 @@ class Membership(Generic[RecordT, InfoT]):
         self._ticked_s = clock.monotonic_s()
         self._members: dict[int, _Member[RecordT]] = {}
         self.forgotten: dict[int, str] = {}
-        """The ids of the data directories of members that are gone for good, by theirs; empty: not known."""
+        """The members that are gone for good: the id of each one's data directory, by member id; empty: not known."""
 
     def load(self, records: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
-        """Take up what is stored. Members count as just seen: that we were away says nothing about them."""
+        """Load the stored members. They count as just seen: the absence of the coordinator says nothing about them."""
         for value in records:
             self.admit(self.kind.new_record.FromString(value), {})
         self.forgotten = dict(map(read_forgotten, forgotten))
 
     def admit(self, record: RecordT, passing: dict[str, Any]) -> InfoT:
-        """A registration counts, once it is stored. `passing`: what is true of the member now, see `MemberKind`."""
+        """Apply a registration that is stored. `passing`: the member's present figures, see `MemberKind`."""
         member_id, _ = self.kind.id_and_epoch(record)
         self._members[member_id] = _Member(record, self._clock.monotonic_s(), passing)
         return self.describe(member_id)
 
     def record(self, member_id: int) -> RecordT | None:
-        """The registration of a member, as it is stored."""
+        """Return the stored registration of a member, or None."""
         return self._members[member_id].record if member_id in self._members else None
 
     def heartbeat(self, member_id: int, epoch: int, **passing: int) -> None:
-        """A member says that it lives, and what is true of it now: all of `MemberKind.passing`.
+        """Take note that a member lives, and of its present figures: all of `MemberKind.passing`.
 
-        Raises `StaleEpoch` unless it is the current launch of a member we know.
+        Raises `StaleEpoch` unless this is the current launch of a known member.
         """
         member = self._current(member_id, epoch)
         member.heard_s = self._clock.monotonic_s()
@@ -117,7 +117,9 @@ class Membership(Generic[RecordT, InfoT]):
         return member
 
     def tick(self) -> None:
-        """To be called every heartbeat interval: what a late call tells of a pause of our own delays all judgements."""
+        """Call this every heartbeat interval: if a late call shows that this process paused, all members get that much
+        more time.
+        """
         now_s = self._clock.monotonic_s()
         late_s = now_s - self._ticked_s - self._interval_s
         self._ticked_s = now_s
@@ -126,26 +128,27 @@ class Membership(Generic[RecordT, InfoT]):
                 member.heard_s = min(now_s, member.heard_s + late_s)
 
     def leave(self, member_id: int, epoch: int) -> None:
-        """This launch stops soon, in order to start again: it gets nothing new. Raises `StaleEpoch`."""
+        """Give this launch nothing new: it will stop soon, in order to start again. Raises `StaleEpoch`."""
         self._current(member_id, epoch).leaving = True
 
     def forget(self, member_id: int) -> None:
-        """It is gone for good, and that is stored."""
+        """Remove a member that is gone for good, once that is stored."""
         self.forgotten[member_id] = self._members.pop(member_id).record.directory_id
 
     def replace(self, record: RecordT) -> None:
-        """The record of a member has changed, and is stored."""
+        """Replace the record of a member, once the new one is stored."""
         member_id, _ = self.kind.id_and_epoch(record)
         self._members[member_id].record = record
 
     def declare_dead(self, member_id: int) -> None:
-        """It was found to be gone, whatever it said a moment ago. A heartbeat brings it back, unless it is fenced."""
+        """Treat a member as dead, however recent its last heartbeat. The next one revives it, unless it is fenced."""
         self._members[member_id].heard_s = -math.inf
 
     def epoch(self, member_id: int) -> int:
-        """The epoch of the member's current launch; of one that is fenced, the one below which launches are refused.
+        """Return the epoch of the member's current launch; for a fenced member, the epoch below which launches are
+        refused.
 
-        0 for one that was forgotten.
+        0 for a forgotten member.
         """
         if member_id not in self._members:
             return 0
@@ -157,44 +160,44 @@ class Membership(Generic[RecordT, InfoT]):
         return self.is_alive(launch.member_id) and self.epoch(launch.member_id) == launch.epoch
 
     def is_fenced(self, member_id: int) -> bool:
-        """Whether the member has no current launch, since the last one was given up for lost, or it was forgotten."""
+        """Whether the member has no current launch, because its last one was declared lost, or it was forgotten."""
         member = self._members.get(member_id)
         return member is None or member.record.launch_id.startswith(FENCED)
 
     def has_lost_memory(self, member_id: int) -> bool:
-        """Whether the member's launch has begun without what the one before had in memory."""
+        """Whether the member's launch started without the memory of the launch before."""
         member = self._members.get(member_id)
         return member is not None and bool(getattr(member.record, "lost_memory", False))
 
     def is_draining(self, member_id: int) -> bool:
-        """Whether the member is to be emptied."""
+        """Whether the member is being emptied."""
         return self.kind.info(self._members[member_id].record).draining
 
     def heard_s(self, member_id: int) -> float:
-        """When it was last seen, on the clock's monotonic time."""
+        """Return when the member was last seen, on the clock's monotonic time."""
         return self._members[member_id].heard_s
 
     def is_alive(self, member_id: int) -> bool:
-        """Whether the member is known, was seen recently, and is neither fenced nor stopped by its own word."""
+        """Whether the member is known, was seen recently, is not fenced, and has not stopped for a restart."""
         member = self._members.get(member_id)
         if member is None or self.is_fenced(member_id) or self.kind.info(member.record).restarting:
             return False
         return self._clock.monotonic_s() - member.heard_s <= self._silence_max_s
 
     def is_leaving(self, member_id: int) -> bool:
-        """Whether its launch stops, or has stopped, in order to start again."""
+        """Whether the member's launch is about to stop, or has stopped, in order to start again."""
         member = self._members[member_id]
         return member.leaving or self.kind.info(member.record).restarting
 
     def is_expected(self, member_id: int) -> bool:
-        """Whether the member has stopped in order to start again, and still has time for that."""
+        """Whether the member has stopped in order to start again, and its grace time is not over."""
         member = self._members.get(member_id)
         if member is None:
             return False
         return self.kind.info(member.record).restarting and member.heard_s + self._grace_s > self._clock.monotonic_s()
 
     def describe(self, member_id: int) -> InfoT:
-        """A copy of what is known of the member, with its state of now."""
+        """Return a copy of the member's description with its present state."""
         member = self._members[member_id]
         info: InfoT = self.kind.new_info()
         info.CopyFrom(self.kind.info(member.record))
@@ -208,19 +211,19 @@ class Membership(Generic[RecordT, InfoT]):
         return info
 
     def describe_all(self) -> list[InfoT]:
-        """All members that ever were, by id."""
+        """Describe all members, dead ones included, by id."""
         return [self.describe(member_id) for member_id in self.ids()]
 
     def ids(self) -> list[int]:
-        """All members that ever were."""
+        """Return the ids of all members, dead ones included."""
         return sorted(self._members)
 
     def live_ids(self) -> list[int]:
-        """All members that are alive."""
+        """Return the ids of all members that are alive."""
         return [member_id for member_id in self.ids() if self.is_alive(member_id)]
 
     def open_ids(self) -> list[int]:
-        """All members that are alive and may be given something: they are neither draining nor about to stop."""
+        """Return the ids of all members that may be given something: alive, neither draining nor about to stop."""
         return [
             member_id
             for member_id in self.live_ids()

@@ -1,4 +1,4 @@
-"""Connections to daemons, by address: kept, and replaced at the next call once one fails."""
+"""Connections to daemons, by address. A connection is kept until a call on it fails; the next call opens a new one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Peers:
     async def call(
         self, address: str, method: Method[RequestT, ResponseT], message: RequestT, *, timeout_s: float | None = None
     ) -> ResponseT:
-        """Raises `Unavailable`, `Uncertain` or what the daemon answers."""
+        """Call a daemon. Raises `Unavailable`, `Uncertain` or the daemon's error."""
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._open(address)
@@ -28,7 +28,8 @@ class Peers:
             return await call(channel, method, message, timeout_s=timeout_s or self._timeout_s)
         except (Unavailable, Uncertain) as error:
             # gRPC waits longer and longer before it connects again, up to two minutes; a daemon that came back under
-            # its old address would be refused for that long. Its own answer says that the connection is sound.
+            # its old address would be refused for that long. An error that the daemon itself sent shows that the
+            # connection is sound.
             if cannot_be_reached(error) and self._channels.get(address) is channel:
                 del self._channels[address]
                 await channel.close()
@@ -42,7 +43,7 @@ class Peers:
 
 
 class GrpcMembers:
-    """Tells members who may do what, see `kera.coordinator.access.telling.TellMember`."""
+    """Sends members the users and rules, see `kera.coordinator.access.telling.TellMember`."""
 
     def __init__(self, *, timeout_ms: int, channel: OpenChannel = MACHINE.channel) -> None:
         self._peers = Peers(timeout_ms=timeout_ms, channel=channel)

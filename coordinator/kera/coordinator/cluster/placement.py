@@ -1,7 +1,7 @@
-"""Where the streamlets of a new stream go. Pure: brokers and their load in, a broker per streamlet out.
+"""Chooses brokers for the streamlets of a new stream. Pure: brokers and their load in, a broker per streamlet out.
 
 The brokers with the fewest streamlets are chosen, and get the same number each, or one more, the least loaded first.
-Ties go to the lower broker id, so that the same question always has the same answer.
+Ties go to the lower broker id, so that equal arguments always give equal results.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from kera.core.errors import InvalidArgument, Unavailable
 
 
 def place(streamlets: int, brokers: int, load: Mapping[int, int]) -> list[int]:
-    """The broker ids of streamlets 0, 1, …; `load` has the number of streamlets of each live broker.
+    """Return the broker ids of streamlets 0, 1, …; `load` has the number of streamlets of each live broker.
 
-    `brokers` is how many to use, 0 as many as there are. Raises `InvalidArgument` when there are fewer streamlets than
-    that, and `Unavailable` when there are fewer brokers: more may come.
+    `brokers` is how many to use; 0: as many as there are. Raises `InvalidArgument` if there are fewer streamlets than
+    `brokers`, and `Unavailable` if there are fewer live brokers: more may come.
     """
     if brokers > streamlets:
         raise InvalidArgument(
@@ -37,5 +37,5 @@ def place(streamlets: int, brokers: int, load: Mapping[int, int]) -> list[int]:
 
 
 def count_in_words(count: int) -> str:
-    """How many there are, after the word there."""
+    """Return the verb and the number for a sentence that begins with "there"."""
     return {0: "is none", 1: "is 1"}.get(count, f"are {count}")

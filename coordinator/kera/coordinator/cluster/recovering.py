@@ -1,6 +1,4 @@
-"""The facts about a streamlet that is being recovered, before any of its data are found, and the brokers that get
-them.
-"""
+"""The facts that a broker needs about a streamlet under recovery, before any of the streamlet's data are found."""
 
 from __future__ import annotations
 
@@ -13,20 +11,20 @@ from kera.v1 import broker_pb2, common_pb2
 def known_starts(
     ledger: Ledger, broker_id: int, stream: common_pb2.StreamInfo, streamlet_id: int
 ) -> list[common_pb2.EntryStart]:
-    """Where the entries of what a broker has of a streamlet start, as far as that is known."""
+    """Return where the entries of a broker's part of a streamlet start, as far as that is known."""
     value = ledger.get(streamlet_key(STARTS, stream.stream_id, streamlet_id))
     known = broker_pb2.TakeOverStream.FromString(value or b"").starts
     return starts_at(stream.assignments[streamlet_id], broker_id, known)
 
 
 def last_handover(ledger: Ledger, stream_id: int, streamlet_id: int) -> common_pb2.StreamletState | None:
-    """The state that the last move of a streamlet has given to its owner."""
+    """Return the state that the last move of a streamlet gave its owner, or None."""
     value = ledger.get(streamlet_key(HANDOVERS, stream_id, streamlet_id))
     return None if value is None else common_pb2.StreamletState.FromString(value)
 
 
 def as_told_to(ledger: Ledger, broker_id: int, stream: common_pb2.StreamInfo) -> common_pb2.StreamInfo:
-    """A stream with what the broker has to know of those of its streamlets that are being recovered."""
+    """Return a stream with the facts that the broker needs about its streamlets under recovery."""
     recovered = [one.streamlet_id for one in stream.assignments if one.sources and one.broker_id == broker_id]
     if not recovered:
         return stream

@@ -1,7 +1,7 @@
-"""How much of what the whole cluster has one principal may take, so that one user cannot use it up for all others.
+"""The share of the cluster's limits that one principal may use, so that no user takes all the room of the others.
 
-Whoever administers the cluster, and daemons, have no share: somebody can always make room. Without security nobody is
-known, and nobody has one.
+Administrators of the cluster, and daemons, have no such limit: somebody can always make room. Without security there
+are no principals, and no shares.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ SETTING = "principal_share_percent"
 
 
 class Limit(NamedTuple):
-    """Something of which the whole cluster has so much, and each principal a share."""
+    """A limit of the whole cluster, of which each principal has a share."""
 
     quota: str
-    """As errors name it."""
+    """The limit's name in errors."""
     would_have: str
-    """In words, with {} for the figure."""
+    """The limit in words, with {} for the figure."""
     way_out: str
 
 
@@ -49,20 +49,20 @@ class Shares:
     """Checks that a principal stays within its share of the cluster's limits. Administrators are exempt."""
 
     def __init__(self, guard: Guard | None, percent: int) -> None:
-        """`guard`: in front of the coordinator; None: security is off."""
+        """`guard`: the guard of the coordinator; None: security is off."""
         self._guard = guard
         self._percent = percent
 
     def caller(self) -> str:
-        """The principal whose share a request counts for; empty: nobody's."""
+        """Return the principal whose share a request counts for; empty: no principal's."""
         peer = CALLER.get()
         who = None if peer is None or self._guard is None else peer.identity
         return "" if who is None or who.is_daemon else who.principal
 
     def check(self, limit: Limit, total: int, principal: str, would_have: Callable[[], int]) -> None:
-        """Check whether the caller may let a principal have so much of what the cluster has `total` of.
+        """Raise `QuotaExceeded` if a principal would exceed its share of `limit`, of which the cluster has `total`.
 
-        `would_have` is only called if there is a share. Raises `QuotaExceeded`.
+        `would_have` returns the principal's figure after the request; it is only called if the caller has a share.
         """
         share = self._of(total)
         if share is None or not principal or (figure := would_have()) <= share:
@@ -76,7 +76,7 @@ class Shares:
         )
 
     def _of(self, total: int) -> int | None:
-        """The caller's share of `total`; None: it has no share, and may have all."""
+        """Return the caller's share of `total`; None: the caller has no share, and may use all."""
         peer = CALLER.get()
         who = None if peer is None or self._guard is None else peer.identity
         if who is None or self._guard is None or who.is_daemon or who.is_super:
@@ -87,4 +87,4 @@ class Shares:
 
 
 NO_SHARES = Shares(None, 100)
-"""Without security: nobody has a share."""
+"""For a cluster without security: no principal has a share."""

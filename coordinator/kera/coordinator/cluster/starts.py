@@ -1,13 +1,14 @@
-"""Where the entries of streamlets start: what brokers say of it, kept for the recovery of a broker. Pure.
+"""Where the entries of streamlets start, as brokers report it, kept for the recovery of a broker. Pure.
 
-What retention or truncation has removed may still be in replicas, since a virtual segment lives as long as anything in
-it does. A recovery that did not know where an entry starts would bring it back, or take the hole behind it for a loss.
+Records that retention or truncation has removed may still be in replicas, since a virtual segment lives as long as
+anything in it does. A recovery that did not know where an entry starts would bring removed records back, or take the
+hole behind them for a loss.
 
-Each broker tells the starts of what it has; so an entry has one for each interval of its streamlet. When a recovery
-joins intervals, the earliest start of an entry counts until the new owner has all of them, and has told its own: one
-that is too early costs some work, one that is too late would hide what was acknowledged. So a start with the first
-record of its interval, before which nothing was removed there, says nothing of older intervals: where a broker has one,
-or they are one by now, it does not count.
+Each broker reports the starts of its own part, so an entry has one start per interval of its streamlet. When a recovery
+joins intervals, the earliest start of an entry counts until the new owner has all of them and has reported its own. A
+start that is too early costs some work; a start that is too late would hide acknowledged records. A start at the first
+record of its interval, before which nothing was removed in it, says nothing about older intervals. So such a start does
+not count if the same broker has an older interval, or if the intervals are joined by now.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kera.v1.common_pb2 import Cursor, EntryStart, GroupInterval, StreamletAssig
 def merged(
     assignment: StreamletAssignment, known: Iterable[EntryStart], told: Iterable[EntryStart]
 ) -> list[EntryStart]:
-    """The starts of a streamlet after a broker told some."""
+    """Return the starts of a streamlet after a broker reported the starts `told`."""
     before = _by_place(assignment, known)
     after = _by_place(assignment, [_where_it_is_gone(assignment, start) for start in told])
     kept = []
@@ -30,10 +31,10 @@ def merged(
         old, new = before[place], after[place]
         if not new:
             kept += old
-        elif new[-1].removed:  # whoever removes something does so with all that is older
+        elif new[-1].removed:  # a broker removes records only together with everything older
             kept.append(max([*old, new[-1]], key=_order))
         elif not old:
-            # The sender may not know yet that it has an older interval, too: where its own began is not news then.
+            # The sender may not know yet of an older interval that it also has: where its own begins is no news then.
             kept += [] if assignment.sources else [new[-1]]
         elif assignment.sources:
             kept += [old[0], max(old[-1], new[-1], key=_order)] if old[0] != new[-1] else [old[0]]
@@ -43,9 +44,9 @@ def merged(
 
 
 def without_interval(assignment: StreamletAssignment, known: Iterable[EntryStart], index: int) -> list[EntryStart]:
-    """The starts of a streamlet once nothing is left of one of its intervals.
+    """Return the starts of a streamlet once nothing is left of one of its intervals.
 
-    Of the one behind the first nothing else says then with which records its entries begin.
+    Without the first interval, only the second one's `first_records` say with which records its entries begin.
     """
     left = [start for start in known if index_of_group(assignment, start.start.group_id) != index]
     if index == 0:
@@ -61,7 +62,11 @@ def without_interval(assignment: StreamletAssignment, known: Iterable[EntryStart
 
 
 def joined(before: StreamletAssignment, after: StreamletAssignment, known: Iterable[EntryStart]) -> list[EntryStart]:
-    """The starts of a streamlet of which intervals have become one: of none does a later one say where it starts."""
+    """Return the starts of a streamlet some of whose intervals were joined: in each, only the first part's starts
+    count.
+
+    A start of a later part counts only if it reports a removal.
+    """
     begins = [interval.first_group_id for interval in intervals_of(after)]
 
     def counts(start: EntryStart) -> bool:
@@ -72,15 +77,15 @@ def joined(before: StreamletAssignment, after: StreamletAssignment, known: Itera
 
 
 def _tells_of_a_removal(assignment: StreamletAssignment, start: EntryStart) -> bool:
-    """Whether records of its interval are gone, and so all that was before them."""
+    """Whether records of the start's interval are gone, and thus everything before them."""
     interval = intervals_of(assignment)[index_of_group(assignment, start.start.group_id)]
     return start.removed or start.first_record > _first_record(interval, start.start.entry)
 
 
 def starts_at(assignment: StreamletAssignment, broker_id: int, known: Iterable[EntryStart]) -> list[EntryStart]:
-    """Where the entries start of what one broker has of a streamlet, as far as that is known.
+    """Return where the entries start in one broker's part of a streamlet, as far as that is known.
 
-    If a later interval has lost records of an entry to retention or truncation, that is where the entry starts.
+    If a later interval has lost records of an entry to retention or truncation, the entry starts there.
     """
     intervals = intervals_of(assignment)
     oldest = next((index for index, interval in enumerate(intervals) if interval.broker_id == broker_id), 0)
@@ -95,9 +100,11 @@ def starts_at(assignment: StreamletAssignment, broker_id: int, known: Iterable[E
 
 
 def _where_it_is_gone(assignment: StreamletAssignment, start: EntryStart) -> EntryStart:
-    """Up to where an entry is gone, when a broker has removed something of it and starts with an interval of its own.
+    """Return up to where an entry is gone, for a broker that removed records and starts at the beginning of an
+    interval.
 
-    That is its interval before that one, and what is older; what others have in between may still be there.
+    Its own interval before that one is gone, and everything older; other brokers may still have the intervals in
+    between.
     """
     intervals = intervals_of(assignment)
     entry, index = start.start.entry, index_of_group(assignment, start.start.group_id)
@@ -124,7 +131,7 @@ def _first_record(interval: GroupInterval, entry: int) -> int:
 def _by_place(
     assignment: StreamletAssignment, starts: Iterable[EntryStart]
 ) -> defaultdict[tuple[int, int], list[EntryStart]]:
-    """The starts of each entry in each interval, in their order."""
+    """Return the starts of each entry in each interval, in order."""
     places: defaultdict[tuple[int, int], list[EntryStart]] = defaultdict(list)
     for start in sorted(starts, key=_order):
         places[index_of_group(assignment, start.start.group_id), start.start.entry].append(start)

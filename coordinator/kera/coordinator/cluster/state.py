@@ -1,7 +1,6 @@
-"""Shared by all parts of the coordinator: the metadata, the members, the connections to them, and the way to make
-changes.
+"""The state that all parts of the coordinator share: metadata, members, connections, and the way to make changes.
 
-Changes are made one at a time: whoever makes one holds `State.changing` from the decision to the end of the write.
+Changes are made one at a time: the maker of a change holds `State.changing` from the decision to the end of the write.
 """
 
 from __future__ import annotations
@@ -66,39 +65,47 @@ class State:
         self.backups: BackupMembers = Membership(BACKUP, clock, **times)
         self.changing = Changing()
         self.turns = Turns()
-        """Turns of long work, which is done in slices."""
+        """The turns of long work, which runs in slices."""
         self.lost: asyncio.Future[KeraError] = asyncio.get_running_loop().create_future()
-        """Done once memory may not be what is in the store, for the reason it has: another coordinator has written, or
-        nobody knows whether a write was carried out. This one must not act any more."""
+        """Done, with the reason, once memory may differ from the store: another coordinator has written, or the outcome
+        of a
+        write is unknown. This coordinator must not act any more.
+        """
         self._numbers_from_us = clock.now_us() + 1_000_000
         self.catching_up = ""
-        """The members that it waits for, as the metadata may be older than the cluster (``restored``); empty: they are
-        not. Meanwhile nothing is decided by the metadata about streams that may have gone on without them."""
+        """The reason to wait for members, while the metadata may be older than the cluster (``restored``); empty: they
+        are not.
+
+        Meanwhile the coordinator decides nothing by the metadata about streams that may have changed without them.
+        """
         self._operations: set[asyncio.Task[Any]] = set()
         self._untold: dict[int, set[int]] = {}
-        """Brokers that have yet to hear of a stream as it is now, by its id."""
+        """Brokers that have yet to learn of a stream's current version, by the stream's id."""
         self._gates: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def cluster_id(self) -> str:
-        """Made once, with the cluster."""
+        """The cluster's id, made once when the cluster is created."""
         value = self.ledger.get(CLUSTER_ID)
         invariant(value is not None, "a cluster has an id")
         return (value or b"").decode()
 
     @property
     def feature_level(self) -> int:
-        """The level that all members and coordinators had once; a member with a lower one cannot join: see
-        ``feature_levels``.
+        """The highest level that all members and coordinators have had at one time.
+
+        A member with a lower level cannot join: see ``feature_levels``.
         """
         return self.ledger.last_number(FEATURE_LEVEL_KEY)
 
     def pace(self) -> TimeSlices:
-        """For work that may be long: call `step` often. What was looked up before a step may not hold after it."""
+        """Return the pace for work that may be long: call `step` often. What was read before a step may not hold after
+        it.
+        """
         return self.turns.pace(REQUESTER.get())
 
     async def in_slices(self, steps: Generator[None, None, T]) -> T:
-        """Drive steps to their end, and return what they return; likewise."""
+        """Run `steps` to their end at that pace, and return their result."""
         return await self.pace().run(steps)
 
     def check_caught_up(self) -> None:
@@ -107,15 +114,15 @@ class State:
             raise Unavailable(self.catching_up)
 
     def next_id(self, counter: str) -> int:
-        """An id that was never given, see ``kera.coordinator.store.numbers``; it is taken by writing it."""
+        """Return an id that was never given, see ``kera.coordinator.store.numbers``; writing it takes it."""
         return next_id(self.ledger.last_number(counter), self._numbers_us())
 
     def next_epoch(self, noun: str) -> int:
-        """The epoch of a launch of this kind, likewise."""
+        """Return the epoch of a launch of this kind, never given before; writing it takes it."""
         return next_epoch(self.ledger.last_number(last_epoch(noun)), self._numbers_us())
 
     def number_after(self, last: int) -> int:
-        """The number of a version after the one that was given last, likewise."""
+        """Return the number of the version after `last`, never given before; writing it takes it."""
         return next_epoch(last, self._numbers_us())
 
     def instances_by_now(self) -> int:
@@ -123,14 +130,14 @@ class State:
         return instances_by(self.clock.now_us())
 
     def _numbers_us(self) -> int:
-        """The clock that numbers go by: not in the second in which this coordinator has begun.
+        """Return the time for numbers: later than the second in which this coordinator started.
 
-        In that one the last numbers may have been given that are not in metadata which were put back since.
+        In that second, numbers may have been given that are missing in metadata which were restored since.
         """
         return max(self.clock.now_us(), self._numbers_from_us)
 
     def load(self) -> None:
-        """Take up what the ledger has of members and streams."""
+        """Load members and streams from the ledger."""
         for members in (self.brokers, self.backups):
             noun = members.kind.noun
             members.load(self.ledger.values(members_prefix(noun)), self.ledger.values(forgotten_prefix(noun)))
@@ -140,9 +147,9 @@ class State:
             self.catalog.add(stream)
 
     async def write(self, changes: Mapping[str, bytes | None], streams: Iterable[common_pb2.StreamInfo] = ()) -> None:
-        """Write `changes` and new versions of `streams`, all or none; then the streams are what is seen here.
+        """Write `changes` and new versions of `streams`, all or none; then update the catalog.
 
-        `changing` is held. Raises what the store raises; then `lost` may be done.
+        `changing` is held. Raises the store's errors; then `lost` may be done.
         """
         streams, values, pace = list(streams), dict[str, bytes](), self.pace()
         for stream in streams:
@@ -156,7 +163,7 @@ class State:
             await pace.step()
 
     async def restore(self, versions: Mapping[str, int]) -> None:
-        """See `Ledger.restore`; likewise."""
+        """See `Ledger.restore`. `changing` is held. Raises the store's errors; then `lost` may be done."""
         await self._stored(self.ledger.restore(versions))
 
     async def _stored(self, writing: Coroutine[Any, Any, None]) -> None:
@@ -169,9 +176,9 @@ class State:
             raise
 
     async def change(self, operation: Coroutine[Any, Any, T], *, for_caller: bool = False) -> T:
-        """Do `operation` while nothing else changes anything, to its end.
+        """Run `operation` to its end while nothing else changes anything.
 
-        `for_caller`: only if whoever has asked for it still may, when it is its turn. Raises `AuthenticationFailed`.
+        `for_caller`: only if the caller is still authenticated when its turn comes. Raises `AuthenticationFailed`.
         """
 
         async def alone() -> T:
@@ -187,7 +194,7 @@ class State:
         return await self.to_the_end(alone())
 
     async def to_the_end(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Wait for `operation`, which goes on if the wait is cancelled. gRPC cancels when a caller gives up."""
+        """Wait for `operation`, which continues if the wait is cancelled, as gRPC does when a caller gives up."""
         task = asyncio.create_task(operation)
         self._operations.add(task)
         task.add_done_callback(self._operations.discard)
@@ -198,27 +205,28 @@ class State:
             raise
 
     async def close(self) -> None:
-        """Let changes that have begun end, which takes bounded time."""
+        """Wait until the changes that have begun end, which takes bounded time."""
         if self._operations:
             await asyncio.wait(self._operations)
 
     # --- telling brokers ---------------------------------------------------------------------------------------
 
     def gate(self, stream_id: int) -> asyncio.Lock:
-        """To be held while brokers are told of a stream: a move holds it from the seal to its end.
+        """Return the lock to hold while sending a stream to brokers; a move holds it from the seal to its end.
 
-        A broker that is told that it owns a streamlet takes chunks for it, also one that it has just sealed.
+        A broker that receives a stream in which it owns a streamlet accepts chunks for it, even if it has just sealed
+        it.
         """
         return self._gates.setdefault(stream_id, asyncio.Lock())
 
     def brokers_of(self, stream: common_pb2.StreamInfo) -> list[common_pb2.BrokerInfo]:
-        """The brokers that have streamlets of `stream`, or older groups of some."""
+        """Return the brokers that have streamlets of `stream`, or older groups of some."""
         return [self.brokers.describe(broker_id) for broker_id in self.catalog.holders(stream)]
 
     async def open(
         self, broker_id: int, stream: common_pb2.StreamInfo, handed_over: Sequence[common_pb2.StreamletState] = ()
     ) -> list[int]:
-        """Have a broker serve its streamlets of a stream; `gate` is held. Raises what the broker answers.
+        """Have a broker serve its streamlets of a stream; `gate` is held. Raises the broker's error.
 
         See `BrokerCalls.open_streamlets`.
         """
@@ -228,31 +236,33 @@ class State:
             broker, told, coordinator_epoch=leads, handed_over=handed_over
         )
         if stream.stream_id not in self.catalog:
-            # It was deleted meanwhile: a broker that was told to drop it before has opened it anew.
+            # The stream was deleted meanwhile: a broker that had dropped it before has opened it anew.
             await self.broker_calls.drop_stream(broker, stream.stream_id, coordinator_epoch=leads)
         return lacking
 
     async def tell(self, stream: common_pb2.StreamInfo, *, otherwise: str, also: Iterable[int] = ()) -> None:
-        """Tell its brokers, and those in `also`, of a stream as it is now, if it still is there.
+        """Send its brokers, and the brokers in `also`, the stream's current version, if the stream still exists.
 
-        A broker that cannot be told is told when it can be, see `tell_again`, or learns it when it registers anew.
+        A failed call is repeated once the broker can be reached, see `tell_again`, or the broker learns the version
+        when it
+        registers anew.
         """
         failed = await self._tell(stream.stream_id, lambda now: {*self.catalog.holders(now), *also})
         for broker_id, error in failed.items():
             log.warning(otherwise, stream_id=stream.stream_id, broker_id=broker_id, error=str(error))
 
     def tell_later(self, stream_id: int, broker_id: int) -> None:
-        """A broker has yet to be told of a stream as it is now: see `tell_again`."""
+        """Note that a broker has yet to learn of a stream's current version: see `tell_again`."""
         self._untold.setdefault(stream_id, set()).add(broker_id)
 
     def untold(self) -> list[int]:
-        """The streams of which somebody can be told now who could not be before."""
+        """Return the streams of which a living broker has yet to learn the current version."""
         for stream_id in [stream_id for stream_id in self._untold if stream_id not in self.catalog]:
             del self._untold[stream_id]
         return [stream_id for stream_id, late in self._untold.items() if any(map(self.brokers.is_alive, late))]
 
     async def tell_again(self, stream_id: int) -> None:
-        """Tell those of a stream who could not be told before. Raises `Unavailable` if one still cannot be."""
+        """Send a stream again to the brokers that missed it. Raises `Unavailable` if one still cannot be reached."""
         failed = await self._tell(
             stream_id, lambda _: set(filter(self.brokers.is_alive, self._untold.get(stream_id, ())))
         )
@@ -262,7 +272,7 @@ class State:
     async def _tell(
         self, stream_id: int, whom: Callable[[common_pb2.StreamInfo], set[int]]
     ) -> dict[int, BaseException]:
-        """Tell of a stream as it is now, if it still is there; the error of each broker that could not be told."""
+        """Send a stream's current version, if it still exists; return the error of each broker that failed."""
         async with self.gate(stream_id):
             try:
                 now = self.catalog.with_id(stream_id)
@@ -285,13 +295,13 @@ class State:
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, object]]) -> list[BaseException | None]:
-    """Wait for all calls; the error of each, or None."""
+    """Wait for all calls; return the error of each, or None."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     return [one if isinstance(one, BaseException) else None for one in results]
 
 
 def _ended_unseen(task: asyncio.Task[Any]) -> None:
-    """Nobody waits for an operation any more: what has become of it is told here."""
+    """Log the failure of an operation for which no caller waits any more."""
     error = None if task.cancelled() else task.exception()
     if isinstance(error, KeraError):
         log.warning("an operation whose caller is gone has failed", error=error.message)

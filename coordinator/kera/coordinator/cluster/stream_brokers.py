@@ -1,4 +1,4 @@
-"""Which brokers have to do with a stream. Pure."""
+"""The brokers that a stream's assignments name. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from kera.v1 import common_pb2
 
 @dataclass(slots=True)
 class StreamBrokers:
-    """Which brokers a stream's assignments name: counted, so that a change of few of thousands is cheap to follow."""
+    """The brokers that a stream's assignments name, with counts, so that following a change of a few assignments is
+    cheap.
+    """
 
     owners: Counter[int] = field(default_factory=Counter)
     holders: Counter[int] = field(default_factory=Counter)
-    """Owners, and those that have older groups."""
+    """Owners, and brokers that have older groups."""
     concerned: Counter[int] = field(default_factory=Counter)
-    """Holders, and those that a streamlet is recovered from."""
+    """Holders, and brokers from which a streamlet is recovered."""
 
     @classmethod
     def of(cls, assignments: Iterable[common_pb2.StreamletAssignment]) -> StreamBrokers:
-        """Those that these assignments name."""
+        """Return the counts of these assignments."""
         self = cls()
         for one in assignments:
             self._count(one, 1)
@@ -30,11 +32,11 @@ class StreamBrokers:
 
     @classmethod
     def of_new(cls, owners: Counter[int]) -> StreamBrokers:
-        """The counts of a stream that has never been elsewhere."""
+        """Return the counts of a stream that has never been elsewhere."""
         return cls(Counter(owners), Counter(owners), Counter(owners))
 
     def changed(self, before: common_pb2.StreamInfo, after: common_pb2.StreamInfo) -> StreamBrokers:
-        """Those of another version of the stream."""
+        """Return the counts after a change of the stream from `before` to `after`."""
         if before.assignments_version == after.assignments_version:
             return self
         made = StreamBrokers(Counter(self.owners), Counter(self.holders), Counter(self.concerned))

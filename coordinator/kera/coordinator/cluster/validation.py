@@ -1,6 +1,6 @@
-"""Limits of a stream: its name, configuration and schema, checked before anything is written. Pure.
+"""Checks the limits of a stream: its name, configuration and schema, before anything is written. Pure.
 
-Each check names the limit and the reason, since the person who reads it may have chosen the value a minute ago.
+Each check names the limit and the reason, since the reader may have chosen the value a minute ago.
 """
 
 from __future__ import annotations
@@ -25,19 +25,28 @@ NAME_CHARS_MAX = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 STREAMLETS_MAX = 16_384
-"""So that a stream's record, which lists the owner of each, fits into the metadata store; see the end of this file."""
+"""Maximum of streamlets, so that a stream's record, which lists the owner of each, fits into the metadata store.
+
+The invariant at the end of this file checks it.
+"""
 ENTRIES_MAX = 64
-"""Each entry of each streamlet that is written to holds an open segment: more of them would only eat memory."""
+"""Maximum of entries per streamlet: each one with writes holds an open segment, so more would only use up memory."""
 GROUP_SEGMENTS_MAX = 1024
-"""A group is what one consumer is given at a time: larger ones would be work that cannot be shared."""
+"""Maximum of segments per group: a consumer gets one group at a time, and larger ones would be work that cannot be
+shared.
+"""
 PRIORITY_MAX = 9
 VIRTUAL_LOGS_MAX = 1024
-"""Each has an open virtual segment on each broker of the stream, and so a replica in the memory of R backups."""
+"""Maximum of virtual logs: each has an open virtual segment on each broker of the stream, and a replica in the memory
+of R
+backups.
+"""
 SCHEMA_BYTES_MAX = 256 << 10
 """Maximum of a stream's Arrow schema: some thousand columns. It is kept in the stream's record."""
 FIRST_SCHEMA_ID = 1
 RETENTION_CONSUMER_GROUPS_MAX = 64
-"""Each is asked about whenever something could go, and the names are kept in the stream's record."""
+"""Maximum of groups that hold back retention: removal checks each of them, and the stream's record lists their names.
+"""
 CREATION_ID_CHARS_MAX = 64
 """Maximum of the client's id for its request to create a stream: it is kept in the stream's record."""
 CHANGED_AS_THEY_ARE: tuple[
@@ -58,21 +67,21 @@ CHANGED_AS_THEY_ARE: tuple[
     "epoch_grace_ms",
     "timestamp_ahead_max_ms",
 )
-"""Settings that a request to alter a stream has by the same name."""
+"""Settings that have the same name in a request to alter a stream."""
 EPOCH_MS_MAX = 366 * 86_400_000
 EPOCH_GRACE_MS_MAX = 3_600_000
 RETENTION_MAX = (1 << 63) - 1
-"""Maximum of ages in milliseconds and sizes in bytes: brokers may add them up in 64 bits with a sign."""
+"""Maximum of ages in milliseconds and sizes in bytes: brokers may add them up in signed 64-bit integers."""
 
 
 def checked_name(name: str) -> str:
-    """`name`, if a stream can have it. Raises `InvalidArgument`."""
+    """Return `name`. Raises `InvalidArgument` if a stream cannot have it."""
     _check_name("a stream", name)
     return name
 
 
 def checked_producer_name(name: str) -> str:
-    """`name`, if a producer can have it. Raises `InvalidArgument`."""
+    """Return `name`. Raises `InvalidArgument` if a producer cannot have it."""
     _check_name("a producer", name)
     return name
 
@@ -87,14 +96,14 @@ def _check_name(whose: str, name: str) -> None:
 
 
 def checked_creation_id(creation_id: str) -> str:
-    """`creation_id`, if it is one. Raises `InvalidArgument`."""
+    """Return `creation_id`. Raises `InvalidArgument` if it is too long."""
     if len(creation_id) > CREATION_ID_CHARS_MAX:
         raise InvalidArgument(f"a creation_id has at most {CREATION_ID_CHARS_MAX} characters, not {len(creation_id)}")
     return creation_id
 
 
 def checked_config(config: common_pb2.StreamConfig, *, default_replication: int = 0) -> common_pb2.StreamConfig:
-    """A copy of `config` with nothing left open. Raises `InvalidArgument`."""
+    """Return a copy of `config` with all defaults filled in. Raises `InvalidArgument`."""
     _check_range("streamlets", config.streamlets, STREAMLETS_MAX)
     _check_range("entries", config.entries, ENTRIES_MAX)
     _check_range("group_segments", config.group_segments, GROUP_SEGMENTS_MAX)
@@ -114,12 +123,12 @@ def checked_config(config: common_pb2.StreamConfig, *, default_replication: int 
         raise InvalidArgument(f"codec {config.codec} is not known to this version", codec=int(config.codec))
     _check_retention(config)
     _complete_epochs(checked)
-    checked.clock_until_us = 0  # not for others to say
+    checked.clock_until_us = 0  # only the coordinator sets it
     return checked
 
 
 def _complete_epochs(config: common_pb2.StreamConfig) -> None:
-    """Fill in what is left open of epochs. Raises `InvalidArgument`."""
+    """Fill in the defaults of a stream's epochs. Raises `InvalidArgument`."""
     if config.punctuation not in common_pb2.Punctuation.values():
         known = ", ".join(name.removeprefix("PUNCTUATION_").lower() for name, _ in common_pb2.Punctuation.items())
         raise InvalidArgument(
@@ -172,7 +181,7 @@ def _check_virtual_logs(config: common_pb2.StreamConfig) -> None:
 
 
 def config_of_store(config: common_pb2.StreamConfig) -> common_pb2.StreamConfig:
-    """A copy of `config`, as it is in the store, with what earlier versions did not write."""
+    """Return a copy of a stored `config`, with the fields that earlier versions did not write."""
     complete = common_pb2.StreamConfig()
     complete.CopyFrom(config)
     complete.replication = config.replication
@@ -182,7 +191,7 @@ def config_of_store(config: common_pb2.StreamConfig) -> common_pb2.StreamConfig:
 
 
 def check_alteration(request: coordinator_pb2.AlterStreamRequest) -> None:
-    """Refuse a long request before it waits for others to be carried out. Raises `InvalidArgument`."""
+    """Refuse a request with too many names before it waits for its turn. Raises `InvalidArgument`."""
     _check_count(request.retention_consumer_groups.names)
 
 
@@ -216,9 +225,9 @@ def altered_config(
 
 
 def note_clock(config: common_pb2.StreamConfig, before: common_pb2.StreamConfig, until_us: int) -> None:
-    """Write down in what a stream was altered to how long its brokers have promised by their clocks, if they did.
+    """Record in the altered `config` until when brokers may have made promises by their clocks.
 
-    `until_us`: from then on they do not, if they do not from now on.
+    `until_us`: the end of promises by the clock, if brokers stop making them now.
     """
     if _goes_by_clock(config):
         return
@@ -263,9 +272,9 @@ def _check_retention(config: common_pb2.StreamConfig) -> None:
 
 
 def checked_schema(schema: common_pb2.StreamSchema) -> common_pb2.StreamSchema:
-    """The first schema of a stream: the default one unless `schema` has Arrow bytes, which make the stream typed.
+    """Return the first schema of a stream: the default one, or a typed one if `schema` has Arrow bytes.
 
-    Raises `SchemaMismatch` when the bytes are not an Arrow schema, `InvalidArgument` when it is not one for a stream.
+    Raises `SchemaMismatch` if the bytes are not an Arrow schema, `InvalidArgument` if a stream cannot have the schema.
     """
     if not schema.arrow_schema:
         if schema.key_column or schema.timestamp_column:
@@ -294,10 +303,11 @@ def checked_schema(schema: common_pb2.StreamSchema) -> common_pb2.StreamSchema:
 def extended_schema(
     stream: common_pb2.StreamInfo, add_columns: bytes, number_after: Callable[[int], int]
 ) -> list[common_pb2.StreamSchema]:
-    """The version of `stream`'s schema that has the columns of `add_columns`, too; empty if the newest one has them.
+    """Return the version of `stream`'s schema that also has the columns of `add_columns`; empty if the newest has them.
 
-    So a repeated request adds nothing. Raises `InvalidArgument`, and `SchemaMismatch` when a column of that name is
-    there with another type, or the bytes are not an Arrow schema.
+    So a repeated request adds nothing. Raises `InvalidArgument`, and `SchemaMismatch` if a column of that name has
+    another
+    type, or the bytes are not an Arrow schema.
     """
     newest = max(stream.schemas, key=lambda version: version.schema_id)
     if not newest.typed:
@@ -313,7 +323,7 @@ def extended_schema(
         return []
     version = common_pb2.StreamSchema()
     version.CopyFrom(newest)
-    version.schema_id = number_after(newest.schema_id)  # a chunk that names it never means another one
+    version.schema_id = number_after(newest.schema_id)  # never given before: a chunk that names it means no other
     version.arrow_schema = schema_to_bytes(pa.schema([*there, *new], metadata=there.metadata))
     length = len(version.arrow_schema) + sum(len(earlier.arrow_schema) for earlier in stream.schemas)
     if length > SCHEMA_BYTES_MAX:
@@ -397,10 +407,13 @@ def _check_timestamp(schema: pa.Schema, column: str) -> None:
 
 
 _ASSIGNMENT_BYTES_MAX = 40
-"""Four varints of at most 3 + 5 + 10 + 10 bytes, their tags, and the tag and length around them. A streamlet that is at
-several brokers takes more; moves leave room for that (``migration``)."""
+"""Maximum size of an assignment at one broker.
+
+Four varints of at most 3 + 5 + 10 + 10 bytes, their tags, and the tag and length around them. A streamlet that is at
+several brokers takes more; moves leave room for that (``migration``).
+"""
 _CONSUMER_GROUP_BYTES_MAX = NAME_CHARS_MAX + 3
-"""The name, its tag and its length."""
+"""Maximum size of a consumer group: its name, the tag and the length."""
 invariant(
     STREAMLETS_MAX * _ASSIGNMENT_BYTES_MAX
     + SCHEMA_BYTES_MAX

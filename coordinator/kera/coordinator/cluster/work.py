@@ -1,8 +1,8 @@
-"""Work in the background, by key: what is under way is not begun again, and what failed is tried again by whoever asks.
+"""Background work, by key: work under way is not started again, and its caller retries work that failed.
 
-For parts of the coordinator that look at what is stored, again and again, and start what is missing. An operation that
-fails is logged, and its reason kept for those who ask what it waits for; a defect is logged with its traceback and
-stops nothing else.
+For parts of the coordinator that look periodically at the stored state, and start what is missing. An operation that
+fails is logged, and its reason is kept to show what it waits for; a defect is logged with its traceback and stops
+nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Work:
     """At most one task for each key."""
 
     def __init__(self, on_success: Callable[[], None] = lambda: None) -> None:
-        """`on_success` is called whenever a task has done what it was for."""
+        """`on_success` is called after each task that succeeds."""
         self._on_success = on_success
         self._tasks: dict[Hashable, asyncio.Task[bool]] = {}
         self._failures: dict[Hashable, str] = {}
@@ -33,27 +33,27 @@ class Work:
         """Begin `operation`, unless one of this key is under way."""
         if not self._closed and key not in self._tasks:
             task = self._tasks[key] = asyncio.create_task(self._run(key, operation))
-            # Not in the task itself: one that is cancelled before it has run at all never gets there.
+            # Not in the task itself: a task that is cancelled before its first step would not get that far.
             task.add_done_callback(lambda _: self._ended(key, task))
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def is_under_way(self, key: Hashable) -> bool:
-        """Whether a task of this key runs."""
+        """Whether a task of this key is under way."""
         return key in self._tasks
 
     def failure(self, key: Hashable) -> str:
-        """Why the last task of this key failed; empty: it did not, or there was none."""
+        """Return why the last task of this key failed; empty if it did not fail, or there was none."""
         return self._failures.get(key, "")
 
     def forget_failures(self, but: Container[Hashable]) -> None:
-        """Forget failures of work that will not be tried again; `but`: the work that will be."""
+        """Forget the failures of work that will not be tried again; `but`: the work that will be."""
         for key in [key for key in self._failures if key not in but]:
             self._forget(key)
 
     def cancel(self, key: Hashable) -> None:
-        """Give up the task of this key, if there is one."""
+        """Cancel the task of this key, if there is one."""
         if task := self._tasks.get(key):
             task.cancel()
 
@@ -68,7 +68,7 @@ class Work:
             await asyncio.wait(list(self._tasks.values()))
 
     async def close(self) -> None:
-        """End all tasks where they are, and take no more."""
+        """Cancel all tasks, and accept no more."""
         self._closed = True
         for task in self._tasks.values():
             task.cancel()

@@ -1,16 +1,16 @@
-"""Assignment: which member of a consumer group is given which group of segments, and which one gives some back. Pure.
+"""Assignment: which member of a consumer group gets which group of segments, and which one gives some back. Pure.
 
-The oldest group of each entry that is not done is given to some member, and more of them as long as somebody has fewer
-than `AHEAD`. A free group goes to the member that holds least, and of those to the one that has consumed least lately.
-So holdings differ by at most one, and as groups come to their ends, the extra ones go round. When a member joins and
-nothing is free, those that hold most are asked to give back groups: nobody else is disturbed.
+The oldest unfinished group of each entry goes to some member, and later groups do as long as a member has fewer than
+`AHEAD`. A free group goes to the member that holds least; among equals, to the one that has consumed least lately. So
+holdings differ by at most one, and as groups come to their ends, the extra ones go round. When a member joins and
+nothing is free, the members that hold most are asked to give back groups; no other member is disturbed.
 
-When there are fewer groups than members, a group is shared: its holder is asked to keep a part of it, and give up the
-rest (`Member.splitting`), which goes to a member that has nothing, and is shared further in the same way. So all
-members read a group at once, each another part of it, and nobody splits anything while there are enough groups for all.
+When there are fewer groups than members, a group is shared: its holder is asked to keep a part of it and give up the
+rest (`Member.splitting`). The rest goes to a member that has nothing, and is shared further in the same way. So all
+members read one group at once, each a different part, and no group is split while there are enough for all.
 
-A stream that a member wants in order is not shared like that: of each entry only the oldest group that is not done is
-given to anybody.
+A stream that a member wants in order is not shared like that: only the oldest unfinished group of each entry is given
+to a member.
 """
 
 from __future__ import annotations
@@ -32,34 +32,38 @@ class Assignment:
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
         self.is_short = False
-        """The next group of some entry is with nobody: the members hold as many as they want."""
+        """The next group of some entry has no holder, because the members hold as many groups as they want."""
 
     def balance(self, now_s: float) -> None:
-        """`balancing`, at once."""
+        """Run `balancing` in one go."""
         at_once(self.balancing(now_s))
 
     def balancing(self, now_s: float) -> Generator[None, None, None]:
-        """Give free groups to members, and decide which of them are to give back some.
+        """Give free groups to members, and decide which members have to give groups back.
 
-        Yields before each group. What has changed meanwhile is for the next caller.
+        Yields before each group. Changes that happen meanwhile are left to the next call.
         """
         if self._leases.balanced:
             return
         self._leases.balanced = True
         try:
             yield from self._giving(now_s)
-        except BaseException:  # nobody waits for it any more: others begin anew
+        except BaseException:  # the caller has given up: the next call starts anew
             self._leases.balanced = False
             raise
 
     def _giving(self, now_s: float) -> Generator[None, None, None]:
         recent = {member_id: member.recent(now_s) for member_id, member in self._leases.members.items()}
         takers: dict[tuple[int, bool], list[tuple[int, float, str]]] = {}
-        """By stream, those who may take more of it, as a heap: how much they have, and had lately. And likewise those
-        of them who may take parts of groups."""
+        """By stream and whether it is about parts of groups: a heap of the members that may take more, each
+        with its number of
+        groups and its recent consumption.
+        """
         waiting = []
         wanted: set[tuple[int, bool]] = set()
-        """Those of `takers` of which some member may take more. The deeper groups wait, the fewer members take them."""
+        """The keys of `takers` for which some member may take more. The deeper groups wait, the fewer members
+        take them.
+        """
         in_order = self._in_order
         self._unsplit()
         for key2, each in list(self._leases.streamlets.items()):
@@ -87,7 +91,7 @@ class Assignment:
                 self.is_short |= any(key.stream_id in other.stream_ids for other in self._leases.members.values())
             if taker is None or (depth and taker.at_work >= AHEAD):
                 wanted.discard(kind)
-                if not kind[1]:  # those who take parts are among them
+                if not kind[1]:  # members that take parts take whole groups too
                     wanted.discard((key.stream_id, True))
                 continue
             self._leases.give(key, taker)
@@ -96,7 +100,7 @@ class Assignment:
         yield from self._ask_to_split(recent, in_order)
 
     def _free_group(self, key: GroupId, in_order: AbstractSet[int], depth: int) -> Group | None:
-        """The group if no member has taken or finished it since it was looked for, and it may be given to one now."""
+        """Return the group unless a member has taken or finished it meanwhile, or it may not be given out yet."""
         streamlet = self._leases.streamlets.get(key[:2])
         group = streamlet.groups.get(key[2:]) if streamlet is not None else None
         if streamlet is None or group is None or group.member_id or group.done:
@@ -115,11 +119,11 @@ class Assignment:
 
     @property
     def _in_order(self) -> set[int]:
-        """Streams that a member wants in order."""
+        """The streams that a member wants in order."""
         return {each for member in self._leases.members.values() if member.in_order for each in member.stream_ids}
 
     def _unsplit(self) -> None:
-        """If none of the members understands parts of groups, what is in parts is made whole again."""
+        """Make split groups whole again, if none of the members understands parts."""
         members = self._leases.members.values()
         if not members or any(member.splits or not member.stream_ids for member in members):
             return
@@ -128,7 +132,7 @@ class Assignment:
                 self._leases.dirty.add(key)
 
     def _taker(self, heap: list[tuple[int, float, str]]) -> Member | None:
-        """The member with the least among those that may take more; outdated entries of the heap are corrected."""
+        """Return the member with the least among those that may take more; correct outdated entries of the heap."""
         while heap:
             at_work, recent, member_id = heap[0]
             member = self._leases.members.get(member_id)
@@ -141,7 +145,7 @@ class Assignment:
         return None
 
     def _ask_back(self, recent: Mapping[str, float]) -> None:
-        """Decide anew who is to give back what, as much as possible the same as before."""
+        """Decide anew which members have to give back which groups, keeping earlier requests where possible."""
         asked: dict[str, set[GroupId]] = {member_id: set() for member_id in self._leases.members}
         for high, key in evened_out(self._leases.members, recent):
             asked[high].add(key)
@@ -151,13 +155,14 @@ class Assignment:
                 self._leases.note(member)
 
     def _ask_to_split(self, recent: Mapping[str, float], in_order: AbstractSet[int]) -> Generator[None, None, None]:
-        """Decide anew who is to give up the rest of a group, for those who have too little to read.
+        """Decide anew which members give up the rest of a group, for members that have too little to read.
 
-        As many holders as there are such members: those that were asked before, then those that have consumed most.
+        There are as many such holders as hungry members: first the holders that were asked before, then those that have
+        consumed most.
         """
         members = list(self._leases.members.values())
         hungry: Counter[int] = Counter()
-        """By stream."""
+        """Hungry members by stream."""
         for member in members:
             if member.splits and len(member.held) < member.groups_max and member.is_hungry:
                 hungry.update(member.stream_ids - in_order)
@@ -184,5 +189,5 @@ class Assignment:
 
 
 def _keys_of_waiting(key: tuple[int, int], streamlet: StreamletProgress) -> Iterator[tuple[int, GroupId]]:
-    """As `StreamletProgress.waiting`, with what names them everywhere."""
+    """Return `StreamletProgress.waiting` with full ids of the groups."""
     return ((depth, GroupId(*key, group_id, part)) for depth, group_id, part in streamlet.waiting)

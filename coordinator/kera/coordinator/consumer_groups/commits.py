@@ -22,12 +22,13 @@ from kera.v1 import common_pb2
 from kera.v1 import consumer_group_pb2 as messages
 
 ENDED_MAX = 4096
-"""Leases that ended well are remembered while there are members: of a repeated report, nobody is to think that it came
-too late."""
+"""Maximum of ended leases that are remembered while there are members, so that a repeated report is not refused
+as late.
+"""
 
 
 class Commits:
-    """The commits of one consumer group."""
+    """Carries out the commits of one consumer group."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
@@ -35,17 +36,20 @@ class Commits:
         """(Stream, streamlet, lease) → the member that finished or released the group."""
 
     def __len__(self) -> int:
-        """How many reports are remembered."""
+        """Return how many ended leases are remembered."""
         return len(self._ended)
 
     def forget_ended(self) -> None:
-        """Nobody is there who could repeat a report."""
+        """Forget the ended leases, once no member is left that could repeat a report."""
         self._ended.clear()
 
     def carry_out(
         self, member_id: str, steps: Iterable[messages.GroupStep]
     ) -> tuple[set[tuple[int, int]], list[messages.GroupStep]]:
-        """Carry out steps; the streamlets that they change, and the steps that came too late."""
+        """Carry out steps; return the streamlets that they change, and the steps that came too late.
+
+        Raises `InvalidArgument`.
+        """
         changed = set()
         refused = []
         member = self._leases.members.get(member_id)
@@ -74,7 +78,7 @@ class Commits:
         return changed, refused
 
     def _go_on(self, key: GroupId, group: Group, step: messages.GroupStep) -> bool:
-        """More of what the member holds is done; False: as much as before."""
+        """Record a member's progress in a group that it holds; return False if there is none."""
         position = position_of(step.next)
         if group.end is not None and position > group.end:
             raise InvalidArgument(
@@ -87,7 +91,7 @@ class Commits:
         return True
 
     def _end(self, member: Member, key: GroupId, step: messages.GroupStep) -> None:
-        """The member has nothing more to do with what it holds."""
+        """End a member's lease of a group that it has finished or released."""
         group = member.held[key]
         group.done = step.finished
         if step.finished and group.end_record is None:
@@ -98,7 +102,7 @@ class Commits:
         self._leases.free(member, key)
 
     def _split(self, key: GroupId, step: messages.GroupStep) -> None:
-        """The member gives up the rest of what it holds, unless that is not wanted any more."""
+        """Split the group where the member gives up the rest, unless that is not wanted any more."""
         at = position_of(step.split)
         if (step.split.group_id, step.split.entry) != (key.group_id, step.next.entry):
             raise InvalidArgument(f"group {key.group_id} cannot be split at {tuple(at)}, in another group or entry")
@@ -117,7 +121,7 @@ class Commits:
     def begin(
         self, starts: Iterable[messages.StreamletStart], shapes: Mapping[int, StreamShape]
     ) -> set[tuple[int, int]]:
-        """Begin streamlets that nobody has begun; which ones."""
+        """Begin streamlets that the consumer group has not begun yet; return these."""
         begun = set()
         for start in starts:
             key, cursors, records = checked_start(start, shapes)
@@ -127,7 +131,7 @@ class Commits:
         return begun
 
     def see(self, seen: Iterable[messages.SeenGroups]) -> set[tuple[int, int]]:
-        """Take up groups that a member has found; the streamlets that they change."""
+        """Add groups that a member has found; return the streamlets that they change."""
         changed = set()
         for each in seen:
             key = (each.stream_id, each.streamlet_id)
@@ -137,7 +141,7 @@ class Commits:
         return changed
 
     def advance(self, changed: Iterable[tuple[int, int]], moved: dict[tuple[int, int, int], common_pb2.Cursor]) -> None:
-        """Leave behind what is done in streamlets; cursors that have moved by that come to `moved`."""
+        """Drop finished groups from the streamlets, and add the cursors that move thereby to `moved`."""
         for key in sorted(changed):
             self._leases.dirty.add(key)
             streamlet = self._leases.streamlets[key]

@@ -1,17 +1,17 @@
-"""A consumer group: which of its consumers reads which groups of segments, and how far they are. No I/O, no waiting.
+"""A consumer group: which of its consumers reads which groups of segments, and their progress. No I/O, no waiting.
 
-Consumers of a consumer group are its *members*. What one of them is given is a *group* of segments (thesis 6.2.3): of
-an entry, whose groups follow each other, so several members may read an entry at once, each another part of it.
+The consumers of a consumer group are its *members*. A member gets *groups* of segments (thesis 6.2.3). The groups of an
+entry follow each other, so several members may read one entry at once, each a different part of it.
 
-What is promised of groups, cursors and gaps is in ``progress``; cursors go back only by `ConsumerGroup.resetting`.
-Which member is given what is decided by ``assignment``.
+``progress`` has the guarantees about groups, cursors and gaps; cursors go back only by `ConsumerGroup.resetting`.
+``assignment`` decides which member gets which group.
 
-A member that is silent for its session time-out, or is in its user's code for longer than its progress time-out, is no
-member any more: what it held is free. Nothing tells it but the answer to its next round.
+A member is removed, and the groups that it held become free, if it is silent for its session time-out, or is in its
+user's code for longer than its progress time-out. It learns this only from the answer to its next round.
 
-What is stored is a `StreamletProgress` for each streamlet that the consumer group has begun;
-`Leases.take_dirty` has those that changed. Members are known by the groups that they hold, with their
-time-outs, and get a full one after a restart.
+The store has a `StreamletProgress` for each streamlet that the consumer group has begun; `Leases.take_dirty` returns
+the
+changed ones. After a restart, members are known by the groups that they hold, with their time-outs, which start anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kera.v1 import consumer_group_pb2 as messages
 MEMBERS_MAX = 1000
 CLIENT_CHARS_MAX = 128
 EXPIRE_INTERVAL_S = 0.05
-"""With many members, not each word of one of them has all others looked at."""
+"""Minimum time between two searches for members that are gone: with many members, not every request needs one."""
 
 
 class ConsumerGroup:
@@ -52,7 +52,7 @@ class ConsumerGroup:
         self._expired_s = float("-inf")
 
     def stored(self, key: tuple[int, int]) -> messages.StreamletProgress | None:
-        """The record to store for a streamlet; None: none any more."""
+        """Return the record to store for a streamlet; None if it is to be deleted."""
         return self.streamlets[key].to_message(self.name) if key in self.streamlets else None
 
     # --- members -----------------------------------------------------------------------------------------------
@@ -62,8 +62,9 @@ class ConsumerGroup:
     ) -> Generator[None, None, messages.ConsumeRoundResponse]:
         """Carry out a member's request; `answering` adds the groups that it holds. `shapes`: of its streams.
 
-        Yields between streamlets, each of which is in good order then; what others say meanwhile is carried out in
-        between. Raises `InvalidArgument`, `Unavailable` when there are too many members.
+        Yields between streamlets, each in a consistent state, and requests of other members are carried out in between.
+        Raises
+        `InvalidArgument`, and `Unavailable` if there are too many members.
         """
         check_round(request)
         self.expire(now_s)
@@ -96,7 +97,7 @@ class ConsumerGroup:
     def look(
         self, response: messages.ConsumeRoundResponse, member_id: str, shapes: Mapping[int, StreamShape], now_s: float
     ) -> None:
-        """Say what the member is to look at, if it is time."""
+        """Add to the response the streamlets in which the member should look for groups, if it is time."""
         member = self.members.get(member_id)
         if member is not None:
             self._discovery.look(response, member, shapes, set(), now_s)
@@ -104,9 +105,11 @@ class ConsumerGroup:
     def answering(
         self, response: messages.ConsumeRoundResponse, member_id: str, shapes: Mapping[int, StreamShape], now_s: float
     ) -> Generator[None, None, None]:
-        """Say what the member holds now, and what to look at if it is time. Yields; what it is told is of the start.
+        """Add to the response the groups that the member holds, and where it should look for new ones, if it is time.
 
-        If that changes meanwhile, it is told with its next round, which finds something to say.
+        Yields; the response describes the state at the start. The member learns of changes since then from its next
+        round,
+        which returns at once.
         """
         del response.held[:]
         self.look(response, member_id, shapes, now_s)
@@ -118,7 +121,7 @@ class ConsumerGroup:
                 yield
 
     def keep_alive(self, member_id: str, busy_ms: int, now_s: float) -> bool:
-        """A member lives; False if it is none."""
+        """Take note that a member lives; return False if it is not, or no longer, a member."""
         self.expire(now_s)
         member = self.members.get(member_id)
         if member is None:
@@ -131,7 +134,7 @@ class ConsumerGroup:
         return not gone
 
     def leave(self, member_id: str, steps: Iterable[messages.GroupStep], now_s: float) -> messages.LeaveResponse:
-        """A member ends, after its last steps."""
+        """Remove a member, after its last steps."""
         changed, refused = self.commits.carry_out(member_id, steps)
         moved: dict[tuple[int, int, int], common_pb2.Cursor] = {}
         self.commits.advance(changed, moved)
@@ -139,7 +142,7 @@ class ConsumerGroup:
         return messages.LeaveResponse(refused=refused, moved=[cursor for _, cursor in sorted(moved.items())])
 
     def expire(self, now_s: float) -> list[str]:
-        """Remove the members that are gone; who they are. Looks for them every `EXPIRE_INTERVAL_S` at most."""
+        """Remove the members that are gone; return their ids. Looks for them every `EXPIRE_INTERVAL_S` at most."""
         if 0 <= now_s - self._expired_s < EXPIRE_INTERVAL_S:
             return []
         self._expired_s = now_s
@@ -151,7 +154,7 @@ class ConsumerGroup:
         return gone
 
     def extend_timeouts(self, pause_s: float) -> None:
-        """Nobody could be heard for so long: that is nobody's silence."""
+        """Extend all time-outs by a pause of this process, in which it could receive no messages."""
         for member in self.members.values():
             member.heard_s += pause_s
             if member.busy_since_s is not None:
@@ -159,11 +162,11 @@ class ConsumerGroup:
 
     @property
     def next_look_s(self) -> float:
-        """When a member is to look for new groups."""
+        """The time at which a member is to look for new groups."""
         return self._discovery.next_s
 
     def _speaking(self, request: messages.ConsumeRoundRequest, now_s: float) -> Member | None:
-        """The member that speaks; None if it is stuck: it is not a member then, until it goes on."""
+        """Return the member that sends the request; None if it is stuck, and so no member until it makes progress."""
         member = self.members.get(request.member_id)
         if request.busy_ms > request.progress_timeout_ms:
             self._remove(request.member_id, now_s)
@@ -221,10 +224,11 @@ class ConsumerGroup:
         force: bool,
         forward_only: bool,
     ) -> Generator[None, None, None]:
-        """Put cursors elsewhere. Raises `InvalidArgument`, also when members are at work, unless it is forced.
+        """Set the cursors of streamlets. Raises `InvalidArgument`, also when members are active, unless `force` is set.
 
-        Yields before anything has changed, and not from then on. But for `forward_only`: then each cursor counts for
-        itself, and it yields between streamlets.
+        Yields before the first change, and not after it, so that all cursors change together. With `forward_only`,
+        cursors only
+        go forward, each streamlet independently, and it yields between streamlets.
         """
         fresh: dict[tuple[int, int], StreamletProgress] = {}
         for start in starts:
@@ -257,7 +261,7 @@ class ConsumerGroup:
             )
 
     def _go_ahead(self, key: tuple[int, int], fresh: StreamletProgress) -> None:
-        """Put cursors of a streamlet forward."""
+        """Move the cursors of a streamlet forward, where the new ones are ahead."""
         old = self.streamlets.get(key)
         if old is not None:
             ahead = [max(pair) for pair in zip(old.cursors, fresh.cursors, strict=True)]
@@ -269,7 +273,7 @@ class ConsumerGroup:
         self.leases.dirty.add(key)
 
     def forget(self, gone: Iterable[int]) -> None:
-        """Streams have been deleted."""
+        """Forget the progress in streams that were deleted."""
         gone = set(gone)
         for key in [key for key in self.streamlets if key[0] in gone]:
             self.leases.free_streamlet(key)
@@ -277,7 +281,7 @@ class ConsumerGroup:
             self.leases.dirty.add(key)
 
     def cursors(self, stream_id: int) -> Iterator[common_pb2.Cursor]:
-        """The cursors of the entries of a stream."""
+        """Yield the cursors of the entries of a stream."""
         for (stream, _), streamlet in sorted(self.streamlets.items()):
             if stream == stream_id:
                 yield from map(streamlet.cursor, range(len(streamlet.cursors)))

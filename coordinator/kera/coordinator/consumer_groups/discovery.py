@@ -11,9 +11,9 @@ from kera.coordinator.consumer_groups.requests import StreamShape
 from kera.v1 import consumer_group_pb2 as messages
 
 LOOK_INTERVAL_S = 0.5
-"""How often one of the members looks for new groups."""
+"""How often one of the members looks for new groups, in seconds."""
 LOOKS_MAX = 256
-"""Streamlets that a member looks at, at once; the others have their turn."""
+"""Maximum of streamlets that a member looks at in one round; the others have their turn later."""
 
 
 class Discovery:
@@ -23,15 +23,15 @@ class Discovery:
         self._leases = leases
         self._looked_s = float("-inf")
         self._look_at = 0
-        """Index of the streamlet whose turn it is."""
+        """Index of the streamlet whose turn is next."""
 
     @property
     def next_s(self) -> float:
-        """When a member is to look for new groups."""
+        """The time at which a member is to look for new groups."""
         return self._looked_s + LOOK_INTERVAL_S
 
     def look_soon(self) -> None:
-        """The next member that asks is to look."""
+        """Have the next member that sends a request look."""
         self._looked_s = float("-inf")
 
     def look(
@@ -42,7 +42,9 @@ class Discovery:
         finished: set[tuple[int, int]],
         now_s: float,
     ) -> None:
-        """Have the member look for new groups: where it has finished one, and everywhere if it is time."""
+        """Have the member look for new groups: in streamlets where it has finished a group, and everywhere if
+        it is time.
+        """
         keys = sorted(finished)
         if now_s >= self.next_s:
             self._looked_s = now_s
@@ -62,7 +64,7 @@ class Discovery:
 def _some(
     stream_ids: AbstractSet[int], shapes: Mapping[int, StreamShape], first: int, count: int
 ) -> list[tuple[int, int]]:
-    """So many of all streamlets of streams, from one on and round: of thousands, no list is made of all."""
+    """Return `count` streamlets from index `first` on, in a circle, without a list of all of the possibly thousands."""
     found: list[tuple[int, int]] = []
     at, ordered = first, sorted(stream_ids)
     while len(found) < count:

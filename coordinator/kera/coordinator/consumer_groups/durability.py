@@ -1,7 +1,7 @@
-"""Changes of consumer groups made durable: one write for all that have gathered since the one before.
+"""Makes changes of consumer groups durable: one write for all that have gathered since the one before.
 
-When a write fails, memory goes back to what is in the ledger, of the consumer groups that have changed, and whoever
-waited for it gets the error.
+When a write fails, the changed consumer groups go back to their state in the ledger, and the callers that wait for the
+write get the error.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from kera.coordinator.consumer_groups.uses import Uses
 
 
 class Durability:
-    """Writes gathered changes of consumer groups in one go, and takes them back when the write fails."""
+    """Writes gathered changes of consumer groups together, and takes them back when the write fails."""
 
     def __init__(self, state: State, registry: ConsumerGroupRegistry, uses: Uses) -> None:
         self._state = state
         self._registry = registry
         self._uses = uses
         self._lost: tuple[int, Exception] | None = None
-        """Up to here it could not be stored, and why."""
+        """The last change that could not be stored, and the error."""
         self._writing = asyncio.Lock()
 
     async def durable(self) -> None:
-        """Return when all that was changed before is in the store. Raises what the store raises."""
+        """Wait until all earlier changes are in the store. Raises the store's errors."""
         if self._registry.stored < self._registry.changes:
             await self._state.to_the_end(self._write(self._registry.changes))
 
     def check_kept(self, consumer_group: ConsumerGroup) -> None:
-        """Raise what the store has raised, if what was changed of a consumer group had to be taken back since."""
+        """Raise the store's error if changes of a consumer group were taken back since."""
         if self._lost is not None and self._registry.groups.get(consumer_group.name) is not consumer_group:
             raise self._lost[1]
 
@@ -46,7 +46,7 @@ class Durability:
             changes: dict[str, bytes | None] = {}
             pace = self._state.pace()
             for consumer_group, keys in taken.items():
-                for key in keys:  # what changes meanwhile is stored once more, with what comes next
+                for key in keys:  # what changes meanwhile is stored again by the next write
                     await pace.step()
                     message = consumer_group.stored(key)
                     changes[record_key(consumer_group.name, *key)] = message and message.SerializeToString()

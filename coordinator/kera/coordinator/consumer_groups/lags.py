@@ -1,9 +1,9 @@
-"""How many records consumer groups have yet to read, asked of brokers from time to time, for whoever looks at metrics.
+"""How many records consumer groups have yet to read, asked of brokers from time to time, for the metrics.
 
-The coordinator knows how far consumer groups are, and brokers how many records there are behind a place. What is shown
-is as old as the last time that everything was asked for. Of records that a broker has that does not answer, the number
-of before counts. There is no end to how many places there can be, so those of the first consumer groups by name are
-asked for, up to a limit; what was left out is counted. Asking takes a twentieth of the time at most.
+The coordinator knows the cursors of consumer groups, and brokers know how many records follow a cursor. The figures are
+as old as the last round of questions. If a broker does not answer, the figures of the streams concerned stay as they
+were. The number of cursors is not bounded, so the coordinator asks about the first consumer groups by name, up to a
+limit, and counts what it leaves out. Asking takes a twentieth of the time at most.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from kera.v1 import common_pb2
 log = get_logger("kera.consumer_groups")
 
 PLACES_MAX = 50_000
-"""In streams, that are asked for at a time."""
+"""Maximum of places in streams that are asked about in a round."""
 CURSORS_MAX = 1000
-"""In a request."""
+"""Maximum of cursors in a request."""
 TRIES_MAX = 3
-"""Maximum of a request, as its streams may be removed meanwhile."""
+"""Maximum of attempts of a request, as the records at its cursors may be removed meanwhile."""
 SHARE = 20
-"""The pause is at least so many times as long as the asking."""
+"""The pause between two rounds is at least this many times as long as a round."""
 
 
 class Key(NamedTuple):
-    """The subject of a lag."""
+    """The consumer group and the stream that a lag is about."""
 
     consumer_group: str
     stream: str
 
 
 class Place(NamedTuple):
-    """From where on a broker is to count the records that it has."""
+    """A cursor from which a broker is to count its records, and the lag that they belong to."""
 
     key: Key
     cursor: common_pb2.Cursor
@@ -55,30 +55,30 @@ class Place(NamedTuple):
 class GroupLags:
     """Asks brokers for the lags of consumer groups, in bounded time and number, for the metrics.
 
-    Belongs to the coordinator's loop; `records` may be looked at from elsewhere.
+    Belongs to the coordinator's loop; other threads may read `records`.
     """
 
     def __init__(
         self, state: State, registry: ConsumerGroupRegistry, interval_ms: int, *, places_max: int = PLACES_MAX
     ) -> None:
-        """`interval_ms`: the pause between two times; 0: nothing is ever asked."""
+        """`interval_ms`: the pause between two rounds; 0: no rounds."""
         self._state = state
         self._registry = registry
         self._interval_s = interval_ms / 1000
         self._places_max = places_max
         self._asking: asyncio.Task[None] | None = None
         self.records: dict[Key, int] = {}
-        """By consumer group and stream; replaced as a whole."""
+        """Lags by consumer group and stream; replaced as a whole."""
         self.left_out = 0
-        """Consumer groups of which it is not known, as there are too many places."""
+        """The number of consumer groups whose lags are unknown, because there are too many places."""
 
     def start(self) -> None:
-        """Ask from now on."""
+        """Begin to ask in rounds."""
         if self._interval_s:
             self._asking = asyncio.create_task(self._ask_again())
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         if self._asking is not None:
             self._asking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -102,7 +102,7 @@ class GroupLags:
         unknown: set[Key] = set()
         places = await self._places(found)
         for broker_id, wanted in sorted(places.items()):
-            if not self._state.brokers.is_alive(broker_id):  # it would be waited for, again and again
+            if not self._state.brokers.is_alive(broker_id):  # a call would wait for its time-out, again and again
                 unknown.update(place.key for place in wanted)
                 continue
             for first in range(0, len(wanted), CURSORS_MAX):
@@ -117,7 +117,7 @@ class GroupLags:
         self.records = {key: max(0, count) for key, count in found.items()}
 
     async def _places(self, found: Counter[Key]) -> dict[int, list[Place]]:
-        """By broker. What is done behind a cursor is taken off what is going to be found."""
+        """Return the places by broker, and subtract the records that are done behind cursors from `found`."""
         places: defaultdict[int, list[Place]] = defaultdict(list)
         pace, room, self.left_out = self._state.pace(), self._places_max, 0
         for name in heapq.nsmallest(self._places_max, self._registry.groups):
@@ -140,9 +140,9 @@ class GroupLags:
         return places
 
     async def _count(self, broker: common_pb2.BrokerInfo, places: Sequence[Place], found: Counter[Key]) -> set[Key]:
-        """Add what a broker has; returns of which it does not say that now.
+        """Add the records that a broker has; return the keys for which it does not know the number now.
 
-        What was removed before it could be read is counted from behind that.
+        If records were removed before they were read, the count starts behind them.
         """
         unknown: set[Key] = set()
         for _ in range(TRIES_MAX):
@@ -163,7 +163,7 @@ class GroupLags:
         return unknown | {place.key for place in places}
 
     def _behind(self, broker_id: int, place: Place, lost: KeraError) -> Place | None:
-        """Where there is something again, at the same broker."""
+        """Return the place of the next records that still exist, if they are at the same broker; else None."""
         cursor = place.cursor
         if not isinstance(lost, DataLost):
             return None
@@ -179,7 +179,9 @@ class GroupLags:
 def where_to_ask(
     progress: StreamletProgress, assignment: common_pb2.StreamletAssignment
 ) -> Iterator[tuple[int, common_pb2.Cursor]]:
-    """At each broker that has groups from the cursor of an entry on: from where on."""
+    """Yield each broker that has groups at or behind the cursor of an entry, and the cursor from which it
+    should count.
+    """
     intervals = intervals_of(assignment)
     for entry, position in enumerate(progress.cursors):
         first, asked = index_of_group(assignment, position.group_id), set[int]()
@@ -191,7 +193,7 @@ def where_to_ask(
 
 
 def done_behind_cursors(progress: StreamletProgress) -> int:
-    """Records behind the cursors that are done, as others before them are not; as far as it is known how many."""
+    """Return how many records behind the cursors are done, while earlier ones are not; unknown numbers are left out."""
     records = 0
     for group in progress.groups.values():
         end = group.end_record if group.done else group.next_record

@@ -1,7 +1,9 @@
-"""Which member of a consumer group holds which group of segments, and what of that is to be stored. No I/O, no waiting.
+"""Which member of a consumer group holds which group of segments, and which changes have to be stored. No I/O,
+no waiting.
 
-A group is held by at most one member. Each time it is given, it has a new lease number, and what earlier holders say
-about it is refused.
+A group is held by at most one member. Each time it is given it gets a new lease number, and steps of earlier holders
+are
+refused.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ class Leases:
         self.members: dict[str, Member] = {}
         self.streamlets: dict[tuple[int, int], StreamletProgress] = {}
         self.dirty: set[tuple[int, int]] = set()
-        """Streamlets of which something has to be stored."""
+        """Streamlets whose records have to be stored."""
         self._news: set[str] = set()
-        """Members that hold something else than before, or have gone."""
+        """Members whose leases have changed, or that are gone."""
         self.balanced = False
-        """Nothing has changed since groups were given, on which that depends."""
+        """Nothing that affects the assignment has changed since groups were given."""
 
     def restore(self, message: messages.StreamletProgress, now_s: float) -> None:
-        """Take up what was stored. Holders of groups are members, and count as just seen."""
+        """Load a stored record. Holders of groups are members, and count as just seen."""
         streamlet = StreamletProgress.from_message(message)
         self.streamlets[message.stream_id, message.streamlet_id] = streamlet
         for key, group in streamlet.groups.items():
@@ -36,12 +38,12 @@ class Leases:
                 member.held[GroupId(message.stream_id, message.streamlet_id, *key)] = group
 
     def take_dirty(self) -> list[tuple[int, int]]:
-        """The streamlets of which something has to be stored, which counts as stored from now on."""
+        """Return the streamlets whose records have to be stored; they count as stored from now on."""
         dirty, self.dirty = self.dirty, set()
         return sorted(dirty)
 
     def take_news(self) -> set[str]:
-        """Members that have to be told something, since this was called last."""
+        """Return the members for which there is news since the last call."""
         news, self._news = self._news, set()
         return news
 
@@ -51,12 +53,12 @@ class Leases:
         self._news.add(member.member_id)
 
     def is_gone(self, member_id: str) -> None:
-        """A member has gone: whoever speaks for it is told."""
+        """Note that a member is gone, so that its waiting round ends."""
         self.balanced = False
         self._news.add(member_id)
 
     def give(self, key: GroupId, member: Member) -> None:
-        """A member holds a group from now on."""
+        """Give a group to a member."""
         streamlet = self.streamlets[key[:2]]
         streamlet.changed()
         group = streamlet.groups[key[2:]]
@@ -68,7 +70,7 @@ class Leases:
         self.dirty.add(key[:2])
 
     def free(self, member: Member, key: GroupId) -> None:
-        """A member holds a group no longer."""
+        """Take a group from a member."""
         group = member.held.pop(key)
         group.member_id, group.ended = "", False
         self.streamlets[key[:2]].changed()
@@ -80,7 +82,7 @@ class Leases:
         self.dirty.add(key[:2])
 
     def free_streamlet(self, key: tuple[int, int]) -> None:
-        """Nobody holds a group of this streamlet any more."""
+        """Take all groups of a streamlet from their holders."""
         streamlet = self.streamlets.get(key)
         for each, group in list(streamlet.groups.items()) if streamlet is not None else ():
             if group.member_id:

@@ -1,7 +1,7 @@
-"""The consumers of a consumer group: what each one holds, when it counts as gone, and who gives back groups to whom.
+"""The consumers of a consumer group: what each holds, when it counts as gone, and which groups even out holdings.
 
-No I/O, no waiting. ``consumer_groups`` gives and takes; here it is decided, when members hold unequal numbers of
-groups, how that is evened out (`evened_out`).
+No I/O, no waiting. ``assignment`` gives and takes; `evened_out` decides which groups to give back when members hold
+unequal numbers of groups.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from kera.core.base.ids import EntryId
 from kera.v1 import consumer_group_pb2 as messages
 
 RECENT_HALF_LIFE_S = 60.0
-"""Older consumption counts less."""
+"""Half-life of recent consumption: older consumption counts less."""
 AHEAD = 2
-"""Groups for each member, where there are so many: while one is at its end, the next one is being fetched."""
+"""Groups per member, where there are enough: while it finishes one, it already fetches the next."""
 SPLIT_BYTES = 1 << 20
-"""How much of a group a member keeps when others have nothing to read. Each part costs some requests to the
-coordinator, of some milliseconds together; so it is as much as takes longer to process than that."""
+"""How much of a group a member keeps when others have nothing to read.
+
+Each part costs some requests to the coordinator, which take some milliseconds together, and processing this much takes
+longer than that.
+"""
 
 
 @dataclass(slots=True)
@@ -36,59 +39,59 @@ class Member:
     """When it went into its user's code; None: it waits for records."""
     groups_max: int = 0
     stream_ids: frozenset[int] = frozenset()
-    """Empty: not known yet; it gets nothing."""
+    """The streams it reads; empty: not known yet, and it gets nothing."""
     splits: bool = False
-    """It understands parts of groups."""
+    """Whether it understands parts of groups."""
     in_order: bool = False
-    """It wants the entries of its streams in order."""
+    """Whether it wants the entries of its streams in order."""
     bytes_consumed: int = 0
     held: dict[GroupId, Group] = field(default_factory=dict)
     give_back: set[GroupId] = field(default_factory=set)
     """The held groups that it has to give back."""
     splitting: set[GroupId] = field(default_factory=set)
-    """Likewise: it is to give up the rest of them after `SPLIT_BYTES`."""
+    """The held groups of which it has to give up the rest after `SPLIT_BYTES`."""
     ended: set[GroupId] = field(default_factory=set)
-    """Likewise: it has nothing more to do with them but to commit."""
+    """The held groups that it has read to the end, and only has to commit."""
     version: int = 0
-    """Changes with what it holds, is to give back or to tell."""
+    """Changes when what it holds, has to give back or has to report changes."""
     told_version: int = -1
-    """Version of the last answer that it got."""
+    """The version in the last answer that it got."""
     _recent: float = 0.0
     _recent_s: float = 0.0
 
     @property
     def at_work(self) -> int:
-        """How many groups it reads."""
+        """The number of groups that it reads."""
         return len(self.held) - len(self.ended)
 
     @property
     def is_hungry(self) -> bool:
-        """It would read more if there was more: it has fewer than `AHEAD`, and only parts that end soon."""
+        """Whether it would read more: it has fewer than `AHEAD` groups, and only parts that end soon."""
         if self.at_work >= AHEAD:
             return False
         return all(group.end is not None for key, group in self.held.items() if key not in self.ended)
 
     def can_hold(self, key: GroupId, group: Group) -> bool:
-        """Whether it understands what it would be given."""
+        """Whether it understands the form of this group."""
         return self.splits or (not key.part and group.end is None)
 
     def recent(self, now_s: float) -> float:
-        """Bytes consumed lately."""
+        """Return the bytes consumed lately, weighted by age."""
         return self._recent * math.exp2((self._recent_s - now_s) / RECENT_HALF_LIFE_S)
 
     def count(self, consumed_bytes: float, now_s: float) -> None:
-        """It has consumed more."""
+        """Add to the bytes consumed lately."""
         self._recent, self._recent_s = self.recent(now_s) + consumed_bytes, now_s
 
     def is_gone(self, now_s: float) -> bool:
-        """Dead or stuck."""
+        """Whether the member is dead or stuck."""
         if now_s - self.heard_s > self.timeouts.session_ms / 1000:
             return True
         return self.busy_since_s is not None and 0 < self.timeouts.progress_ms / 1000 < now_s - self.busy_since_s
 
 
 def leases_of(member: Member) -> Iterator[messages.GroupLease]:
-    """The leases of a member, as in its answer."""
+    """Yield the leases of a member, in the form of its answer."""
     for key, group in sorted(member.held.items()):
         entry = EntryId(key.stream_id, key.streamlet_id, group.entry)
         yield messages.GroupLease(
@@ -105,12 +108,13 @@ def leases_of(member: Member) -> Iterator[messages.GroupLease]:
 
 
 def evened_out(members: Mapping[str, Member], recent: Mapping[str, float]) -> Iterator[tuple[str, GroupId]]:
-    """The groups to give back and the members that do, in turn: the first of those with most to the first of those with
-    least.
+    """Yield the groups to give back, each with its holder: from the member with most to the one with least, in turn.
 
-    That goes on until nobody has two groups more than somebody who could take one of them. It is done for each
-    member that joins, also when many do at once: so both are kept in heaps, into which a member is put anew
-    whenever its count changes. What was said of it before is passed over.
+    This continues until no member has two groups more than a member that could take one of them. It runs for each
+    member
+    that joins, even when many join at once. So both kinds are in heaps: a member is pushed again whenever its count
+    changes,
+    and its outdated entries are skipped.
     """
     count = {member_id: member.at_work for member_id, member in members.items()}
     able = {m.member_id: m.groups_max for m in members.values() if m.stream_ids}
@@ -127,7 +131,7 @@ def evened_out(members: Mapping[str, Member], recent: Mapping[str, float]) -> It
             continue
         found = _offer(members, members[low], givers, count, offers)
         if found is None:
-            continue  # nor will there be anything later: others have ever less to give
+            continue  # later there will be none either: the others have ever less to give
         yield found
         high = found[0]
         count[high] -= 1
@@ -149,7 +153,7 @@ def _offer(
     count: Mapping[str, int],
     offers: dict[str, list[tuple[bool, GroupId]]],
 ) -> tuple[str, GroupId] | None:
-    """The first of the givers that has a group for a member, and two more than it; and which group."""
+    """Return the first giver that has a suitable group for a member, and two groups more than it; and that group."""
     passed = []
     found: tuple[str, GroupId] | None = None
     while givers and found is None and -givers[0][0] - count[low.member_id] >= 2:

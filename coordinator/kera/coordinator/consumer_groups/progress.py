@@ -1,18 +1,18 @@
-"""How far a consumer group is in a streamlet: which groups of segments are known, with whom they are, what is done.
+"""The progress of a consumer group in a streamlet: its known groups of segments, their holders, and what is done.
 
-No I/O, no waiting. ``consumer_groups`` says who holds what; here is what happens to groups from when they are found
-until they are left behind, what there was between them, and the form in which all of that is stored.
+No I/O, no waiting. ``assignment`` decides which member holds what. This module follows each group from its discovery
+until it and all before it is done, finds the gaps between groups, and defines the stored form.
 
 Invariants:
 
 1. Positions of groups, and cursors of entries, never go back.
-2. No group is left out: members name the groups of a streamlet in intervals of ids that follow each other
+2. No group is left out: members report the groups of a streamlet in intervals of ids that follow each other
    (`StreamletProgress.see`), and a group stays known until it is done. The parts of a group follow each other without
    a gap: each ends where the next one starts, and the last one ends with the group.
 3. Everything before an entry's cursor is done.
-4. Records are not passed over silently. Groups that go as a whole before any member has found them leave a gap between
-   the ordinals of their neighbours. It belongs to the group behind it (`Group.lost`), whose holder tells the user, and
-   says so with a step; if that group is done before, to the entry's next one.
+4. Records are never skipped silently. Groups that are removed as a whole before any member has found them leave a gap
+   between the ordinals of their neighbours. The gap belongs to the group behind it (`Group.lost`), whose holder reports
+   it to the user and confirms that with a step. If that group is done before, the entry's next group gets the gap.
 """
 
 from __future__ import annotations
@@ -28,30 +28,38 @@ from kera.v1 import common_pb2
 from kera.v1 import consumer_group_pb2 as messages
 
 STREAMLET_GROUPS_MAX = 2048
-"""Groups of a streamlet that are known and not left behind: a record of some 250 KB. A group that stays behind holds up
-its streamlet when there are so many after it."""
+"""Maximum of groups of a streamlet that are known and not dropped: a record of some 250 KB.
+
+A group that is not finished holds up its streamlet once there are this many after it.
+"""
 WAITING_MAX = 128
-"""Groups of a streamlet that nobody holds, of those that are known. Of a backlog the next ones are found when half of
-them are given; so what is stored and looked at does not grow with it."""
+"""Maximum of known groups of a streamlet without a holder.
+
+Members look for the next groups of a backlog once half of these are given, so what is stored and examined does not grow
+with the backlog.
+"""
 PARTS_MAX = 128
-"""Parts of groups of a streamlet that are known: a group is not split further as long as there are so many. That bounds
-what is stored when a part stays behind: those after it are known until it is done."""
+"""Maximum of known parts of groups of a streamlet: groups are not split further while there are this many.
+
+That bounds the stored record when a part is not finished: later parts stay known until it is done.
+"""
 SESSION_DEFAULT_MS = 10_000
-"""Session time-out of members without a stored one."""
+"""Session time-out of members without a stored one, in milliseconds."""
 
 
 def parts_in(progress: messages.StreamletProgress) -> Iterator[messages.GroupProgress]:
-    """The groups of a record, and of those that are in parts the parts.
+    """Yield the groups of a record; for a split group, its parts.
 
-    Parts are within the group's own entry, which describes the whole: a coordinator that knows nothing of parts reads
-    on at the first place that is not done, and leaves nothing out.
+    Parts are within the group's own entry, which describes the whole: a coordinator that does not know parts continues
+    at
+    the first place that is not done, and leaves nothing out.
     """
     for group in progress.groups:
         yield from group.parts or (group,)
 
 
 def describe_whole(whole: messages.GroupProgress) -> None:
-    """Say of a group in parts how far it is as a whole. Nobody holds it: it has no lease, so no step is about it."""
+    """Set the progress of a split group as a whole. It has no holder and no lease, so no step refers to it."""
     first, last = whole.parts[0], whole.parts[-1]
     reached = next((part for part in whole.parts if not part.done), last)
     whole.next.CopyFrom(reached.next)
@@ -68,7 +76,7 @@ def describe_whole(whole: messages.GroupProgress) -> None:
 
 
 class GroupId(NamedTuple):
-    """Names a group, or a part of one."""
+    """The id of a group, or of a part of one."""
 
     stream_id: int
     streamlet_id: int
@@ -78,9 +86,10 @@ class GroupId(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Records of an entry by their ordinals: from the first one up to `end`.
+    """Records of an entry by their ordinals: from `first` up to, and without, `end`.
 
-    Of a gap, `end` is below `first` when ordinals went back, with the memory of a host: nobody knows how many went.
+    In a gap, `end` is below `first` if ordinals went back with the memory of a host; then the number of lost records is
+    unknown.
     """
 
     first: int
@@ -88,7 +97,7 @@ class Records(NamedTuple):
 
 
 class Timeouts(NamedTuple):
-    """How long a member may be silent, and in its user's code, in milliseconds."""
+    """How long a member may be silent, and how long it may be in its user's code, in milliseconds."""
 
     session_ms: int
     progress_ms: int
@@ -100,18 +109,18 @@ UNKNOWN_TIMEOUTS = Timeouts(SESSION_DEFAULT_MS, 0)
 
 @dataclass(slots=True)
 class Group:
-    """A group, or a part of one, that is not left behind yet."""
+    """A group, or a part of one, that is still known."""
 
     entry: int
     next: Position
-    """Next byte to read; of one that is done, its end."""
+    """Next byte to read; of a finished group, its end."""
     end: Position | None = None
-    """Where the part ends, and the next one of the group starts; None: it ends with the group."""
+    """Where the part ends, and the group's next part starts; None: it ends with the group."""
     done: bool = False
     member_id: str = ""
     """The member that holds it; empty: none."""
     ended: bool = False
-    """The holding member has nothing more to do with it but to commit."""
+    """The holder has read it to the end, and only has to commit."""
     lease: int = 0
     """Number of the last lease."""
     first_record: int | None = None
@@ -119,17 +128,17 @@ class Group:
     next_record: int | None = None
     """Ordinal of the record at `next`."""
     end_record: int | None = None
-    """Ordinal of its end."""
+    """Ordinal of the record behind its end."""
     joined: bool = False
-    """It is known what there was between the entry's group before it and this one."""
+    """The gap between the entry's previous group and this one, if any, has been determined."""
     lost: list[Records] = field(default_factory=list)
-    """Gaps before `next` that nobody has told the user."""
+    """Gaps before `next` that were not reported to the user yet."""
     timeouts: Timeouts = UNKNOWN_TIMEOUTS
-    """Time-outs of the holding member: a new coordinator knows its member by the groups that it holds."""
+    """Time-outs of the holder: a new coordinator knows its members by the groups that they hold."""
 
 
 class StreamletProgress:
-    """How far a consumer group is in a streamlet."""
+    """The progress of a consumer group in a streamlet."""
 
     def __init__(
         self,
@@ -143,26 +152,26 @@ class StreamletProgress:
         self.stream_id = stream_id
         self.streamlet_id = streamlet_id
         self.cursors = list(cursors)
-        """Per entry: all before it is done."""
+        """Per entry: everything before this position is done."""
         self.records = list(records) or [None] * len(self.cursors)
-        """Per entry: ordinal of what comes behind the last group that was left behind, or at the cursor."""
+        """Per entry: ordinal of the record behind the last dropped group, or at the cursor."""
         self.lost: list[list[Records]] = [[] for _ in self.cursors]
-        """Per entry: gaps that nobody has told the user; the next group gets them."""
+        """Per entry: gaps that were not reported to the user yet; the next group gets them."""
         self.leases = [0] * len(self.cursors)
-        """Per entry: with which the last group that was left behind was held."""
+        """Per entry: the last lease of the group that was dropped last."""
         self.listed = max(0, min((cursor.group_id for cursor in self.cursors), default=0) - 1)
         """Groups up to this id are done, or in `groups`."""
         self.groups: dict[tuple[int, int], Group] = {}
-        """By id and part, in that order."""
+        """The known groups by id and part, sorted."""
         self.lease = lease
-        """The last one that was given."""
+        """The last lease number that was given."""
         self._waiting: list[tuple[int, int, int]] | None = None
         self.parts = 0
-        """How many of `groups` are parts of a group that was split."""
+        """The number of `groups` that are parts of a split group."""
 
     @classmethod
     def from_message(cls, message: messages.StreamletProgress) -> StreamletProgress:
-        """From its stored form."""
+        """Return the progress from its stored form."""
         cursors = map(position_of, message.cursors)
         records = [known(each, "record") for each in message.records]
         self = cls(message.stream_id, message.streamlet_id, cursors, records, lease=message.lease)
@@ -188,7 +197,7 @@ class StreamletProgress:
         return self
 
     def to_message(self, consumer_group: str) -> messages.StreamletProgress:
-        """Its stored form."""
+        """Return the stored form."""
         message = messages.StreamletProgress(
             consumer_group=consumer_group,
             stream_id=self.stream_id,
@@ -232,7 +241,7 @@ class StreamletProgress:
         )
 
     def cursor(self, entry: int) -> common_pb2.Cursor:
-        """An entry's cursor as a message."""
+        """Return an entry's cursor as a message."""
         return self._cursor(entry, self.cursors[entry])
 
     def _cursor(self, entry: int, position: Position) -> common_pb2.Cursor:
@@ -240,9 +249,9 @@ class StreamletProgress:
 
     @property
     def waiting(self) -> list[tuple[int, int, int]]:
-        """Groups and parts that nobody holds, in the order in which they are to be given.
+        """Groups and parts without a holder, in the order in which to give them to members.
 
-        Of each: how many of its entry come before it that are to be read, its id, and its part.
+        Each is a tuple: how many unfinished groups of its entry come before it, its id, and its part.
         """
         if self._waiting is None:
             self._waiting = self._find_waiting()
@@ -260,11 +269,11 @@ class StreamletProgress:
         return sorted(found)
 
     def changed(self) -> None:
-        """To be called when a group was given, done, or otherwise may wait or wait no longer."""
+        """Call this when a group was given or finished, or may wait or not wait for another reason."""
         self._waiting = None
 
     def has_done(self, step: messages.GroupStep) -> bool:
-        """Whether what somebody says of a group that it held with this lease is known."""
+        """Whether a member's report on a group that it held with this lease is already recorded."""
         place = step.next
         group = self.groups.get((place.group_id, step.part))
         if group is None:  # left behind
@@ -275,18 +284,20 @@ class StreamletProgress:
 
     @property
     def room(self) -> int:
-        """How many more groups are taken up."""
+        """How many more groups can be added."""
         return max(0, min(STREAMLET_GROUPS_MAX - len(self.groups), WAITING_MAX - len(self.waiting)))
 
     @property
     def wants_groups(self) -> bool:
-        """Whether it is worth while to look for more."""
+        """Whether members should look for more groups."""
         return bool(self.room) and len(self.waiting) <= WAITING_MAX // 2
 
     def see(self, seen: messages.SeenGroups) -> bool:
-        """Take up the groups of an interval of ids; True if that changes anything.
+        """Add the groups of an interval of ids; return whether that changes anything.
 
-        An interval that does not join on to what is known is of no use: groups in between could be left out.
+        An interval that does not adjoin the known ids is ignored: groups in between could be left out. Raises
+        `InvalidArgument`
+        if the groups are not sorted, or are outside the interval or the entries.
         """
         before = self.listed
         if seen.after_group_id > before:
@@ -315,7 +326,7 @@ class StreamletProgress:
         return self.listed > before
 
     def _found(self, seen: messages.SeenGroup, previous: Group | None) -> Group:
-        """A group that was found behind `previous`, the entry's last one that is known."""
+        """Return a group that was found behind `previous`, the entry's last known group."""
         entry, start = seen.start.entry, position_of(seen.start)
         cursor, record = self.cursors[entry], self.records[entry]
         if start.group_id == cursor.group_id:
@@ -325,10 +336,10 @@ class StreamletProgress:
         begin = Position(start.group_id, 1, 0)
         if start <= begin or (record if previous is None else previous.end_record) is not None:
             return Group(entry, start, first_record=seen.first_record)
-        return Group(entry, begin)  # its start is gone, and the reader is told of that
+        return Group(entry, begin)  # its start is removed, and the reader learns of that
 
     def is_next(self, key: GroupId) -> bool:
-        """Whether all that comes before a group or part in its entry is done."""
+        """Whether everything before a group or part in its entry is done."""
         entry = self.groups[key[2:]].entry
         return key[2:] == next(each for each, group in self.groups.items() if group.entry == entry and not group.done)
 
@@ -338,10 +349,11 @@ class StreamletProgress:
         return self.parts < PARTS_MAX
 
     def split(self, key: GroupId, at: Position, record: int | None) -> bool:
-        """End a part at a position, where the record with that ordinal is; what follows is the group's next part.
+        """End a part at a position, where the record with that ordinal is; the rest becomes the group's next part.
 
-        False if that is not possible: the part does not end with its group, more of it is done already, or there are
-        `PARTS_MAX` parts. Doing it again changes nothing, and is True.
+        Returns False if that is not possible: the part does not end with its group, more of it is done already, or
+        there are
+        `PARTS_MAX` parts. Repeating a split changes nothing and returns True.
         """
         group = self.groups[key[2:]]
         if group.end is not None:
@@ -359,10 +371,11 @@ class StreamletProgress:
         return True
 
     def unsplit(self) -> bool:
-        """Make one of the parts of each group of which nobody holds one; whether there was any.
+        """Join the parts of each group of which no part is held; return whether there were any.
 
-        It starts at the first place that is not done. What was done behind that is read again: this is for members
-        that do not understand parts, when there are no others.
+        The joined group starts at the first place that is not done, and what was done behind that is read again. This
+        serves
+        members that do not understand parts, when there are no others.
         """
         parts: dict[int, list[tuple[tuple[int, int], Group]]] = {}
         for key, group in self.groups.items():
@@ -388,9 +401,9 @@ class StreamletProgress:
         return found
 
     def advance(self) -> tuple[list[int], list[Group]]:
-        """Find gaps, leave behind what is done, and move cursors.
+        """Find gaps, drop groups that are done, and move cursors.
 
-        The entries whose cursor has moved, and the groups that have something more to tell.
+        Returns the entries whose cursor has moved, and the groups that have new gaps to report.
         """
         self.changed()
         telling = self._join()
@@ -419,9 +432,9 @@ class StreamletProgress:
         return sorted(moved), telling
 
     def _join(self) -> list[Group]:
-        """See what was between groups whose ends are known by now, and the next ones of their entries.
+        """Determine the gaps between groups whose ends are known by now and the next groups of their entries.
 
-        The groups before which there is a gap.
+        Returns the groups that follow a gap.
         """
         behind_gaps = []
         previous: dict[int, Group] = {}
@@ -438,7 +451,7 @@ class StreamletProgress:
         return behind_gaps
 
     def start_again(self, cursors: Sequence[Position], records: Sequence[int | None]) -> StreamletProgress:
-        """The same streamlet, to be read from other cursors on; entries whose cursor stays keep what is known there."""
+        """Return the streamlet's progress with other cursors; an entry whose cursor stays keeps what is known there."""
         fresh = StreamletProgress(self.stream_id, self.streamlet_id, cursors, records, lease=self.lease)
         for entry, cursor in enumerate(self.cursors):
             if cursor != cursors[entry]:
@@ -456,7 +469,7 @@ def _is_part(key: tuple[int, int], group: Group) -> bool:
 
 
 def lowest(cursors: Iterable[common_pb2.Cursor]) -> list[common_pb2.Cursor]:
-    """The lowest cursor of each entry, over several consumer groups."""
+    """Return the lowest cursor of each entry, over several consumer groups."""
     found: dict[EntryId, common_pb2.Cursor] = {}
     for cursor in cursors:
         entry = EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry)
@@ -466,32 +479,32 @@ def lowest(cursors: Iterable[common_pb2.Cursor]) -> list[common_pb2.Cursor]:
 
 
 def key_of(step: messages.GroupStep) -> GroupId:
-    """The group of a step."""
+    """Return the group of a step."""
     return GroupId(step.next.stream_id, step.next.streamlet_id, step.next.group_id, step.part)
 
 
 def position_of(cursor: common_pb2.Cursor) -> Position:
-    """The position in a cursor."""
+    """Return the position in a cursor."""
     return Position(cursor.group_id, cursor.segment_id, cursor.position) if cursor.group_id else EARLIEST
 
 
 def records_in(ranges: Iterable[messages.RecordRange]) -> list[Records]:
-    """Records in a message."""
+    """Return the records in a message."""
     return [Records(each.first_record, each.end_record) for each in ranges]
 
 
 def ranges_of(records: Iterable[Records]) -> Iterator[messages.RecordRange]:
-    """Records as a message has them."""
+    """Return records in the form of a message."""
     return (messages.RecordRange(first_record=each.first, end_record=each.end) for each in records)
 
 
 def known(message: Any, field_name: str) -> int | None:
-    """An ordinal that may not be there."""
+    """Return an ordinal, or None if the message does not have it."""
     return getattr(message, field_name) if message.HasField(field_name) else None
 
 
 def cursor_of(entry: EntryId, position: Position) -> common_pb2.Cursor:
-    """A position of an entry as a message."""
+    """Return a position of an entry as a message."""
     return common_pb2.Cursor(
         stream_id=entry.stream_id,
         streamlet_id=entry.streamlet_id,

@@ -1,4 +1,4 @@
-"""The consumer groups there are: by name, which ones have members, which ones read a stream, and what has changed."""
+"""All consumer groups: by name, with or without members, by the streams that they read, and by unstored changes."""
 
 from __future__ import annotations
 
@@ -41,50 +41,54 @@ class ConsumerGroupRegistry:
         self._groups_max = groups_max
         self.groups: dict[str, ConsumerGroup] = {}
         self._active: set[str] = set()
-        """Consumer groups to be looked after: those with members, and those that have begun nothing."""
+        """Consumer groups that need regular checks: those with members, and those that have begun no streamlet."""
         self._readers: defaultdict[int, set[str]] = defaultdict(set)
-        """By stream: the consumer groups that have begun it."""
+        """The consumer groups that have begun a stream, by stream."""
         self._short: set[str] = set()
-        """Consumer groups whose consumers do not take all groups that they should; the log has been told."""
+        """Consumer groups whose consumers do not take all groups that they should, and for which the log has a
+        warning.
+        """
         self._busy: Counter[str] = Counter()
-        """Consumer groups that are being changed in steps, and how many times."""
+        """How many changes in steps are under way, by consumer group."""
         self._changed: set[str] = set()
-        """Consumer groups of which something has to be stored."""
+        """Consumer groups with changes that have to be stored."""
         self.changes = 0
-        """Counts whatever may have changed something."""
+        """Counts everything that may have changed something."""
         self.stored = 0
-        """Up to here it is in the store."""
+        """Changes up to this number are in the store."""
 
     def load(self, now_s: float) -> None:
-        """Take up what the ledger has. Members have as long as any to send a heartbeat."""
+        """Load the consumer groups from the ledger. Their members get a full time-out to send a heartbeat."""
         for value in self._state.ledger.values(CONSUMER_GROUPS):
             self.take_up(value, now_s)
 
     def active(self) -> list[ConsumerGroup]:
-        """Those with members, and those that have begun nothing."""
+        """Return the consumer groups with members, and those that have begun no streamlet."""
         return [self.groups[name] for name in self._active]
 
     def take_changed(self) -> list[ConsumerGroup]:
-        """Those of which something has to be stored; they count as stored from now on."""
+        """Return the consumer groups with changes to store; they count as stored from now on."""
         names, self._changed = self._changed, set()
         return [self.groups[name] for name in sorted(names)]
 
     def note_change(self) -> None:
-        """Something has changed besides consumer groups: the next write stores it."""
+        """Note a change outside consumer groups: the next write stores it."""
         self.changes += 1
 
     def note_stored(self, through: int) -> None:
-        """Changes up to this one are stored, or taken back."""
+        """Note that changes up to this number are stored, or taken back."""
         self.stored = through
 
     def use(self, name: str, now_s: float, *, unnamed: bool = False) -> None:
-        """A consumer group is used."""
+        """Take note that a consumer group is used."""
         self._uses.use(name, now_s, unnamed=unnamed)
         self.changes += self._uses.dirty
 
     @contextlib.contextmanager
     def changing_in_steps(self, consumer_group: ConsumerGroup) -> Iterator[None]:
-        """As `change`; others are served meanwhile, of this consumer group, too."""
+        """Do the same as `change` for a change in steps, between which other requests are served, of this
+        consumer group, too.
+        """
         self._busy[consumer_group.name] += 1
         try:
             with self.change(consumer_group):
@@ -95,7 +99,7 @@ class ConsumerGroupRegistry:
                 del self._busy[consumer_group.name]
 
     def take_up(self, value: bytes, now_s: float) -> None:
-        """Take the ledger's record of a consumer group in a streamlet."""
+        """Load a record of a consumer group in a streamlet."""
         record = messages.StreamletProgress.FromString(value)
         name = record.consumer_group
         consumer_group = self.groups.setdefault(name, ConsumerGroup(name))
@@ -105,8 +109,7 @@ class ConsumerGroupRegistry:
             self._active.add(name)
 
     def take_back(self, lost: Mapping[str, Iterable[tuple[int, int]]], now_s: float) -> None:
-        """Have consumer groups as the ledger has them: those of which changes are lost, and all that have others by
-        now.
+        """Reload consumer groups from the ledger: those whose changes are lost, and all that have other changes by now.
 
         `lost`: the streamlets, by consumer group.
         """
@@ -124,7 +127,9 @@ class ConsumerGroupRegistry:
         self._changed.clear()
 
     def cursors_of(self, stream_id: int) -> list[common_pb2.Cursor]:
-        """For each entry of a stream that any consumer group has begun: up to where all of them are done with it."""
+        """Return, for each entry of a stream that a consumer group has begun, the position up to which all
+        groups are done.
+        """
         return lowest(
             cursor for name in self._readers.get(stream_id, ()) for cursor in self.groups[name].cursors(stream_id)
         )
@@ -133,9 +138,9 @@ class ConsumerGroupRegistry:
         return len(self.groups)
 
     def holdings(self, count_max: int) -> Iterator[tuple[str, int, int]]:
-        """The first consumer groups by name, each with its number of consumers and of the groups that they hold.
+        """Yield the first consumer groups by name, each with its number of consumers and of the groups that they hold.
 
-        From whatever thread: it looks at copies that are made in one step.
+        Safe in any thread: it works on copies, each made in one step.
         """
         for name, consumer_group in heapq.nsmallest(count_max, list(self.groups.items()), key=lambda item: item[0]):
             members = list(consumer_group.members.values())
@@ -150,15 +155,15 @@ class ConsumerGroupRegistry:
         return name in self._readers.get(stream_id, ())
 
     def named(self, name: str) -> ConsumerGroup:
-        """The consumer group of this name. Raises `InvalidArgument` when there is none."""
+        """Return the consumer group of this name. Raises `InvalidArgument` if there is none."""
         if name not in self.groups:
             raise InvalidArgument(f"there is no consumer group {name!r}", consumer_group=name)
         return self.groups[name]
 
     def create(self, name: str, now_s: float) -> ConsumerGroup:
-        """The consumer group of this name, which is made if there is none.
+        """Return the consumer group of this name; create it if there is none.
 
-        Raises `InvalidArgument`, and `QuotaExceeded` when who asks has made as many as one principal may.
+        Raises `InvalidArgument`, and `QuotaExceeded` if the caller has created as many as one principal may.
         """
         consumer_group = self.groups.get(name)
         if consumer_group is not None:
@@ -170,7 +175,7 @@ class ConsumerGroupRegistry:
                 consumer_group=name[: NAME_CHARS_MAX + 1],
             )
         if len(self.groups) >= self._groups_max:
-            self.tidy(now_s)  # names of requests that were refused are not consumer groups
+            self.tidy(now_s)  # drop groups that exist only because of requests that were refused
         if len(self.groups) >= self._groups_max:
             raise InvalidArgument(
                 f"there are {self._groups_max} consumer groups, which is the limit; delete unused ones",
@@ -195,13 +200,13 @@ class ConsumerGroupRegistry:
             self._shares.check(GROUPS_LIMIT, self._groups_max, principal, made)
 
     def forget(self, consumer_group: ConsumerGroup) -> None:
-        """All of a consumer group, within `change`."""
+        """Forget everything about a consumer group; call it within `change`."""
         consumer_group.forget({stream_id for stream_id, _ in consumer_group.streamlets})
         self._uses.forget(consumer_group.name)
         self.changes += self._uses.dirty
 
     def expire(self, consumer_group: ConsumerGroup, now_s: float) -> None:
-        """Remove members that are gone, within `change`."""
+        """Remove members that are gone; call it within `change`."""
         for member_id in consumer_group.expire(now_s):
             log.warning(
                 "consumer is gone; others get its groups", consumer_group=consumer_group.name, member_id=member_id
@@ -209,10 +214,12 @@ class ConsumerGroupRegistry:
 
     @contextlib.contextmanager
     def change(self, consumer_group: ConsumerGroup) -> Iterator[None]:
-        """Around what may change a consumer group: it is stored with the next write, and rounds that wait are told."""
+        """Surround whatever may change a consumer group: the next write stores the change, and waiting rounds
+        get the news.
+        """
         try:
             yield
-        finally:  # what was done before an error is done
+        finally:  # changes before an error stay
             if self.groups.get(consumer_group.name) is consumer_group:
                 self._note_change(consumer_group)
 
@@ -231,7 +238,7 @@ class ConsumerGroupRegistry:
         self._polls.wake(consumer_group.name, consumer_group.leases.take_news())
 
     def _warn_if_short(self, consumer_group: ConsumerGroup) -> None:
-        """Log once that there are entries that nobody reads."""
+        """Log once that no consumer reads some entries."""
         if not consumer_group.assignment.is_short:
             self._short.discard(consumer_group.name)
         elif consumer_group.name not in self._short:
@@ -262,5 +269,5 @@ class ConsumerGroupRegistry:
 
 
 def record_key(name: str, stream_id: int, streamlet_id: int) -> str:
-    """Where the record of a consumer group in a streamlet is."""
+    """Return the key of the record of a consumer group in a streamlet."""
     return streamlet_key(f"{CONSUMER_GROUPS}{name}/", stream_id, streamlet_id)

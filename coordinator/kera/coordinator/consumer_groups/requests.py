@@ -13,9 +13,9 @@ from kera.v1 import consumer_group_pb2 as messages
 MEMBER_ID_CHARS_MAX = 64
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 100, 24 * 3600 * 1000
 ITEMS_MAX = 8192
-"""In each list of a request: steps, starts, groups that were seen. No consumer has more to say at once."""
+"""Maximum length of each list of a request (steps, starts, seen groups); no consumer needs more."""
 RESET_STREAMLETS_MAX = 1024
-"""Maximum of one request: each is a record to be stored, and they are stored at once."""
+"""Maximum of streamlets in one request: each is a record, and all are stored in one write."""
 
 
 class StreamShape(NamedTuple):
@@ -26,7 +26,7 @@ class StreamShape(NamedTuple):
 
 
 def check_round(request: messages.ConsumeRoundRequest) -> None:
-    """Raise `InvalidArgument` for a round that makes no sense."""
+    """Raise `InvalidArgument` for an invalid round."""
     if not 0 < len(request.member_id) <= MEMBER_ID_CHARS_MAX:
         raise InvalidArgument(f"a consumer has an id of 1 to {MEMBER_ID_CHARS_MAX} characters")
     for name in ("session_timeout_ms", "progress_timeout_ms"):
@@ -42,7 +42,7 @@ def check_round(request: messages.ConsumeRoundRequest) -> None:
 
 
 def check_items(items: Sequence[object], name: str, limit: int = ITEMS_MAX) -> None:
-    """Raise `InvalidArgument` if there are more than anybody has to say at once."""
+    """Raise `InvalidArgument` if a list has more items than a request may have."""
     if len(items) > limit:
         raise InvalidArgument(f"at most {limit} {name} in a request, not {len(items)}", field=name, limit=limit)
 
@@ -50,7 +50,7 @@ def check_items(items: Sequence[object], name: str, limit: int = ITEMS_MAX) -> N
 def checked_start(
     start: messages.StreamletStart, shapes: Mapping[int, StreamShape]
 ) -> tuple[tuple[int, int], list[Position], list[int | None]]:
-    """Where it is, the cursors, and the ordinals of the records there."""
+    """Return the key of the streamlet, the cursors, and the ordinals of the records there. Raises `InvalidArgument`."""
     shape = shapes.get(start.stream_id)
     if shape is None:
         raise InvalidArgument(f"stream {start.stream_id} is not one of the consumer's", stream_id=start.stream_id)

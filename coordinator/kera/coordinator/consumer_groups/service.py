@@ -1,13 +1,13 @@
-"""The consumer groups of a cluster: the requests of consumers and of operators, and time.
+"""The consumer groups of a cluster: the requests of consumers and of operators, and time-outs.
 
-``consumer_group`` decides what a request amounts to, ``registry`` has the consumer groups, ``durability`` stores them.
+``consumer_group`` decides the outcome of a request, ``registry`` has the consumer groups, ``durability`` stores them.
 
 Invariants:
 
-1. What an answer tells is in the store. Memory is ahead of the store while a write is under way, so every answer waits
-   for the write of all that was changed before it (`Durability.durable`).
+1. Everything in an answer is in the store. Memory is ahead of the store while a write is under way, so every answer
+   waits for the write of all earlier changes (`Durability.durable`).
 2. Timeouts are extended by the time for which this process was paused.
-3. A consumer group that nobody has named, and nobody uses, is forgotten (``uses``).
+3. An unused consumer group without a chosen name is forgotten (``uses``).
 
 Records: ``applications/<name>/<stream id, 16 hexadecimal digits>/<streamlet, 8>`` → StreamletProgress.
 """
@@ -41,10 +41,10 @@ T = TypeVar("T")
 
 TICK_S = 0.5
 PAUSE_S_MIN = 1.0
-"""A tick that comes later than this: the process was paused."""
+"""A tick that is more than this many seconds late shows that the process was paused."""
 WAIT_MS_MAX = 30_000
 LEFT_MAX = 4096
-"""Members that have left, of which that is remembered."""
+"""Maximum of members that have left and are remembered."""
 
 
 class ConsumerGroups:
@@ -59,43 +59,45 @@ class ConsumerGroups:
         groups_max: int = CONSUMER_GROUPS_MAX,
         shares: Shares = NO_SHARES,
     ) -> None:
-        """`unnamed_retention_ms`: see the coordinator's settings; 0: for ever."""
+        """`unnamed_retention_ms`: see the coordinator's settings; 0: forever."""
         self._state = state
         self._clock = state.clock
         self._tick_s = tick_s
         self._awake_s = state.clock.monotonic_s()
-        """When this process was last seen to run."""
+        """When this process was last seen to run, on the monotonic clock."""
         self._uses = Uses(unnamed_retention_ms, self._awake_s, int(state.ledger.get(CLOCK) or b"0"))
         self.polls = Polls()
         self.registry = ConsumerGroupRegistry(state, self._uses, self.polls, shares, groups_max=groups_max)
         self._durability = Durability(state, self.registry, self._uses)
         self._left: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """Members that have left, the last ones: a round of theirs that comes behind, as calls may overtake each other,
-        must not make them members again."""
+        """The last members that have left: calls may overtake each other, and a member's round that comes after
+        its departure must
+        not make it a member again.
+        """
         self._ticking: asyncio.Task[None] | None = None
         self._forgetting: asyncio.Task[None] | None = None
 
     def load(self) -> None:
-        """Take up what the ledger has."""
+        """Load the consumer groups, and their last uses, from the ledger."""
         self.registry.load(self._awake_s)
         for value in self._state.ledger.values(USES):
             self._uses.restore(messages.ConsumerGroupUse.FromString(value))
         for name in self.registry.groups:
-            self._uses.idle_ms(name, self._awake_s)  # those of an earlier version are used now
+            self._uses.idle_ms(name, self._awake_s)  # groups of an earlier version count as used now
 
     @property
     def is_ticking(self) -> bool:
-        """Whether members are looked after, as there are some."""
+        """Whether members are checked regularly, because there are some."""
         return self._ticking is not None
 
     def start(self) -> None:
-        """Begin to forget consumer groups that nobody uses, and to notice members that do not come back."""
+        """Begin to forget unused consumer groups, and to notice members that do not come back."""
         self._forgetting = asyncio.create_task(self._forget_unused())
         if self.registry.active():
             self._tick_while_needed()
 
     async def close(self) -> None:
-        """End what is under way: rounds that wait are answered."""
+        """Stop the background work, and answer the rounds that wait."""
         for task in (self._ticking, self._forgetting):
             if task is not None:
                 task.cancel()
@@ -104,7 +106,7 @@ class ConsumerGroups:
         self.polls.close()
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {
             api.CONSUME_ROUND: self.consume_round,
             api.KEEP_ALIVE: self.keep_alive,
@@ -119,7 +121,7 @@ class ConsumerGroups:
     # --- requests of consumers ---------------------------------------------------------------------------------
 
     async def consume_round(self, request: messages.ConsumeRoundRequest) -> messages.ConsumeRoundResponse:
-        """See `ConsumerGroup.consume_round`. Raises `UnknownStream`, `InvalidArgument`, `Unavailable`, `LeaseLost`."""
+        """See `ConsumerGroup.consuming`. Raises `UnknownStream`, `InvalidArgument`, `Unavailable`, `LeaseLost`."""
         name, member_id = request.consumer_group, request.member_id
         if (name, member_id) in self._left:
             raise LeaseLost(f"member {member_id} has left consumer group {name!r}", consumer_group=name)
@@ -139,7 +141,7 @@ class ConsumerGroups:
         if request.wait_ms and not (request.steps or response.look or removed):
             await self._wait_for_news(response, request)
         known = self.registry.groups.get(name)
-        if known is None:  # something could not be stored meanwhile, and nothing was stored of it before
+        if known is None:  # a write has failed meanwhile, and the store had nothing of the group before
             del response.held[:]
             return response
         shapes = self._shapes(request.stream_ids)
@@ -150,9 +152,9 @@ class ConsumerGroups:
     async def _wait_for_news(
         self, response: messages.ConsumeRoundResponse, request: messages.ConsumeRoundRequest
     ) -> None:
-        """Wait until the member holds something else than it was told, or it is time to look for groups.
+        """Wait until the member's leases differ from the last answer, or it is time to look for groups.
 
-        One that is stuck, and so is not a member, waits as long as it has said.
+        A stuck member, which does not count as a member, waits for the whole time that it asked for.
         """
         name, member_id = request.consumer_group, request.member_id
         until_s = asyncio.get_running_loop().time() + min(request.wait_ms, WAIT_MS_MAX) / 1000
@@ -206,7 +208,9 @@ class ConsumerGroups:
     # --- requests of operators ---------------------------------------------------------------------------------
 
     async def fetch(self, request: messages.FetchConsumerGroupRequest) -> messages.FetchConsumerGroupResponse:
-        """The cursors of a consumer group in a stream; none if it has not begun. Raises `UnknownStream`."""
+        """Return the cursors of a consumer group in a stream; none if it has not begun the stream. Raises
+        `UnknownStream`.
+        """
         self._state.catalog.with_id(request.stream_id)
         await self._durability.durable()
         consumer_group = self.registry.groups.get(request.consumer_group)
@@ -218,7 +222,7 @@ class ConsumerGroups:
         return response
 
     async def list_all(self, _: messages.ListConsumerGroupsRequest) -> messages.ListConsumerGroupsResponse:
-        """All consumer groups, by name."""
+        """List all consumer groups, by name."""
         self.registry.tidy(self._now_s())
         await self._durability.durable()
         now_s, held_back = self._now_s(), self._state.catalog.consumer_groups_waited_for()
@@ -237,7 +241,7 @@ class ConsumerGroups:
         return response
 
     async def describe(self, request: messages.DescribeConsumerGroupRequest) -> messages.DescribeConsumerGroupResponse:
-        """Members and progress of a consumer group. Raises `InvalidArgument` when there is none of this name."""
+        """Describe members and progress of a consumer group. Raises `InvalidArgument` if there is none of this name."""
         self.registry.tidy(self._now_s())
         await self._durability.durable()
         consumer_group, now_s = self.registry.named(request.consumer_group), self._now_s()
@@ -261,9 +265,9 @@ class ConsumerGroups:
         return response
 
     async def reset(self, request: messages.ResetConsumerGroupRequest) -> messages.ResetConsumerGroupResponse:
-        """Put cursors elsewhere; a consumer group that there is not yet is made by that.
+        """Set cursors of a consumer group, which is created if it does not exist.
 
-        Raises `UnknownStream`, and `InvalidArgument` when consumers are at work and it is not forced.
+        Raises `UnknownStream`, and `InvalidArgument` if consumers are active and the request does not force it.
         """
         check_items(request.starts, "starts", RESET_STREAMLETS_MAX)
         shapes = self._shapes({start.stream_id for start in request.starts})
@@ -280,7 +284,7 @@ class ConsumerGroups:
         return messages.ResetConsumerGroupResponse()
 
     async def delete(self, request: messages.DeleteConsumerGroupRequest) -> messages.DeleteConsumerGroupResponse:
-        """Forget a consumer group. Raises `InvalidArgument` when there is none, or it is in use."""
+        """Delete a consumer group. Raises `InvalidArgument` if it does not exist, or is in use."""
         consumer_group, now_s = self.registry.named(request.consumer_group), self._now_s()
         with self.registry.change(consumer_group):
             self.registry.expire(consumer_group, now_s)
@@ -299,7 +303,7 @@ class ConsumerGroups:
         return messages.DeleteConsumerGroupResponse()
 
     def _check_idle(self, name: str, wanted_ms: int, now_s: float) -> None:
-        """Raise `InvalidArgument` unless it was idle for so long and no retention waits for it."""
+        """Raise `InvalidArgument` unless the group was idle for `wanted_ms` and no retention waits for it."""
         idle_ms = self._uses.idle_ms(name, now_s)
         if idle_ms < wanted_ms:
             raise InvalidArgument(
@@ -318,7 +322,7 @@ class ConsumerGroups:
         return {stream_id: StreamShape(config.streamlets, config.entries) for stream_id, config in found.items()}
 
     def _now_s(self) -> float:
-        """The time; a pause of this process is made good first."""
+        """Return the time, after extending time-outs by a pause of this process, if there was one."""
         now_s = self._clock.monotonic_s()
         pause_s = now_s - self._awake_s - self._tick_s
         self._awake_s = now_s
@@ -336,11 +340,11 @@ class ConsumerGroups:
     async def _forget_unused(self) -> None:
         while True:
             await asyncio.sleep(self._uses.note_ms / 1000)
-            with contextlib.suppress(Exception):  # what is not stored now is tried again
+            with contextlib.suppress(Exception):  # changes that are not stored now are stored later
                 await self.forget_unused()
 
     async def forget_unused(self) -> None:
-        """Forget unnamed consumer groups that nobody uses, and write down how much time has gone."""
+        """Forget unused consumer groups without a chosen name, and store the clock of uses."""
         now_s = self._now_s()
         self.registry.tidy(now_s)
         unused = [name for name, consumer_group in self.registry.groups.items() if not consumer_group.members]
@@ -354,20 +358,21 @@ class ConsumerGroups:
         await self._durability.durable()
 
     async def _tick(self) -> None:
-        """Find out who is gone, as long as there is anybody."""
+        """Remove members that are gone, as long as there are members."""
         while True:
             await asyncio.sleep(self._tick_s)
             self.registry.tidy(self._now_s())
-            with contextlib.suppress(Exception):  # whoever asks next is told
+            with contextlib.suppress(Exception):  # the next caller gets the error
                 await self._durability.durable()
             if not any(consumer_group.members for consumer_group in self.registry.active()):
                 self._ticking = None
                 return
 
     async def _in_slices(self, consumer_group: ConsumerGroup, steps: Generator[None, None, T]) -> T:
-        """Drive what changes a consumer group; others are served between steps, of this consumer group, too.
+        """Run the steps of a change of a consumer group; other requests are served in between, of this consumer
+        group, too.
 
-        Raises what the store has raised, if what was changed had to be taken back meanwhile.
+        Raises the store's error if changes had to be taken back meanwhile.
         """
         with self.registry.changing_in_steps(consumer_group):
             result = await self._state.in_slices(steps)

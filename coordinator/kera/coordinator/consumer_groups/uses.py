@@ -1,13 +1,14 @@
-"""When consumer groups were used last, and which of them were given a name by nobody. No I/O, no waiting.
+"""When consumer groups were used last, and which of them have no chosen name. No I/O, no waiting.
 
-Whoever makes a name up, as a query without one does for each new checkpoint, says so: such a consumer group is
-*unnamed* for as long as only those use it who say so. It is forgotten when it was not used for the retention of the
-coordinator's settings; a named one stays until somebody deletes it.
+A client that generates a name, as a query without a name does for each new checkpoint, says so. Such a consumer group
+is
+*unnamed* as long as only such clients use it. It is forgotten when it was unused for the retention of the coordinator's
+settings; a named one stays until it is deleted.
 
-Time is what coordinators have spent leading: each one goes on counting where the last one stopped (`Uses.clock_ms`).
+Time is the time that coordinators have spent leading: each one continues where the last one stopped (`Uses.clock_ms`).
 So no wall clock decides, a cluster that was shut down for a month forgets nothing when it is back, and metadata that
-were restored from an older copy are as old as they were then. What is written down is coarse, at most one record per
-consumer group and `note_ms`; so after a change of coordinators a consumer group seems used a little later than it was.
+were restored from an older copy are as old as they were then. Uses are stored coarsely, at most one record per consumer
+group and `note_ms`. So after a change of coordinators the last use of a consumer group seems to differ by that much.
 
 Records: ``application_uses/<name>`` → ConsumerGroupUse; ``applications_clock`` → milliseconds, as decimal text.
 """
@@ -22,24 +23,24 @@ from kera.v1 import consumer_group_pb2 as messages
 USES = "application_uses/"
 CLOCK = "applications_clock"
 NOTE_MS_MAX = 3_600_000
-"""Uses, and the clock, are written down so often."""
+"""Maximum interval at which uses, and the clock, are stored."""
 NOTES_PER_RETENTION = 8
 
 
 @dataclass(slots=True)
 class _Use:
     at_ms: int
-    """On the clock of `Uses`."""
+    """The time of the last use, on the clock of `Uses`."""
     unnamed: bool
     noted_ms: int | None = None
-    """The stored value of `at_ms`; None: none."""
+    """The stored value of `at_ms`; None: none is stored."""
 
 
 class Uses:
     """The uses of all consumer groups."""
 
     def __init__(self, retention_ms: int, now_s: float, clock_ms: int = 0) -> None:
-        """`retention_ms`: of unnamed consumer groups; 0: for ever. `clock_ms`: where the last coordinator stopped."""
+        """`retention_ms`: of unnamed consumer groups; 0: forever. `clock_ms`: where the last coordinator stopped."""
         self.retention_ms = retention_ms
         self.note_ms = min(NOTE_MS_MAX, max(1, retention_ms // NOTES_PER_RETENTION)) if retention_ms else NOTE_MS_MAX
         self._begun_s = now_s
@@ -47,30 +48,30 @@ class Uses:
         self._uses: dict[str, _Use] = {}
         self._dirty: set[str] = set()
         self._makers: dict[str, str] = {}
-        """The principals that have made consumer groups, by the names of these; nobody's are not there."""
+        """The principals that have created consumer groups, by group; groups without a known creator are left out."""
 
     def restore(self, message: messages.ConsumerGroupUse) -> None:
-        """Take up what was written down."""
+        """Load a stored record."""
         self._uses[message.consumer_group] = _Use(message.used_ms, message.unnamed, message.used_ms)
         self.made_by(message.consumer_group, message.created_by)
 
     def made_by(self, name: str, principal: str) -> None:
-        """A consumer group has been made by somebody; empty: nobody knows by whom. The next use writes it down."""
+        """Record the creator of a consumer group; empty: unknown. The next use stores it."""
         if principal:
             self._makers[name] = principal
         else:
             self._makers.pop(name, None)
 
     def maker(self, name: str) -> str:
-        """The principal that has made a consumer group; empty: unknown."""
+        """Return the principal that has created a consumer group; empty: unknown."""
         return self._makers.get(name, "")
 
     def clock_ms(self, now_s: float) -> int:
-        """For how long coordinators have led."""
+        """Return for how long coordinators have led."""
         return self._clock_ms + max(0, round((now_s - self._begun_s) * 1000))
 
     def use(self, name: str, now_s: float, *, unnamed: bool = False) -> None:
-        """A consumer group is used: by who has made up its name, or by others."""
+        """Record a use of a consumer group; `unnamed`: by a client that has generated the name."""
         at_ms = self.clock_ms(now_s)
         known = self._uses.get(name)
         if known is None:
@@ -83,7 +84,7 @@ class Uses:
             self._dirty.add(name)
 
     def forget(self, name: str) -> None:
-        """There is no such consumer group any more."""
+        """Forget a consumer group that does not exist any more."""
         self._makers.pop(name, None)
         known = self._uses.pop(name, None)
         if known is not None and known.noted_ms is not None:
@@ -92,12 +93,14 @@ class Uses:
             self._dirty.discard(name)
 
     def is_unnamed(self, name: str) -> bool:
-        """Whether only those have used it who have made up its name."""
+        """Whether all clients that have used the consumer group have generated its name."""
         known = self._uses.get(name)
         return known is not None and known.unnamed
 
     def idle_ms(self, name: str, now_s: float) -> int:
-        """For how long it was not used. One of which nothing is known is used now: it is older than this record."""
+        """Return how long a consumer group was unused. A group without a record, from an older version, counts
+        as used now.
+        """
         known = self._uses.get(name)
         if known is None:
             self.use(name, now_s)
@@ -105,13 +108,13 @@ class Uses:
         return max(0, self.clock_ms(now_s) - known.at_ms)
 
     def expires_in_ms(self, name: str, now_s: float) -> int | None:
-        """After how long it will be forgotten, if it is not used; None: never."""
+        """Return after how long a consumer group is forgotten if it stays unused; None: never."""
         if not self.retention_ms or not self.is_unnamed(name):
             return None
         return max(0, self.retention_ms - self.idle_ms(name, now_s))
 
     def expired(self, names: Iterable[str], now_s: float, kept: Collection[str]) -> list[str]:
-        """Those of `names` that are to be forgotten, but for those that are `kept`."""
+        """Return the consumer groups of `names` to forget, without those in `kept`."""
         return [name for name in names if name not in kept and self.expires_in_ms(name, now_s) == 0]
 
     # --- what is stored ----------------------------------------------------------------------------------------
@@ -122,11 +125,11 @@ class Uses:
         return bool(self._dirty)
 
     def clock_due(self, now_s: float) -> bool:
-        """Whether the clock is to be written down."""
+        """Whether the clock has to be stored."""
         return self.clock_ms(now_s) >= self._noted_clock_ms + self.note_ms
 
     def take_changes(self, now_s: float) -> dict[str, bytes | None]:
-        """The records to store, by key; they count as stored from now on."""
+        """Return the records to store, by key; they count as stored from now on."""
         changes: dict[str, bytes | None] = {}
         for name in sorted(self._dirty):
             known = self._uses.get(name)
@@ -145,7 +148,7 @@ class Uses:
         return changes
 
     def not_stored(self, changes: Iterable[str]) -> None:
-        """Note that records that were taken could not be stored."""
+        """Mark records that could not be stored for the next write."""
         for key in changes:
             if key.startswith(USES):
                 self._dirty.add(key.removeprefix(USES))
