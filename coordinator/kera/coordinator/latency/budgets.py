@@ -1,8 +1,7 @@
-"""The budgets that several constraints together give to the buffers of each stream, and which constraints are held.
-Pure.
+"""The budgets that several constraints together give the buffers of each stream, and which constraints are held. Pure.
 
-Each constraint is split on its own. Where several are about a stream, each buffer of it gets the least that any of them
-allows; what a constraint has left over by that, its other streams get.
+Each constraint is split on its own. If several concern a stream, each of its buffers gets the least time that any of
+them allows. A constraint that has time left over because of that gives it to its other streams.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from kera.core.latency.hop import Hop as Kind
 from kera.v1 import latency_pb2 as messages
 
 STEADY = 0.05
-"""A budget that would change by less than so much stays as it is: each change is told to all brokers."""
+"""Relative change of a budget below which it stays as it is, because each change is sent to all brokers."""
 STEADY_US = 500
 STEADY_PART = MARGIN / 10
-"""Share of a stream's whole budget: more than that would use up the margin."""
+"""Maximum change that is ignored, as a share of a stream's whole budget: more would use up the margin."""
 NOTABLE = 0.02
-"""Share of a limit: a hop that exceeds its part by less is not reported."""
+"""Share of a limit; a hop that exceeds its part by less than this is not reported."""
 
 
 class Wanted(NamedTuple):
-    """A constraint, as it is split."""
+    """A constraint in the form in which it is split."""
 
     name: str
     hops: tuple[Hop, ...]
@@ -55,53 +54,55 @@ class Wanted(NamedTuple):
 
     @classmethod
     def of(cls, constraint: messages.LatencyConstraint) -> Wanted:
-        """The wanted form of a checked constraint."""
+        """Return this form of a checked constraint."""
         hops = tuple(hops_of(stages_of(constraint.path)))
         return cls(constraint.name, hops, constraint.limit_us, constraint.window_ms, by_p99=constraint.statistic == P99)
 
     @property
     def streams(self) -> list[str]:
-        """In the order of the path."""
+        """The streams in the order of the path."""
         return list(dict.fromkeys(hop.stream for hop in self.hops))
 
 
 class Budget(NamedTuple):
-    """The times for which the buffers of a stream may wait."""
+    """How long the buffers of a stream may wait."""
 
     window_ms: int
     limit_us: int
-    """All of the stream's hops together."""
+    """The limit for all of the stream's hops together."""
     gather_us: int
     replicate_us: int
     hand_over_us: int
     constraint: str
-    """Which one asks for the least."""
+    """The constraint that allows the least."""
 
     def message(self, stream_id: int) -> messages.StreamBudget:
-        """As brokers are told."""
+        """Return the budget in the form for brokers."""
         return messages.StreamBudget(stream_id=stream_id, **self._asdict())
 
     def granted_us(self, hop: Hop) -> int:
-        """The time for which the buffer of a hop may wait."""
+        """Return how long the buffer of a hop may wait, in microseconds."""
         return {GATHER: self.gather_us, REPLICATE: self.replicate_us, HAND_OVER: self.hand_over_us}.get(hop.hop, 0)
 
 
 class Verdict(NamedTuple):
-    """Whether a constraint is held, as of the last window."""
+    """Whether a constraint was held in the last window."""
 
     state: messages.LatencyState.ValueType
     mean_us: int = 0
     p99_us: int = 0
     least_limit_us: int = 0
     violators: tuple[Hop, ...] = ()
-    """Hops that take more than their part, if it is violated; that which is furthest beyond it comes first."""
+    """Hops that take more than their part, if the limit is exceeded; the hop that exceeds its part the most
+    comes first.
+    """
     reason: str = ""
 
 
 def splits_of(
     due: Sequence[Wanted], others: Mapping[str, Split], measured: Mapping[Hop, Measured]
 ) -> Generator[None, None, dict[str, Split]]:
-    """The splits of the constraints that are due; `others` stay as they are. Yields between constraints."""
+    """Return the splits of the constraints that are due; `others` stay as they are. Yields between constraints."""
     found, caps = {}, _Caps()
     for name, other in others.items():
         yield
@@ -125,7 +126,7 @@ class _Caps:
 
     def __init__(self) -> None:
         self._least: dict[tuple[str, int], list[tuple[int, str]]] = {}
-        """By stream and hop the two that allow the least: one of them at least is another one than who asks."""
+        """The two constraints that allow the least, by stream and hop: at least one of them is not the caller's own."""
 
     def add(self, name: str, found: Split) -> None:
         """Add the limits of a constraint."""
@@ -136,7 +137,7 @@ class _Caps:
                 del known[2:]
 
     def besides(self, name: str) -> Callable[[Hop], float]:
-        """The least that others than `name` allow."""
+        """Return a function of a hop: the least time that the constraints other than `name` allow."""
 
         def cap(hop: Hop) -> float:
             known = self._least.get((hop.stream, hop.hop), ())
@@ -146,7 +147,7 @@ class _Caps:
 
 
 def budgets_of(wanted: Iterable[Wanted], splits: Mapping[str, Split]) -> Generator[None, None, dict[str, Budget]]:
-    """By stream: the least that any constraint allows. Yields between constraints."""
+    """Return for each stream the least that any constraint allows. Yields between constraints."""
     of_streams: defaultdict[str, list[_Claim]] = defaultdict(list)
     for each in wanted:
         yield
@@ -163,7 +164,7 @@ def budgets_of(wanted: Iterable[Wanted], splits: Mapping[str, Split]) -> Generat
 
 
 def next_streams(wanted: Iterable[Wanted]) -> dict[str, list[tuple[str, str]]]:
-    """By stream: the consumer groups on the paths that read it, each with the stream to which it writes."""
+    """Return for each stream the consumer groups on paths that read it, each with the stream to which it writes."""
     found: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     for each in wanted:
         for hop, following in pairwise(each.hops):
@@ -173,7 +174,7 @@ def next_streams(wanted: Iterable[Wanted]) -> dict[str, list[tuple[str, str]]]:
 
 
 def last_groups(wanted: Iterable[Wanted]) -> dict[str, list[str]]:
-    """By stream: the consumer groups on the paths with which one ends, as they read it."""
+    """Return for each stream the consumer groups that read it as the end of a path."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for each in wanted:
         if each.hops[-1].group:
@@ -196,14 +197,14 @@ def _least(claims: Sequence[_Claim]) -> Budget:
         limit_us=min(each.limit_us for each in claims),
         gather_us=strictest.parts[GATHER].grant_us,
         replicate_us=min(each.parts[REPLICATE].grant_us for each in claims),
-        # A path that ends with the stream says nothing of who reads it.
+        # A path that ends with the stream does not limit its readers.
         hand_over_us=min((each.parts[HAND_OVER].grant_us for each in claims if HAND_OVER in each.parts), default=0),
         constraint=strictest.of.name,
     )
 
 
 def steady(before: Budget | None, after: Budget) -> Budget:
-    """`before`, if `after` is hardly another."""
+    """Return `before` if `after` hardly differs, else `after`."""
     if before is None or (before.window_ms, before.constraint) != (after.window_ms, after.constraint):
         return after
     pairs = zip(before[1:5], after[1:5], strict=True)
@@ -213,9 +214,9 @@ def steady(before: Budget | None, after: Budget) -> Budget:
 
 
 def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures], before: Split | None = None) -> Verdict:
-    """Whether a constraint is held. `current`: of hops through which anything went within the last window.
+    """Return whether a constraint is held. `current`: the hops with any chunks within the last window.
 
-    `before`: the split by which it went in part of that window.
+    `before`: the split that applied in part of that window.
     """
     measured = [(hop, current[hop]) for hop in wanted.hops if hop in current]
     if not measured:
@@ -259,8 +260,8 @@ def _granted_us(hop: Hop, *splits: Split | None) -> int:
 
 
 def worst_of(wanted: Wanted, verdict: Verdict, current: Mapping[Hop, Figures]) -> Hop | None:
-    """Among the measured hops, the one that is furthest beyond its part; while the limit is held, the one that takes
-    most.
+    """Return the measured hop that exceeds its part the most; while the limit is held, the hop that takes most;
+    or None.
     """
     measured = [hop for hop in (verdict.violators or wanted.hops) if hop in current]
     if verdict.violators or not measured:
@@ -269,7 +270,7 @@ def worst_of(wanted: Wanted, verdict: Verdict, current: Mapping[Hop, Figures]) -
 
 
 def not_heard(hops: Iterable[Hop], current: Mapping[Hop, Figures]) -> list[tuple[str, str]]:
-    """Streams through which something went, each with a consumer group that is not heard to have taken any of it."""
+    """Return the streams with measured chunks, each with a consumer group for which no consumption was measured."""
     written = {hop.stream for hop in current}
     taken = {(hop.stream, hop.group) for hop in current if hop.hop in {PREFETCH, WORK}}
     read = dict.fromkeys((hop.stream, hop.group) for hop in hops if hop.group)
@@ -281,5 +282,5 @@ def _part(found: Split | None, hop: Hop) -> Part:
 
 
 def in_words(hop: Hop) -> str:
-    """A hop, for people: ``hand-over of clicks to enrich``."""
+    """Return the name of a hop for people: ``hand-over of clicks to enrich``."""
     return f"{Kind(hop.hop).word} of {hop.stream}" + (f" to {hop.group}" if hop.group else "")

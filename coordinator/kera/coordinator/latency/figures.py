@@ -1,10 +1,10 @@
 """Brokers' last measurements of hops. In memory only: after a failover each broker sends them again.
 
-A broker that measures more hops than a heartbeat has room for tells of them in turn; of the others counts what it said
-before, until it has had its turn.
+A broker that measures more hops than fit into a heartbeat reports them in turn; a hop keeps its earlier figures until
+its next turn.
 
-Each broker knows the streamlets that it owns. What several say of a hop becomes one: counts add up, means are weighed
-by them, and of 99th percentiles the highest counts, which is no less than that of all together.
+Each broker measures the streamlets that it owns. The figures of several brokers for a hop are merged: counts add up,
+means are weighted by them, and the highest 99th percentile counts, which is no less than the one of all together.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kera.v1 import latency_pb2 as messages
 GROUP_CHARS_MAX = 255
 COUNT_MAX = 1 << 53
 TIME_US_MAX = 24 * 3_600_000_000
-"""More than any limit: who says more has a clock that is wrong."""
+"""Maximum of a time, above every limit: only a wrong clock measures more."""
 _HOPS = frozenset(value for value in messages.Hop.values() if value)
 
 
 TURNS_MAX = 8
-"""In so many heartbeats a broker tells of all hops; what was not told again by then is forgotten."""
+"""The number of heartbeats within which a broker reports all hops; figures that are older than that are dropped."""
 
 
 class HopKey(NamedTuple):
@@ -35,7 +35,7 @@ class HopKey(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """The figures of a hop, over the last window."""
+    """The figures of a hop over the last window."""
 
     chunks: int
     mean_us: int
@@ -44,28 +44,28 @@ class Figures(NamedTuple):
     """Mean of the worst streamlet."""
     worst_streamlet_id: int
     clock_error_us: int = 0
-    """By how much the mean can be off; 0: nobody knows, or it is of one clock alone."""
+    """The error bound of the mean; 0: unknown, or a single clock measured it."""
     own_linger_us: int = 0
-    """The longest linger_ms that a writer has of its own."""
+    """The longest linger_ms that a writer has set itself."""
 
 
 class _Told(NamedTuple):
-    """The report of a launch."""
+    """The figures that a launch has reported."""
 
     beat: int
     hops: dict[HopKey, tuple[int, Figures]]
-    """With the number of the heartbeat that told of it."""
+    """The figures, each with the number of the heartbeat that contained it."""
 
 
 class MeasuredHops:
-    """By launch of a broker."""
+    """The measurements of all brokers, by launch."""
 
     def __init__(self, is_alive: Callable[[Launch], bool]) -> None:
         self._is_alive = is_alive
         self._told: dict[Launch, _Told] = {}
 
     def note(self, launch: Launch, told: Sequence[messages.HopFigures], left_out: int = 0) -> None:
-        """Note the figures of a launch's heartbeat: all that it has, except for so many hops that were left out."""
+        """Note the figures of a launch's heartbeat: all that it has, except for `left_out` hops."""
         before = self._told.get(launch, _Told(0, {}))
         beat, found = before.beat + 1, {}
         if left_out:
@@ -89,18 +89,18 @@ class MeasuredHops:
             self._told.pop(launch, None)
 
     def forget_lost(self) -> None:
-        """Drop what those have said that are not alive, or not the current launch any more."""
+        """Drop the figures of launches that are not alive, or not current any more."""
         for launch in [launch for launch in self._told if not self._is_alive(launch)]:
             del self._told[launch]
 
     def of(self, key: HopKey) -> Figures | None:
-        """The figures of a hop over all brokers; None: no chunk went through it."""
+        """Return the figures of a hop over all brokers; None: no chunk went through it."""
         found = [told.hops[key][1] for told in self._told.values() if key in told.hops]
         return merged(found) if found else None
 
 
 def merged(figures: Iterable[Figures]) -> Figures:
-    """The figures of a hop from those of several brokers, at least one."""
+    """Return the figures of a hop, merged from those of several brokers, at least one."""
     found = list(figures)
     count = sum(each.chunks for each in found)
     worst = max(found, key=lambda each: each.worst_mean_us)

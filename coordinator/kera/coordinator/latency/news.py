@@ -1,8 +1,9 @@
 """Log lines about constraints that are no longer held, or are held again: each once, and many in one line.
 
-A broker that is lost may break all of them at once. Up to a handful are told one by one, more of them as how many there
-are, with the first few by name and why. What comes soon after is kept until some time has gone by, and told together.
-The time is the caller's, on a clock that does not go back.
+A lost broker may break all of them at once. Up to a handful are logged one by one; more are logged as their number,
+with
+the names and reasons of the first few. Changes soon after a log line are collected, and logged together later. The
+caller passes the time of a clock that never goes back.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ log = get_logger("kera.latency")
 
 HANDFUL = 5
 EVERY_S = 5.0
-"""Between two times that the log is told something."""
+"""Minimum time between two reports in the log, in seconds."""
 _NOT_HELD = (messages.LATENCY_STATE_VIOLATED, messages.LATENCY_STATE_INFEASIBLE, messages.LATENCY_STATE_BROKEN)
 
 
@@ -26,20 +27,20 @@ class News:
         self._states: dict[str, messages.LatencyState.ValueType] = {}
         """States of the constraints that are not held."""
         self._quiet: set[str] = set()
-        """Those of them through which nothing has gone since: nobody is late there now."""
+        """Constraints among them without chunks since: no record is late there now."""
         self._told: dict[str, messages.LatencyState.ValueType] = {}
-        """The same, as the log knows it."""
+        """The states that were logged last."""
         self._reasons: dict[str, str] = {}
         """Reasons for constraints whose state has not been logged."""
         self._told_s = float("-inf")
 
     @property
     def not_held(self) -> int:
-        """How many were not held when they were looked at last."""
+        """The number of constraints that were not held when they were evaluated last."""
         return len(self._states.keys() - self._quiet)
 
     def saw(self, name: str, verdict: Verdict) -> None:
-        """A constraint was looked at."""
+        """Take note of the evaluation of a constraint."""
         self._quiet.discard(name)
         if verdict.state in _NOT_HELD:
             self._states[name] = verdict.state
@@ -47,20 +48,20 @@ class News:
             self._states.pop(name, None)
         else:
             self._quiet.add(name)
-            return  # nothing was measured: for the log it is as it was
+            return  # nothing was measured: the logged state stays
         if self._states.get(name) == self._told.get(name):
             self._reasons.pop(name, None)
         else:
             self._reasons[name] = verdict.reason
 
     def forget(self, name: str) -> None:
-        """A constraint was deleted, or is another one."""
+        """Forget a constraint that was deleted or replaced."""
         self._quiet.discard(name)
         for each in (self._states, self._told, self._reasons):
             each.pop(name, None)
 
     def tell(self, now_s: float) -> None:
-        """Tell the log what it does not know, if it was not told something just now."""
+        """Log the changes since the last report, unless that was too recent."""
         if not self._reasons or now_s < self._told_s + EVERY_S:
             return
         self._told_s = now_s

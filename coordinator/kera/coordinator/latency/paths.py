@@ -1,8 +1,8 @@
 """Limits of a latency constraint: its name, path, limit and window. Pure: checked before anything is written.
 
-A path begins with a stream; then come, in turn, ``group:`` with the name of a consumer group that reads the stream
-before it, and a stream that this group writes to. It may end with either: records are through when they are durable in
-its last stream, or when its last group is done with them.
+A path begins with a stream. Then come, in turn, ``group:`` with the name of a consumer group that reads the stream
+before it, and a stream to which this group writes. A path may end with either: the records' way ends when they are
+durable in its last stream, or when its last group is done with them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from kera.v1 import latency_pb2 as messages
 
 CONSTRAINTS_MAX = 1_000
 STREAMS_MAX = 1_000
-"""Maximum of all constraints together: a broker gets each of them at once."""
+"""Maximum of streams of all constraints together: a broker gets the budgets of all at once."""
 CONSTRAINTS_OF_STREAM_MAX = 16
-"""On whose paths the same stream is: who may alter one stream takes no more of all that there can be."""
+"""Maximum of constraints whose paths have the same stream, so that a principal that may alter only one stream
+cannot use
+up all constraints.
+"""
 ELEMENTS_MAX = 31
-"""Maximum of a path: 16 streams."""
+"""Maximum of a path: 16 streams, and the groups between them."""
 NAME_CHARS_MAX = 100
-"""It is a part of a key in the metadata, and a label of metrics."""
+"""Maximum of a name, which is part of a key in the metadata, and a label of metrics."""
 WINDOW_MS_DEFAULT = 15_000
 GROUP = "group:"
 MEAN, P99 = messages.LATENCY_STATISTIC_MEAN, messages.LATENCY_STATISTIC_P99
@@ -34,15 +37,15 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class Stage(NamedTuple):
-    """A stream of a path, and who reads it there."""
+    """A stream of a path, and the consumer group that reads it there."""
 
     stream: str
     group: str
-    """Empty: the path ends with the stream."""
+    """The consumer group; empty: the path ends with the stream."""
 
 
 class Known(Protocol):
-    """The streams and groups of the cluster."""
+    """The streams and consumer groups of the cluster."""
 
     def has_stream(self, name: str) -> bool:
         """Whether a stream has this name."""
@@ -58,7 +61,7 @@ class Known(Protocol):
 
 
 def checked(constraint: messages.LatencyConstraint) -> messages.LatencyConstraint:
-    """A copy of `constraint` with nothing left open, by what can be seen of it alone. Raises `InvalidArgument`."""
+    """Return a copy of `constraint` with all defaults, after checks that need only itself. Raises `InvalidArgument`."""
     found = messages.LatencyConstraint()
     found.CopyFrom(constraint)
     checked_name(found.name)
@@ -81,7 +84,7 @@ def checked(constraint: messages.LatencyConstraint) -> messages.LatencyConstrain
 
 
 def checked_name(name: str) -> str:
-    """`name`, if a constraint can have it. Raises `InvalidArgument`."""
+    """Return `name`. Raises `InvalidArgument` if a constraint cannot have it."""
     if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX or name in {".", ".."}:
         raise InvalidArgument(
             f"a latency constraint cannot be called {name[: NAME_CHARS_MAX + 1]!r}: a name has 1 to {NAME_CHARS_MAX}"
@@ -92,19 +95,19 @@ def checked_name(name: str) -> str:
 
 
 def stages_of(path: Iterable[str]) -> tuple[Stage, ...]:
-    """The streams of a path that was checked, each with who reads it."""
+    """Return the streams of a checked path, each with the consumer group that reads it."""
     elements = list(path)
     groups = [element.removeprefix(GROUP) for element in elements[1::2]]
     return tuple(map(Stage, elements[::2], [*groups, ""]))
 
 
 def streams_of(path: Iterable[str]) -> list[str]:
-    """The names of the streams of a path."""
+    """Return the names of the streams of a path."""
     return [element for element in path if not element.startswith(GROUP)]
 
 
 def check_there(path: Iterable[str], known: Known) -> None:
-    """Whether all of a path is there. Raises `UnknownStream` and `InvalidArgument`."""
+    """Check that everything on a path exists. Raises `UnknownStream` and `InvalidArgument`."""
     for stream, group in stages_of(path):
         if not known.has_stream(stream):
             raise UnknownStream(f"there is no stream {stream!r}, which is on the path", stream=stream)
@@ -124,9 +127,9 @@ def check_there(path: Iterable[str], known: Known) -> None:
 
 
 def check_beside(constraint: messages.LatencyConstraint, others: Iterable[messages.LatencyConstraint]) -> None:
-    """Whether a constraint may be beside others; one of its own name is what it replaces.
+    """Check that a constraint is compatible with all others; it replaces the one of its name.
 
-    Raises `InvalidArgument`: there are too many, or one that says something else of the very same.
+    Raises `InvalidArgument` if there are too many, or another one is about the same path, window and statistic.
     """
     others = [each for each in others if each.name != constraint.name]
     if len(others) >= CONSTRAINTS_MAX:
@@ -159,7 +162,7 @@ def check_beside(constraint: messages.LatencyConstraint, others: Iterable[messag
 
 
 def check_new(constraint: messages.LatencyConstraint, known: messages.LatencyConstraint | None) -> bool:
-    """Whether a constraint is still to be made. Raises `LatencyConstraintExists` for another one of its name."""
+    """Return whether a constraint is new. Raises `LatencyConstraintExists` if its name belongs to a different one."""
     if known is None:
         return True
     if known != constraint:

@@ -1,9 +1,10 @@
-"""Once per window of each constraint: whether it is held, and what the buffers of its streams may wait from then on.
+"""Evaluates each constraint once per window, and sets how long the buffers of its streams may wait from then on.
 
-Brokers are told with the answers to their heartbeats, all budgets at once, whenever a broker says that it goes by
-another version. A version counts the budgets of one coordinator, above its epoch; 0 are those of a cluster that has no
-constraints. What was measured is in memory only: a new coordinator leaves brokers what they go by until it has heard
-some heartbeats, and then knows of no buffer how long it was allowed to wait: it takes all that writers wait for that.
+Brokers get all budgets at once, with the answer to a heartbeat, whenever they report a different version. A version
+counts the budgets of one coordinator, above its epoch; 0 is the version of a cluster without constraints. Measurements
+are in memory only. A new coordinator leaves brokers their budgets until it has received some heartbeats. Then it does
+not
+know how long any buffer was allowed to wait, and takes all of the writers' time for permitted wait.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1 import latency_pb2 as messages
 
 FIRST_BEATS = 3
-"""A new coordinator has heard of all brokers after so many heartbeat intervals."""
+"""Heartbeat intervals after which a new coordinator has heard from all brokers."""
 REST = 4
-"""After a look, so many times as long as it took are left to others: of a thousand long paths it takes a second."""
+"""After an evaluation the loop rests this many times as long for other work: a thousand long paths take a second."""
 LAST_MAX = 100_000
-"""Hops that are remembered before those are forgotten that no constraint has any more."""
+"""Maximum of remembered hops, above which those without a constraint are forgotten."""
 _COORDINATOR_SHIFT = 32
 """Shift of the coordinator's epoch in a version."""
 
 
 class Shown(NamedTuple):
-    """A constraint as metrics show it, as of its last window."""
+    """A constraint in the form for metrics, as of its last window."""
 
     limit_us: int
     by_p99: bool
@@ -56,7 +57,7 @@ class Shown(NamedTuple):
 
 
 class View(NamedTuple):
-    """A constraint, as of now."""
+    """A constraint with its present evaluation."""
 
     wanted: Wanted
     verdict: Verdict
@@ -74,35 +75,35 @@ class Planning:
         self._wanted: dict[str, Wanted] = {}
         """All constraints, by name."""
         self._looked_s: dict[str, float] = {}
-        """When each was looked at last; not at all: it is due."""
+        """The time of each constraint's last evaluation; a constraint without one is due."""
         self._splits: dict[str, Split] = {}
-        """Splits of the constraints in force: all of their streams exist."""
+        """The present splits of the constraints whose streams all exist."""
         self._before: dict[str, Split] = {}
-        """Those until the last look: what is measured now is of them, too."""
+        """The splits until the last evaluation: part of the present measurements is from their time."""
         self._last: dict[Hop, Measured] = {}
         """Last measured time of each hop."""
         self._filling = Filling()
         self._budgets: dict[str, Budget] | None = None
-        """By stream, what brokers are told; None: what they go by nobody knows."""
+        """The brokers' budgets by stream; None: this coordinator does not know what brokers use."""
         self._told = coordinator_pb2.StreamBudgets()
         self._last_version = state.coordinator_epoch << _COORDINATOR_SHIFT
         self._told_ids: dict[str, int] = {}
-        """Streams that brokers are told of, by name."""
+        """The ids of the streams in the brokers' budgets, by name."""
         self._broken: set[str] = set()
-        """Constraints of which a stream was not there at the last look."""
+        """Constraints with a stream that did not exist at the last evaluation."""
         self._news = News()
         self._rests_until_s = float("-inf")
-        """Constraints that are due are not looked at before."""
+        """Constraints that are due are not evaluated before this time."""
         self._changed = False
-        """Something was put that was not looked at yet."""
+        """A constraint has changed and was not evaluated yet."""
         self.violations: Counter[str] = Counter()
-        """By constraint, in how many windows it was not held."""
+        """The number of windows in which a constraint was violated, by constraint."""
         self.shown: Mapping[str, Shown] = {}
         """For metrics; replaced as a whole."""
         self.work = Work()
 
     def load(self, constraints: Iterable[messages.LatencyConstraint]) -> None:
-        """Take up those that there are; they are looked at once brokers were heard of."""
+        """Load the constraints; they are evaluated once brokers have sent heartbeats."""
         settings, now_s = self._state.settings, self._state.clock.monotonic_s()
         for constraint in constraints:
             each = Wanted.of(constraint)
@@ -114,16 +115,16 @@ class Planning:
 
     @property
     def count(self) -> int:
-        """How many constraints there are."""
+        """The number of constraints."""
         return len(self._wanted)
 
     @property
     def not_held(self) -> int:
-        """How many of them were not held when they were looked at last."""
+        """The number of constraints that were not held when they were evaluated last."""
         return self._news.not_held
 
     def put(self, name: str, constraint: messages.LatencyConstraint | None) -> None:
-        """A constraint is stored, or was deleted: what follows from it is next."""
+        """Apply a constraint that was stored, or was deleted, and plan anew."""
         self._looked_s.pop(name, None)
         if constraint is not None:
             self._wanted[name] = Wanted.of(constraint)
@@ -144,9 +145,9 @@ class Planning:
     # -- brokers ---------------------------------------------------------------------------------------------------
 
     def heard(self, request: coordinator_pb2.HeartbeatRequest) -> coordinator_pb2.StreamBudgets | None:
-        """A broker that is alive has said what it has measured, and by which version it goes.
+        """Take the measurements of a living broker, and the version of its budgets.
 
-        Returns what it is to go by; None: by that.
+        Returns the budgets to use from now on; None: the broker has them already.
         """
         self._measured.note(Launch(request.broker_id, request.broker_epoch), request.latency, request.latency_left_out)
         if self._budgets is None or self._told.version == request.budgets_version:
@@ -160,7 +161,7 @@ class Planning:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Look at what is due, and tell the log of what was seen."""
+        """Evaluate the constraints that are due, and log changes."""
         now_s = self._state.clock.monotonic_s()
         self._news.tell(now_s)
         self._notice_streams()
@@ -168,7 +169,7 @@ class Planning:
             self.work.start("plan", self._plan)
 
     def _notice_streams(self) -> None:
-        """Constraints of which streams have come or gone are due at once, however long their windows are."""
+        """Make constraints due whose streams were created or deleted, however long their windows are."""
         gone = set()
         for stream, stream_id in self._told_ids.items():
             found = self._stream(stream)
@@ -184,7 +185,7 @@ class Planning:
         return looked_s is None or self._state.clock.monotonic_s() >= looked_s + each.window_ms / 1000
 
     async def _plan(self) -> None:
-        """Look at those that are due, and tell what follows; again, if others were put meanwhile."""
+        """Evaluate the constraints that are due, and set budgets; repeat if constraints have changed meanwhile."""
         while True:
             self._changed, begun_s = False, self._state.clock.monotonic_s()
             await self._look([each for each in self._all() if self._is_due(each)])
@@ -227,9 +228,9 @@ class Planning:
             self._splits[each.name] = splits[each.name]
         self.shown = {name: each for name, each in shown.items() if name in self._wanted}
         there = [each for each in self._all() if not self._missing(each)]
-        if all(each.name in self._splits for each in there):  # else others are next
+        if all(each.name in self._splits for each in there):  # else those without a split are next
             budgets = await state.in_slices(budgets_of(there, dict(self._splits)))
-            if not self._changed:  # else likewise
+            if not self._changed:  # else the changed ones are next
                 self._tell(budgets, next_streams(there), last_groups(there))
         if len(self._last) > LAST_MAX:
             kept = {hop for each in self._all() for hop in each.hops}
@@ -239,7 +240,7 @@ class Planning:
         return self._wanted.get(each.name) is each
 
     def _note(self, each: Wanted, current: Mapping[Hop, Figures]) -> None:
-        """Remember what hops took, and what their buffers were allowed to wait meanwhile."""
+        """Remember how long hops took, and how long their buffers were allowed to wait meanwhile."""
         for hop, found in current.items():
             granted_us, window_ms = 0.0, each.window_ms
             budget = None if self._budgets is None else self._budgets.get(hop.stream)
@@ -249,17 +250,17 @@ class Planning:
                 granted_us = math.inf
             most_us = UNLIMITED
             if hop.hop == GATHER:
-                granted_us = max(granted_us, found.own_linger_us)  # what writers wait by themselves nobody needs
+                granted_us = max(granted_us, found.own_linger_us)  # a wait that writers chose themselves is no need
                 now_s = self._state.clock.monotonic_s()
                 self._filling.look(hop.stream, found.mean_us, found.p99_us, window_ms / 1000, now_s)
                 most_us = self._filling.most_us(hop.stream)
             self._last[hop] = Measured(found.chunks, found.mean_us, found.p99_us, window_ms, granted_us, most_us)
 
     def _judge(self, each: Wanted, current: Mapping[Hop, Figures]) -> bool:
-        """Note whether a constraint was held over its last window; whether it was not."""
+        """Record whether a constraint was held over its last window; return whether it was violated."""
         found = self._splits.get(each.name)
         if found is None:
-            return False  # it is new: what was measured until now was not to be held
+            return False  # it is new: earlier records were under no limit
         verdict = judged(each, found, current)
         took_us = verdict.p99_us if each.by_p99 else verdict.mean_us
         late = took_us > each.limit_us
@@ -273,9 +274,10 @@ class Planning:
         following: Mapping[str, Sequence[tuple[str, str]]],
         last: Mapping[str, Sequence[str]],
     ) -> None:
-        """Tell brokers. `following`: by stream the consumer groups that read it, with the streams they write to.
+        """Set the brokers' budgets. `following`: by stream the consumer groups that read it, with the streams
+        they write to.
 
-        `last`: by stream those with which a path ends.
+        `last`: by stream the consumer groups with which a path ends.
         """
         known = self._budgets or {}
         steadied = {stream: steady(known.get(stream), budget) for stream, budget in budgets.items()}
@@ -284,7 +286,7 @@ class Planning:
         told = [steadied[stream].message(ids[stream]) for stream in sorted(ids)]
         for stream, message in zip(sorted(ids), told, strict=True):
             message.ends.consumer_groups.extend(last.get(stream, ()))
-            message.ends.SetInParent()  # also if there are none: that is told, too
+            message.ends.SetInParent()  # also if there are none: brokers need to know that
             for group, next_stream in following.get(stream, ()):
                 if next_stream in ids:
                     message.next.add(consumer_group=group, stream_id=ids[next_stream])
@@ -299,7 +301,7 @@ class Planning:
     # -- what is there ---------------------------------------------------------------------------------------------
 
     def view(self, name: str) -> View:
-        """A constraint, as of now."""
+        """Return a constraint with its present evaluation."""
         each = self._wanted[name]
         missing = self._missing(each)
         if missing:
@@ -310,12 +312,12 @@ class Planning:
         return View(each, verdict, found, current, self.violations[name])
 
     def advised_us(self, hop: Hop) -> int:
-        """For how long the buffer of a hop may wait, as brokers are told."""
+        """Return how long the buffer of a hop may wait according to the brokers' budgets."""
         budget = (self._budgets or {}).get(hop.stream)
         return 0 if budget is None else budget.granted_us(hop)
 
     def _current(self, each: Wanted) -> dict[Hop, Figures]:
-        """The measurements over the last window; all streams exist."""
+        """Return the measurements over the last window; all streams of the constraint exist."""
         found = {}
         for hop in each.hops:
             stream_id = self._state.catalog.named(hop.stream).stream_id
@@ -325,7 +327,7 @@ class Planning:
         return found
 
     def _missing(self, each: Wanted) -> str:
-        """Which stream is not there, in words; empty: all are."""
+        """Return in words which stream does not exist; empty if all do."""
         for stream in each.streams:
             if self._stream(stream) is None:
                 return f"stream {stream!r} does not exist: the constraint is ignored until it does, or the path changes"

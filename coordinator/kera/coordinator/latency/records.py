@@ -1,4 +1,4 @@
-"""Where latency constraints are in the metadata.
+"""The records of latency constraints in the metadata.
 
 latency/<name>  LatencyConstraintRecord
 """
@@ -9,5 +9,5 @@ CONSTRAINTS = "latency/"
 
 
 def constraint_key(name: str) -> str:
-    """Key of a constraint's record."""
+    """Return the key of a constraint's record."""
     return CONSTRAINTS + name

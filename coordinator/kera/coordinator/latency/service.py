@@ -1,7 +1,7 @@
-"""Requests about latency constraints. What is answered is in the store; what follows from it is ``planning``'s.
+"""Requests about latency constraints. An answered change is in the store; ``planning`` carries it out.
 
-Whether somebody may do something with a constraint that is there goes by its path: who may not describe all of it is
-told that it is not there.
+A caller's rights to an existing constraint depend on its path: for a caller that may not describe all of the path, the
+constraint does not exist.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ log = get_logger("kera.latency")
 
 
 class Groups(Protocol):
-    """The consumer groups that there are."""
+    """The consumer groups of the cluster."""
 
     def exists(self, name: str) -> bool:
-        """Whether there is one of this name."""
+        """Whether there is a consumer group of this name."""
         ...
 
     def reads(self, name: str, stream_id: int) -> bool:
-        """Whether one reads a stream."""
+        """Whether a consumer group reads a stream."""
         ...
 
 
@@ -63,7 +63,7 @@ class LatencyService:
         self.planning = Planning(state)
 
     def load(self) -> None:
-        """Take up what the ledger has."""
+        """Load the constraints from the ledger."""
         ledger = self._state.ledger
         for key in ledger.children(CONSTRAINTS.rstrip("/")):
             record = messages.LatencyConstraintRecord.FromString(ledger.get(key) or b"")
@@ -76,7 +76,7 @@ class LatencyService:
         self.planning.load(record.constraint for record in self._records.values())
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         handlers: Mapping[Any, Callable[[Any], Any]] = {
             api.CREATE_LATENCY_CONSTRAINT: self.create,
             api.ALTER_LATENCY_CONSTRAINT: self.alter,
@@ -91,7 +91,9 @@ class LatencyService:
     async def create(
         self, request: messages.CreateLatencyConstraintRequest
     ) -> messages.CreateLatencyConstraintResponse:
-        """Make a constraint, or find it there. Raises `InvalidArgument` and `UnknownStream`."""
+        """Create a constraint, or find the same one. Raises `InvalidArgument`, `UnknownStream` and
+        `LatencyConstraintExists`.
+        """
         constraint = checked(request.constraint)
 
         async def add() -> None:
@@ -112,7 +114,9 @@ class LatencyService:
         return messages.CreateLatencyConstraintResponse(constraint=constraint)
 
     async def alter(self, request: messages.AlterLatencyConstraintRequest) -> messages.AlterLatencyConstraintResponse:
-        """Change what is set. Raises `UnknownLatencyConstraint`, and what `create` raises."""
+        """Change the fields that a request sets. Raises `UnknownLatencyConstraint`, `InvalidArgument` and
+        `UnknownStream`.
+        """
         answer = messages.AlterLatencyConstraintResponse()
 
         async def change() -> None:
@@ -139,7 +143,9 @@ class LatencyService:
     async def delete(
         self, request: messages.DeleteLatencyConstraintRequest
     ) -> messages.DeleteLatencyConstraintResponse:
-        """Forget a constraint: buffers of its streams go by their settings again. Raises `UnknownLatencyConstraint`."""
+        """Delete a constraint: buffers of its streams use their own settings again. Raises
+        `UnknownLatencyConstraint`.
+        """
 
         async def take() -> None:
             name = self._record(request.name, Operation.ALTER).constraint.name
@@ -172,7 +178,7 @@ class LatencyService:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def list_all(self, _: messages.ListLatencyConstraintsRequest) -> messages.ListLatencyConstraintsResponse:
-        """All, by name; who asks is shown those that it may see."""
+        """List all constraints by name; the guard leaves out those that the caller may not see."""
         answer, pace = messages.ListLatencyConstraintsResponse(), self._state.pace()
         for name in sorted(self._records):
             await pace.step()
@@ -183,7 +189,7 @@ class LatencyService:
     def describe(
         self, request: messages.DescribeLatencyConstraintRequest
     ) -> messages.DescribeLatencyConstraintResponse:
-        """One, with its hops. Raises `UnknownLatencyConstraint`."""
+        """Describe a constraint with its hops. Raises `UnknownLatencyConstraint`."""
         name = self._record(request.name, Operation.DESCRIBE).constraint.name
         return messages.DescribeLatencyConstraintResponse(description=self._described(name, hops=True))
 
@@ -208,7 +214,7 @@ class LatencyService:
         )
 
     def _who_is_not_measured(self, view: View) -> str:
-        """Which consumer group of a path is not there any more, or of which nothing is heard, in words."""
+        """Say in words which consumer group of a path does not read any more, or has no measurements."""
         known = _Known(self._state, self._groups)
         if view.verdict.state == messages.LATENCY_STATE_BROKEN:
             return ""
@@ -237,7 +243,7 @@ class LatencyService:
     # -- who asks --------------------------------------------------------------------------------------------------
 
     def _record(self, name: str, operation: Operation) -> messages.LatencyConstraintRecord:
-        """A constraint with which who asks may do that. Raises `UnknownLatencyConstraint` and `NotAllowed`."""
+        """Return a constraint if the caller has the right. Raises `UnknownLatencyConstraint` and `NotAllowed`."""
         record, peer = self._records.get(checked_name(name)), CALLER.get()
         unknown = UnknownLatencyConstraint(
             f"there is no latency constraint {name!r}: kera latency list shows all", name=name
@@ -251,7 +257,7 @@ class LatencyService:
         for element in path:
             resource = group(element.removeprefix(GROUP)) if element.startswith(GROUP) else stream(element)
             if not guard.allows(peer, Operation.DESCRIBE, resource):
-                raise unknown  # as if it were not there
+                raise unknown  # as if it did not exist
         if operation is not Operation.DESCRIBE:
             for each in streams_of(path):
                 guard.check(peer, Need(operation, stream(each)))
@@ -267,7 +273,7 @@ class LatencyService:
 
 
 class _Known:
-    """The streams and groups of the cluster, in the form for paths."""
+    """The streams and consumer groups of the cluster, in the form for paths."""
 
     def __init__(self, state: State, groups: Groups) -> None:
         self._state = state
@@ -293,7 +299,7 @@ class _Known:
 def altered(
     known: messages.LatencyConstraint, request: messages.AlterLatencyConstraintRequest
 ) -> messages.LatencyConstraint:
-    """A constraint with what a request sets."""
+    """Return a constraint with the fields that a request sets."""
     found = messages.LatencyConstraint()
     found.CopyFrom(known)
     if request.path:

@@ -1,20 +1,20 @@
 """How a limit is split over the hops of its path. Pure.
 
-Every hop gets what it needs: what it was measured to take, less what its buffer was allowed to wait. The rest, but for
-a margin, is for buffers to fill: those of writers first, as a chunk that is not made is neither sent nor replicated nor
-handed over; what they have no use for, as their chunks are full earlier, goes to hand-over, and at last to replication,
-as far as brokers hold anything back.
+Every hop gets what it needs: its measured time, less the time that its buffer was allowed to wait. The rest, except for
+a margin, is for buffers to fill. Writers' buffers come first, since a chunk that is not made is neither sent nor
+replicated nor handed over. Time that they cannot use, because their chunks are full earlier, goes to hand-over, and the
+last of it to replication, as far as brokers hold anything back.
 
-Of several streams on a path the rest is split so that as few chunks as can be are made of all of them together. When N
-chunks of a stream are filled at a time and each may take L, N / L are made per second; over streams whose L add up to
-the rest, the sum of that is least where L is as the square root of N. N is measured: by Little's law it is the rate of
-chunks times how long each is filled.
+If a path has several streams, the rest is split so that all of them together make as few chunks as possible. When N
+chunks of a stream fill at a time and each may take L, N / L are made per second. Over streams whose L add up to the
+rest, the sum of that is least where L is proportional to the square root of N. N is measured: by Little's law it is the
+rate of chunks times the time that each one fills.
 
-Where hops take longer than the limit by themselves, as those of an application that is too slow, nothing is gained by
-buffers that do not wait: chunks that all go at once are more load, and may be what keeps hops slow. So buffers wait
-then as if no hop took more than an equal part of the limit. Between that and the margin no buffer waits.
+If hops take longer than the limit even without waiting, as the hops of a slow application may, buffers that do not wait
+gain nothing: chunks that all go at once are more load, and may be what keeps hops slow. In that case buffers wait as if
+no hop took more than an equal part of the limit. Between that case and the margin no buffer waits.
 
-Of hops that nobody has measured yet each has an equal part of half the limit set aside. All times are microseconds.
+For hops without measurements half of the limit is set aside, in equal parts per hop. All times are microseconds.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ GATHER, SEND, REPLICATE = messages.HOP_GATHER, messages.HOP_SEND, messages.HOP_R
 HAND_OVER, PREFETCH, WORK = messages.HOP_HAND_OVER, messages.HOP_PREFETCH, messages.HOP_WORK
 WAY_IN, WAY_OUT = (GATHER, SEND, REPLICATE), (HAND_OVER, PREFETCH, WORK)
 FILLING = (GATHER, HAND_OVER, REPLICATE)
-"""Hops with a buffer that may wait, from where that saves most."""
+"""Hops with a buffer that may wait; the hop where that saves most comes first."""
 MARGIN = 0.1
-"""Share of a limit that is not split: time that passes until a deadline is noticed, and changes within a window."""
+"""Share of a limit that is not split: for the time until a deadline is noticed, and for changes within a window."""
 
 UNLIMITED = math.inf
 
@@ -51,56 +51,55 @@ class Measured(NamedTuple):
     """The time that a hop took over the last window with any chunks."""
 
     chunks: int
-    """That went through it."""
+    """Chunks that went through it."""
     mean_us: int
     p99_us: int
     window_ms: int
     granted_us: float = 0
-    """The time for which its buffer was allowed to wait meanwhile; infinity: unknown, and all of it may have been
-    waiting."""
+    """How long its buffer was allowed to wait meanwhile; infinity: unknown, and all of its time may have been wait."""
     most_us: float = UNLIMITED
-    """For how long its buffer may wait at most, as more would be of no use, see ``filling``."""
+    """The wait of its buffer beyond which more would be of no use, see ``filling``."""
 
 
 @dataclass
 class Part:
-    """The part of the limit that a hop gets."""
+    """A hop's part of the limit."""
 
     need_us: int
     grant_us: int = 0
-    """For its buffer to fill, besides."""
+    """Additional time for its buffer to fill."""
 
     @property
     def allowed_us(self) -> int:
-        """All together."""
+        """The need and the grant together."""
         return self.need_us + self.grant_us
 
 
 @dataclass
 class Split:
-    """A limit that was split."""
+    """A limit, split over hops."""
 
     parts: dict[Hop, Part]
-    """In the order of the path."""
+    """The parts in the order of the path."""
     least_limit_us: int
-    """Which limit hops would hold whose buffers do not wait."""
+    """The least limit that the hops can hold if their buffers do not wait."""
     limit_us: int
     slowest: Hop | None = field(default=None)
     """The hop that needs most."""
 
     @property
     def is_feasible(self) -> bool:
-        """Whether the hops leave anything of the limit."""
+        """Whether the hops' needs fit into the limit."""
         return self.least_limit_us <= self.limit_us
 
     def granted_us(self, hop: Hop) -> int:
-        """The time for which a buffer may wait."""
+        """Return how long the buffer of a hop may wait."""
         part = self.parts.get(hop)
         return 0 if part is None else part.grant_us
 
 
 def hops_of(stages: Iterable[tuple[str, str]]) -> list[Hop]:
-    """The hops of a path: of streams, each with who reads it there; nobody (empty) at the end."""
+    """Return the hops of a path: of streams, each with its reading consumer group, which is empty at the end."""
     found = []
     for stream, group in stages:
         found += [Hop(stream, hop) for hop in WAY_IN]
@@ -116,10 +115,11 @@ def split(
     by_p99: bool = False,
     caps: Callable[[Hop], float] = lambda _: UNLIMITED,
 ) -> Split:
-    """Split a limit over the hops of a path. `caps`: what else says how long the buffer of a hop may wait at most.
+    """Split a limit over the hops of a path. `caps` returns an additional maximum for the wait of a hop's buffer.
 
-    Promises, however odd what was measured is: needs are never negative, and if it is feasible, what all hops are
-    allowed comes to at most the limit less the margin. If it is not, no buffer waits, unless that would be of no help.
+    Guarantees, whatever was measured: needs are never negative, and if the limit is feasible, all hops together are
+    allowed
+    at most the limit less the margin. If it is not feasible, no buffer waits, unless not waiting would be of no help.
     """
     parts = _needs(hops, limit_us, measured, by_p99=by_p99)
     needs = sum(part.need_us for part in parts.values())
@@ -149,9 +149,9 @@ def split(
 
 
 def shared(total: int, weights: Sequence[float], most: Sequence[float]) -> list[int]:
-    """A total that is shared by weights, of which none gets more than its most. Weights are above 0.
+    """Share a total by weights, so that none gets more than its maximum in `most`. Weights are above 0.
 
-    What one has no room for, the others get; only where nobody has room something is left over.
+    What one cannot take goes to the others; a remainder is left only if all are at their maximum.
     """
     shares = [0] * len(weights)
     open_, left = set(range(len(weights))), total
@@ -168,9 +168,10 @@ def shared(total: int, weights: Sequence[float], most: Sequence[float]) -> list[
 
 
 def _needs(hops: Sequence[Hop], limit_us: int, measured: Mapping[Hop, Measured], *, by_p99: bool) -> dict[Hop, Part]:
-    """The need of each hop. Of the hops of a stream or a reader either none was measured, or the others take no time:
+    """Return the need of each hop.
 
-    such as replication of a stream without replicas.
+    A stream's or reader's hops are either all unmeasured, or those without measurements take no time, such as the
+    replication of a stream without replicas.
     """
     ways = {(hop.stream, hop.group) for hop in hops if hop in measured}
     unknown_us = limit_us // (2 * len(hops))
@@ -186,7 +187,10 @@ def _needs(hops: Sequence[Hop], limit_us: int, measured: Mapping[Hop, Measured],
 
 
 def _weight(found: Measured | None) -> float:
-    """Below one chunk at a time nothing is gained by knowing better, and what was measured before would decide."""
+    """Return the square root of the number of chunks that fill at a time, at least 1.
+
+    Below one chunk, more precision gains nothing, and noise in the measurements would decide.
+    """
     if found is None or not found.window_ms:
         return 1.0
     return math.sqrt(max(1.0, found.chunks * found.mean_us / (found.window_ms * 1000)))
