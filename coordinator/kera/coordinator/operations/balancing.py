@@ -1,4 +1,4 @@
-"""Moving streamlets so that brokers are about equally busy, and streams are on as many brokers as they should be."""
+"""Moves streamlets so that brokers are about equally busy, and streams are on as many brokers as configured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kera.v1 import common_pb2, coordinator_pb2
 class Balancing:
     """Moves streamlets from busy brokers to idle ones, and spreads streams over the brokers that they should use.
 
-    What should move is decided by ``rebalancing``.
+    ``rebalancing`` decides what should move.
     """
 
     def __init__(self, state: State, migration: Migration, loads: MeasuredLoads) -> None:
@@ -40,7 +40,7 @@ class Balancing:
         self._rebalanced_s = state.clock.monotonic_s()
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {api.REBALANCE: self._answer_rebalance}
 
     def advance(self) -> None:
@@ -50,16 +50,16 @@ class Balancing:
             self.work.start("rebalance", self._rebalance)
 
     async def _rebalance(self) -> None:
-        await self.rebalance(dry_run=False)  # until then it is tried with each call of `advance`
+        await self.rebalance(dry_run=False)  # after a failure each call of `advance` tries again
         self._rebalanced_s = self._state.clock.monotonic_s()
 
     async def _answer_rebalance(self, request: coordinator_pb2.RebalanceRequest) -> coordinator_pb2.RebalanceResponse:
         return await self.rebalance(dry_run=request.dry_run)
 
     async def rebalance(self, *, dry_run: bool) -> coordinator_pb2.RebalanceResponse:
-        """Move streamlets so that brokers have about the same load, or only say what would move, and why.
+        """Move streamlets so that brokers have about the same load, or only report what would move, and why.
 
-        Raises `Unavailable` while it is not known how busy a broker is: what is not known looks idle.
+        Raises `Unavailable` while a broker has not reported its load: it would look idle.
         """
         self._state.check_caught_up()
         silent = [one for one in self._state.brokers.open_ids() if not self._loads.are_known(one)]
@@ -85,7 +85,7 @@ class Balancing:
     async def spread(self, name: str) -> common_pb2.StreamInfo:
         """Move streamlets until a stream is on as many brokers as its configuration says.
 
-        Raises `Unavailable` when there are not so many, and what the first move says that fails.
+        Raises `Unavailable` if there are too few brokers, and the error of the first move that fails.
         """
         stream, brokers = self._state.catalog.named(name), self._state.brokers.open_ids()
         count = min(stream.config.brokers or len(brokers), stream.config.streamlets)
@@ -118,8 +118,9 @@ class Balancing:
         return None
 
     async def _placed(self, streams: Iterable[common_pb2.StreamInfo]) -> dict[StreamletId, Placed]:
-        """The load of each streamlet by its owner's report; other brokers with older groups report the reads of
-        those.
+        """Return the load of each streamlet, as its owner reports it, and whether it may move.
+
+        Other brokers with older groups of a streamlet report the reads of those.
         """
         placed, pace, parts = {}, self._state.pace(), self._loop_parts()
         for stream in streams:
@@ -141,7 +142,9 @@ class Balancing:
         return placed
 
     def _loop_parts(self) -> dict[Launch, float]:
-        """By launch, what a byte per second takes of the time of its loop; none unless all tell that of theirs."""
+        """Return how much of its loop's time a byte per second takes, by launch; empty unless all report their
+        loops' time.
+        """
         brokers, parts = self._state.brokers, dict[Launch, float]()
         for broker_id in brokers.open_ids():
             launch = Launch(broker_id, brokers.epoch(broker_id))

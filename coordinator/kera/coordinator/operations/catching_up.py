@@ -1,17 +1,17 @@
-"""Metadata that are older than the cluster, as after they were restored from a copy: what is waited for. Pure.
+"""What a coordinator waits for if its metadata are older than the cluster, as after a restore from a copy. Pure.
 
-    ASKING     ──► brokers say which streams they hold, in which versions; nobody registers, nothing is done
-       │  all have, and time was left to those that are not in the metadata; or the grace is over
-    TAKING UP  ──► brokers register and tell of later versions, which are taken up; nothing else is done yet
-       │  all is taken up that can be; or the grace is over once more
+    ASKING     ──► brokers report which streams they hold, in which versions; none can register, no other work is done
+       │  all have reported, and brokers that are not in the metadata had time to; or the grace is over
+    TAKING UP  ──► brokers register and report later versions, which are taken up; no other work is done yet
+       │  all that can be is taken up; or the grace is over once more
     OVER
 
-"Nothing" is what would be decided by old metadata: recoveries, moves, drops, and new launches owning what earlier ones
-did. A decision of that kind makes a second history of a stream that has gone on elsewhere.
+The work that has to wait is whatever old metadata would decide: recoveries, moves, drops, and that new launches own
+what
+earlier ones did. Such a decision would start a second history of a stream that has gone on elsewhere.
 
-Metadata are older than the cluster if somebody knows numbers that they should have, and have not: the epoch of a
-launch above all that were given; that of a coordinator who led after the last one that the metadata know, or
-assignments which that one made.
+Metadata are older than the cluster if a broker knows numbers that are missing in them: a launch's epoch above all that
+were given, the epoch of a coordinator that led after the last one in the metadata, or assignments which that one made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from kera.server.lineage import CHANGES_BITS
 
 NAMED_MAX = 5
-"""Maximum of named members that it waits for."""
+"""Maximum of the awaited members that are named."""
 
 
 class Phase(enum.Enum):
@@ -35,7 +35,7 @@ class Phase(enum.Enum):
 
 
 class KnownNumbers(NamedTuple):
-    """The highest numbers that are in metadata when a coordinator begins to lead by them."""
+    """The highest numbers in the metadata when a coordinator begins to lead."""
 
     coordinator_epoch: int
     """Epoch of the coordinator that led with these metadata last; 0: unknown."""
@@ -44,44 +44,48 @@ class KnownNumbers(NamedTuple):
 
 
 def is_later_launch(numbers: KnownNumbers, epoch: int, current: int, epoch_max: int) -> bool:
-    """Whether a launch was registered at a coordinator of which the metadata know nothing.
+    """Whether a launch was registered at a coordinator that the metadata do not know.
 
-    `current`: the epoch of the member's launch that the metadata know, 0: none. One that was given since we lead has
-    replaced all before. `epoch_max`: what may have been given by now.
+    `current`: the epoch of the member's launch in the metadata, 0: none. A launch that this coordinator has registered
+    has
+    replaced all before. `epoch_max`: the highest epoch that may have been given by now.
     """
     return numbers.launch_epoch < epoch <= epoch_max and current <= numbers.launch_epoch
 
 
 def is_later_coordinator(numbers: KnownNumbers, epoch: int, coordinator_epoch: int) -> bool:
-    """Whether a coordinator has led of which the metadata know nothing. `coordinator_epoch` is ours."""
+    """Whether a coordinator has led that the metadata do not know. `coordinator_epoch` is the caller's."""
     return numbers.coordinator_epoch < epoch < coordinator_epoch
 
 
 def is_later_version(numbers: KnownNumbers, version: int, coordinator_epoch: int) -> bool:
-    """Whether assignments that do not come from ours were made by a coordinator of which the metadata know nothing.
+    """Whether foreign assignments were made by a coordinator that the metadata do not know.
 
-    `coordinator_epoch` is ours. What an earlier coordinator made is nothing new: there are two histories already, and
-    waiting once more does not help. The last one may have gone on after the copy was made.
+    `coordinator_epoch` is the caller's. Assignments of an earlier coordinator are no sign: there are two histories
+    already,
+    and waiting once more does not help. The last known coordinator may have continued after the copy was made.
     """
     return numbers.coordinator_epoch <= version >> CHANGES_BITS < coordinator_epoch
 
 
 class CatchingUp:
-    """How far it is. Told of what there is, with the time in seconds."""
+    """The progress of catching up. The caller passes the facts, and the time in seconds."""
 
     def __init__(self, now_s: float, *, least_s: float, grace_s: float) -> None:
-        """`least_s`: so long is waited in any case, for brokers that are not in the metadata."""
+        """`least_s`: the least time to wait for brokers that are not in the metadata."""
         self.phase = Phase.ASKING
         self._least_until_s = now_s + least_s
         self._grace_s = max(grace_s, least_s)
         self._until_s = now_s + self._grace_s
         self._ends_s = self._until_s
-        """When this wait is over at the latest, as things are."""
+        """The latest end of the present wait."""
         self.waits_for: Sequence[str] = ()
-        """In words."""
+        """The awaited members or streams, in words."""
 
     def advance(self, now_s: float, silent: Collection[int], unsettled: Sequence[str]) -> None:
-        """`silent`: the brokers that have not said what they hold; `unsettled`: what has to be taken up, in words."""
+        """Advance the phase. `silent`: the brokers that have not reported; `unsettled`: what has yet to be
+        taken up, in words.
+        """
         if self.phase is Phase.ASKING:
             self.waits_for = [f"broker {broker_id}" for broker_id in sorted(silent)]
             self.waits_for = self.waits_for or ["brokers that are not in the metadata"]
@@ -96,7 +100,7 @@ class CatchingUp:
                 self.phase = Phase.OVER
 
     def describe(self, now_s: float) -> str:
-        """The members that it waits for, and how long; empty when it is over."""
+        """Say what the coordinator waits for, and how long; empty once it is over."""
         if self.phase is Phase.OVER:
             return ""
         more = len(self.waits_for) - NAMED_MAX

@@ -15,20 +15,20 @@ class Creators:
     """Checks the creator of a stream against its quotas of streams and of stored bytes."""
 
     def __init__(self, catalog: Catalog, stored: StoredBytes, guard: Guard | None, shares: Shares) -> None:
-        """`guard`: in front of the coordinator; None: security is off, and nobody asks who creates what."""
+        """`guard`: the guard of the coordinator; None: security is off, and creators are unknown."""
         self._catalog = catalog
         self._stored = stored
         self._guard = guard
         self._shares = shares
 
     def caller(self) -> Identity | None:
-        """The identity that creates the requested stream; None: a daemon, or unknown."""
+        """Return the identity that creates the requested stream; None: a daemon, or unknown."""
         peer = CALLER.get()
         who = None if peer is None or self._guard is None else peer.identity
         return None if who is None or who.is_daemon else who
 
     def check(self, who: Identity | None) -> None:
-        """Whether somebody may have another stream. Raises `QuotaExceeded`."""
+        """Check that somebody may create another stream. Raises `QuotaExceeded`."""
         if who is None or self._guard is None:
             return
         quota = self._guard.quota_of(who)
@@ -42,7 +42,7 @@ class Creators:
             raise exceeded(who.principal, "stored_bytes", quota.stored_bytes, has)
 
     def check_share(self, stream: common_pb2.StreamInfo) -> None:
-        """Whether a new stream, or a new description of one, leaves room for streams of others.
+        """Check that a new stream, or a new description of one, leaves room for streams of others.
 
         Raises `QuotaExceeded`.
         """

@@ -1,14 +1,14 @@
 """Emptying brokers and backups, so that they can be stopped (``kera cluster drain``).
 
-A member that is being emptied carries that in its stored record, over all its launches, until it is taken back. What is
-left to do shows from the assignments: a broker's streamlets move to others, one by one; once it owns none, the older
-groups that it has of replicated streams are recovered from its backups by their owners. Without replicas there is
-nothing that older groups could be read from: they stay until retention has removed them, and the reasons say so.
+The stored record of a member says that it is being emptied, over all its launches, until that is undone. The
+assignments show what is left to do. A broker's streamlets move to others, one by one. Once it owns none, its older
+groups of replicated streams are recovered from its backups by their owners. Without replicas, older groups can be read
+from nowhere else: they stay until retention has removed them, and the reasons say so.
 
-At most so many streamlets are on their way as may move at the same time; the others wait here, so that what is taken
-back stays, and each goes to the broker that has fewest when its turn comes.
+At most `moves_in_flight_max` streamlets are moved at a time. The others wait here, so that they stay if the drain is
+undone, and each goes to the broker that has fewest streamlets when its turn comes.
 
-Backups are emptied by the brokers, which hear of it with their heartbeats and make the replicas anew elsewhere.
+Brokers empty backups: they learn of the drain with their heartbeats, and create the replicas again elsewhere.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kera.v1 import common_pb2, coordinator_pb2
 log = get_logger("kera.coordinator")
 
 REASONS_MAX = 20
-"""In one answer; what is behind them is counted."""
+"""Maximum of reasons in one answer; the others are counted."""
 
 
 class Drains:
@@ -53,7 +53,7 @@ class Drains:
         """Targets of the moves under way."""
 
     async def close(self) -> None:
-        """End what is under way; the next coordinator goes on."""
+        """Cancel the work under way; the next coordinator continues it."""
         await self._moves.close()
         await self._recovers.close()
 
@@ -63,11 +63,11 @@ class Drains:
         await self._recovers.idle()
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {api.DRAIN: self.drain}
 
     async def drain(self, request: coordinator_pb2.DrainRequest) -> coordinator_pb2.DrainResponse:
-        """Begin to empty a member, or take it back, or neither; says how far that is. Raises `InvalidArgument`."""
+        """Begin to drain a member, undo that, or only ask; return the progress. Raises `InvalidArgument`."""
         if bool(request.broker_id) == bool(request.backup_id):
             raise InvalidArgument("name the broker or the backup to drain: one of the two")
         if request.ask and request.undo:
@@ -104,7 +104,7 @@ class Drains:
     # --- brokers -----------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Begin what can be done now; called every heartbeat interval, and when a streamlet has moved."""
+        """Start what can be done now; called every heartbeat interval, and when a streamlet has moved."""
         if self._state.lost.done() or self._state.catching_up:
             return
         brokers, draining = self._state.brokers, list[int]()
@@ -115,7 +115,7 @@ class Drains:
                 draining.append(broker_id)
             elif self._needs_recovery(broker_id):
                 self._recovers.start(broker_id, lambda broker_id=broker_id: self._recover(broker_id))  # type: ignore[misc]
-        # Those that failed come last: they must not keep the others from their turn.
+        # Streamlets that failed come last: they must not take the turns of the others.
         for failed in (False, True):
             for streamlet in chain.from_iterable(map(self._owned, draining)):
                 if len(self._moves) >= self._state.settings.moves_in_flight_max:
@@ -123,7 +123,7 @@ class Drains:
                 if bool(self._moves.failure(streamlet)) is not failed or self._moves.is_under_way(streamlet):
                     continue
                 if self._migration.is_moving(streamlet):
-                    continue  # or a move that failed is being undone: what it failed of is still what holds it
+                    continue  # or a failed move is being undone: its error is still the reason why it is here
                 self._moves.start(streamlet, lambda streamlet=streamlet: self._move(streamlet))  # type: ignore[misc]
 
     async def _move(self, streamlet: StreamletId) -> None:
@@ -143,7 +143,7 @@ class Drains:
         return min(others, key=lambda one: (load[one], one))
 
     def _needs_recovery(self, broker_id: int) -> bool:
-        # Those with an epoch that nobody has had yet: all that the broker has ever had.
+        # Below an epoch that no launch has had yet, so that everything of the broker counts.
         records = self._recoveries.records
         return not records.active_of(broker_id) and records.has_lost(broker_id, 1 << 63, DRAINED)
 
@@ -162,7 +162,7 @@ class Drains:
             yield StreamletId(stream.stream_id, one.streamlet_id)
 
     def _being_created(self, broker_id: int) -> int:
-        """How many streams are just being created that were given streamlets there before."""
+        """Return how many streams are being created that have streamlets at this launch of the broker."""
         return len(self._state.catalog.creating(broker_id, self._state.brokers.epoch(broker_id)))
 
     async def _broker_status(self, broker_id: int) -> coordinator_pb2.DrainResponse:
@@ -255,7 +255,7 @@ class Drains:
 
 
 def _told(reasons: Counter[str]) -> list[str]:
-    """Each reason once, with how often it holds, as many as fit."""
+    """Return each reason once, with how often it holds, as many as fit."""
     told = [f"{reason} ({count})" if count > 1 else reason for reason, count in reasons.most_common(REASONS_MAX)]
     left = len(reasons) - len(told)
     return [*told, f"and {left} more"] if left else told

@@ -1,13 +1,13 @@
-"""Streams that brokers may have and should not: what was deleted, and what was not created to its end.
+"""Streams that brokers may have and should not: deleted ones, and ones whose creation failed.
 
-Which brokers those are is stored by the very write that makes it so: with the deletion of a stream, and before anybody
-is asked to open a new one. So such a stream is dropped everywhere in the end, whoever leads by then, and also by a
-broker that did not answer at first. Until then what it has of it takes its memory and its disk.
+The very write that makes a broker's data superfluous stores which brokers these are: the deletion of a stream, or the
+write before brokers are asked to open a new one. So such a stream is dropped everywhere in the end, whichever
+coordinator leads by then, and also by a broker that did not answer at first. Until then it takes memory and disk there.
 
-A broker keeps what it has until it is told, whatever its registration answers: metadata that were restored from an
-older copy must destroy nothing. So of a stream that is deleted each broker of the cluster is told: one that has nothing
-assigned may have files of an earlier time. Who is away, or given up for lost, is waited for until it is back or
-forgotten (``forgetting``).
+A broker keeps its data until it gets the order, whatever its registration answers: metadata that were restored from an
+older copy must destroy nothing. So all brokers of the cluster get the order to drop a deleted stream: even one without
+an assignment may have files from an earlier time. The coordinator waits for a broker that is away or was declared lost
+until it is back or forgotten (``forgetting``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from kera.core.errors import Unavailable
 from kera.v1 import common_pb2
 
 DROPS = "drops/"
-"""``drops/<stream id, 16 hexadecimal digits>`` → JSON: `stream_id`, and `broker_ids` of those that may have it."""
+"""``drops/<stream id, 16 hexadecimal digits>`` → JSON: `stream_id`, and `broker_ids` of the brokers that may
+have it.
+"""
 
 
 class Drops:
@@ -31,35 +33,37 @@ class Drops:
     def __init__(self, state: State) -> None:
         self._state = state
         self._due: dict[int, set[int]] = {}
-        """The brokers that have yet to drop a stream, by its id; not of one that is just being created."""
+        """The brokers that have yet to drop a stream, by its id; without streams whose creation is under way."""
         self.work = Work()
 
     def load(self) -> None:
-        """Take up what the ledger has."""
+        """Load the pending drops from the ledger."""
         for value in self._state.ledger.values(DROPS):
             self._due[json.loads(value)["stream_id"]] = _brokers_in(value)
 
     def needed(self, stream: common_pb2.StreamInfo, opening: Iterable[int] | None = None) -> Changes:
-        """The changes to write together with the change by which brokers may have data of `stream` and should not.
+        """Return the changes to write together with the change after which brokers may have data of `stream`
+        and should not.
 
-        `opening`: of one that is just being made, the brokers that are to open it. Of any other all may have something.
+        `opening`: for a stream that is being created, the brokers that will open it. Of other streams all may have
+        something.
         """
         known = self._state.brokers.ids() if opening is None else self._due.get(stream.stream_id, ())
         record = {"stream_id": stream.stream_id, "broker_ids": sorted({*known, *(opening or ())})}
         return {_key(stream.stream_id): json.dumps(record).encode()}
 
     def not_needed(self, stream: common_pb2.StreamInfo) -> Changes:
-        """The changes to write together with the change by which they should have its data."""
+        """Return the changes to write together with the change that makes its data wanted."""
         return {_key(stream.stream_id): None}
 
     async def carry_out(self, stream: common_pb2.StreamInfo) -> None:
-        """Have brokers drop a stream, once `needed` is written; those that cannot be told now follow later."""
+        """Have brokers drop a stream, once `needed` is written; brokers that cannot be reached now follow later."""
         self._due[stream.stream_id] = _brokers_in(self._state.ledger.get(_key(stream.stream_id)) or b"")
         self._begin(stream.stream_id)
         await self.work.ended(_what(stream.stream_id))
 
     def advance(self) -> None:
-        """Have brokers drop what they have yet to drop, as far as they can be told."""
+        """Have the reachable brokers drop the streams that they have yet to drop."""
         for stream_id, due in self._due.items():
             if self._told_now(due) or not self._waited_for(due):
                 self._begin(stream_id)
@@ -86,7 +90,7 @@ class Drops:
             await state.change(self._forget(stream_id, due))
 
     async def _forget(self, stream_id: int, due: set[int]) -> None:
-        if self._due.get(stream_id) is due:  # else it has become due anew meanwhile
+        if self._due.get(stream_id) is due:  # else a new drop of the stream has been stored meanwhile
             await self._state.write({_key(stream_id): None})
             del self._due[stream_id]
 
@@ -98,7 +102,7 @@ class Drops:
 
 
 def is_to_be_dropped(state: State, stream_id: int) -> bool:
-    """Whether brokers may have a stream and should not, or it is just being created."""
+    """Whether brokers may have a stream and should not, or its creation is under way."""
     return state.ledger.get(_key(stream_id)) is not None
 
 

@@ -1,8 +1,8 @@
 """The cluster's feature level (``kera.server.feature_level``): it rises when all coordinators and members have it.
 
-It is stored, and never falls: what it permits may be on disks by then. So a member, or a coordinator, that has a lower
-one is refused from then on. Members that are away count as well, since they come back; one that is gone for good is
-forgotten (``forgetting``).
+The level is stored, and never falls, because the formats that it permits may be on disks by then. So a member or a
+coordinator with a lower level is refused from then on. Members that are away count as well, since they come back;
+members that are gone for good are forgotten (``forgetting``).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class FeatureLevels:
     """Raises the cluster's feature level when all daemons have it. The level never falls."""
 
     def __init__(self, state: State, of_coordinators: Callable[[], int]) -> None:
-        """`of_coordinators`: the lowest of those that run."""
+        """`of_coordinators` returns the lowest level of the coordinators that run."""
         self._state = state
         self._of_coordinators = of_coordinators
         self.work = Work()
 
     def load(self) -> None:
-        """Raises `UnknownFormat` if this coordinator is too old for what is stored."""
+        """Raise `UnknownFormat` if this coordinator is too old for the stored level."""
         if (level := self._state.feature_level) > FEATURE_LEVEL:
             raise UnknownFormat(
                 f"the cluster's feature level is {level}, and this coordinator's is {FEATURE_LEVEL}: its version is"
@@ -45,7 +45,10 @@ class FeatureLevels:
             self.work.start("raise", self._raise)
 
     async def require(self, level: int, what: str) -> None:
-        """Raise the level at once, if all have it. Raises `InvalidArgument` if some do not: only from it on `what`."""
+        """Raise the level to `level` at once, if all have it; `what` is possible from it on.
+
+        Raises `InvalidArgument` if some do not have it.
+        """
         if self._state.feature_level < level and self._reached() >= level:
             await self._raise()
         if self._state.feature_level < level:

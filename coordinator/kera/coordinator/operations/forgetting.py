@@ -1,17 +1,18 @@
 """Removing the records of members that are gone for good (``kera cluster forget``).
 
-A member stays a member for ever by itself: nobody knows whether it comes back. Forgotten, it is on no list any more, no
-recovery waits for it, and should it come back all the same, its registration is refused.
+Otherwise a member stays a member forever, since it may come back. A forgotten member is on no list any more, no
+recovery
+waits for it, and should it come back, its registration is refused.
 
-Refused for a member that is alive or expected back, and for one that is still needed:
+The request is refused for a member that is alive or expected back, and for one that is still needed:
 
-    broker   what it had of replicated streams is being recovered, or has yet to be: that ends by itself, or says what
+    broker   its part of replicated streams is being recovered, or has yet to be: that ends without help, or shows what
              it waits for. Records of streams without replicas are at their broker only: `force` gives them up.
-    backup   a recovery is under way, which may read from it; or a broker has not said that all it has there is
+    backup   a recovery is under way, which may read from it; or a broker has not reported that all it has there is
              elsewhere, too. `force` gives up the latter.
 
-With `force`, a streamlet without replicas gets another owner, and goes on far behind what was lost (see
-`first_group_id_of`): readers get ``DataLost``. What was lost is told in words.
+With `force`, a streamlet without replicas gets another owner, and continues far behind the lost records (see
+`first_group_id_of`): readers get ``DataLost``. The answer says in words what was lost.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ class Forgetting:
         self._migration = migration
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {api.FORGET_MEMBER: self.forget}
 
     async def forget(self, request: coordinator_pb2.ForgetMemberRequest) -> coordinator_pb2.ForgetMemberResponse:
-        """Forget a member; what is lost by that. Raises `InvalidArgument` when it may not be forgotten, and why."""
+        """Forget a member; return what is lost by that. Raises `InvalidArgument` with the reason if it may not
+        be forgotten.
+        """
         if bool(request.broker_id) == bool(request.backup_id):
             raise InvalidArgument("name the broker or the backup to forget: one of the two")
         self._state.check_caught_up()
@@ -139,7 +142,7 @@ class Forgetting:
     def _without(
         self, stream: common_pb2.StreamInfo, broker_id: int
     ) -> tuple[common_pb2.StreamInfo, dict[str, bytes | None], list[StreamletId]]:
-        """The stream without what the broker had, what has to be written with it, and which streamlets moved."""
+        """Return the stream without the broker's part, the changes to write with it, and the streamlets that moved."""
         changed: list[common_pb2.StreamletAssignment] = []
         changes: dict[str, bytes | None] = {}
         taken: list[StreamletId] = []
@@ -151,7 +154,7 @@ class Forgetting:
             if one.broker_id == broker_id:
                 owner_id = self._owner(one, counts)
                 counts[owner_id] += 1
-                # Ordinals go on where those of the last interval began: how many went with it, nobody knows.
+                # Ordinals go on where those of the last interval began, as the number of lost records is unknown.
                 records = list(intervals_of(one)[-1].first_records)
                 epoch = self._state.brokers.epoch(owner_id)
                 next_group_id = first_group_id_of(one, epoch)
@@ -177,7 +180,7 @@ class Forgetting:
         return with_assignments(stream, changed, self._state.coordinator_epoch), changes, taken
 
     def _owner(self, assignment: common_pb2.StreamletAssignment, counts: Counter[int]) -> int:
-        """A broker for a streamlet that has lost its own: one that has nothing of it goes on best."""
+        """Return a new owner for a streamlet that has lost its own, preferably a broker without groups of it."""
         candidates = self._state.brokers.open_ids()
         if not candidates:
             raise Unavailable("there is no live broker that could go on with its streamlets; start one")

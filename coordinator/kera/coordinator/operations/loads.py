@@ -1,4 +1,4 @@
-"""How busy streamlets are, as the current launches of brokers measured it last. In memory only."""
+"""The last measured load of streamlets, from the current launches of brokers. In memory only."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class MeasuredLoads:
     def note(
         self, launch: Launch, loads: Iterable[coordinator_pb2.StreamletLoad], busy_permille: int | None = None
     ) -> None:
-        """Note the loads of a launch's heartbeat. `busy_permille`: share of the time for which its loop was at work;
-        None: not reported.
+        """Note the loads of a launch's heartbeat.
+
+        `busy_permille`: share of the time in which its loop was at work; None: not reported.
         """
         if busy_permille is None:
             self._busy_ppm.pop(launch, None)
@@ -32,11 +33,11 @@ class MeasuredLoads:
         }
 
     def of_launch(self, launch: Launch) -> Mapping[StreamletId, int]:
-        """The reported loads of a launch; empty before its first heartbeat."""
+        """Return the reported loads of a launch; empty before its first heartbeat."""
         return self._loads.get(launch, {})
 
     def busy_ppm(self, launch: Launch) -> int | None:
-        """Share of the time for which the loop of a launch was at work; None: not reported."""
+        """Return the share of the time in which the loop of a launch was at work; None: not reported."""
         return self._busy_ppm.get(launch)
 
     def are_known(self, broker_id: int) -> bool:
@@ -44,7 +45,7 @@ class MeasuredLoads:
         return Launch(broker_id, self._brokers.epoch(broker_id)) in self._loads
 
     def forget_earlier_launches(self) -> None:
-        """Drop what launches said that are not current any more."""
+        """Drop the reports of launches that are not current any more."""
         is_current = self._brokers.is_current
         self._loads = {launch: loads for launch, loads in self._loads.items() if is_current(launch)}
         self._busy_ppm = {launch: busy for launch, busy in self._busy_ppm.items() if is_current(launch)}

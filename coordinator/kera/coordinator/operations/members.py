@@ -1,4 +1,4 @@
-"""Registrations and heartbeats of brokers and backups, and what they tell of their streamlets."""
+"""Registrations and heartbeats of brokers and backups, and their reports on streamlets."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from kera.v1 import common_pb2, coordinator_pb2
 log = get_logger("kera.coordinator")
 
 REPORTED_MAX = 4096
-"""In each list of a heartbeat; brokers tell of 1,000, and of the others with the next one."""
+"""Maximum of each list of a heartbeat; brokers report 1,000 items, and the others with the next one."""
 
 
 class Members:
     """The operations of brokers and backups."""
 
-    def __init__(  # noqa: PLR0913 - who is told of what members say
+    def __init__(  # noqa: PLR0913 - the parts to which members' reports go
         self,
         state: State,
         *,
@@ -53,10 +53,11 @@ class Members:
         stored_heard: Callable[[coordinator_pb2.HeartbeatRequest], Told],
         latency_heard: Callable[[coordinator_pb2.HeartbeatRequest], coordinator_pb2.StreamBudgets | None],
     ) -> None:
-        """`access_heard`: of a kind of member, its id, and the version of users and rules by which it goes.
+        """`access_heard`: takes a kind of member, its id, and the version of users and rules that it applies.
 
-        `stored_heard`: of what a broker has stored; returns whose streams take no more. `latency_heard`: of what it has
-        measured; returns what buffers of its streams may wait, if that is not what it goes by.
+        `stored_heard`: takes what a broker has stored; returns the principals whose streams take no more.
+        `latency_heard`: takes
+        a broker's measurements; returns new budgets for the buffers of its streams, or None if it has the newest ones.
         """
         self._state = state
         self._recoveries = recoveries
@@ -71,7 +72,7 @@ class Members:
         self.work = Work()
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {
             api.REGISTER_BROKER: self.register_broker,
             api.HEARTBEAT: self.heartbeat,
@@ -84,14 +85,18 @@ class Members:
     ) -> coordinator_pb2.RegisterBrokerResponse:
         """Make a launch of a broker the current one; the answer has exactly the streams that it has to know.
 
-        A launch that registers again gets the same answer. A new one fences the one before it; where it has lost the
-        data of a streamlet, its group ids start above those it had (see `GROUPS_PER_LAUNCH`). What is being recovered
-        is not its own any more, and replicated streamlets are recovered if it has lost its memory. A stream of which it
-        knows assignments that we do not is none of them, until these have been taken up (``unknown``). A launch that is
-        younger than the metadata keeps its epoch, and what it serves.
+        A launch that registers again gets the same answer. A new launch fences the one before it; where it has lost the
+        data of
+        a streamlet, its group ids start above the earlier ones (see `GROUPS_PER_LAUNCH`). It does not own streamlets
+        under
+        recovery any more, and replicated streamlets are recovered if it has lost its memory. The answer leaves out a
+        stream
+        whose assignments the broker knows in a later version than the metadata, until that version has been taken up
+        (``unknown``). A launch that is younger than the metadata keeps its epoch, and the streamlets that it serves.
 
-        Raises `InvalidArgument`, `StaleEpoch` for a launch that was given up for lost, and `Unavailable` while it has
-        to wait, as the metadata may be older than the cluster (``restored``).
+        Raises `InvalidArgument`, `StaleEpoch` for a launch that was declared lost, and `Unavailable` while it has to
+        wait
+        because the metadata may be older than the cluster (``restored``).
         """
         await self._restored.registers(request)
         broker_id, epoch, streams = await self._state.to_the_end(self._register_broker(request))
@@ -118,7 +123,7 @@ class Members:
     async def _register_broker(
         self, request: coordinator_pb2.RegisterBrokerRequest
     ) -> tuple[int, int, list[common_pb2.StreamInfo]]:
-        """The broker's id and epoch, and the streams that it has to know."""
+        """Register a broker; return its id, its epoch, and the streams that it has to know."""
         state, recoveries = self._state, self._recoveries
         async with state.changing:
             runs = self._restored.is_later_launch(request.broker.broker_id, request.broker.broker_epoch)
@@ -159,10 +164,11 @@ class Members:
         held: Iterable[coordinator_pb2.HeldStream],
         told: Iterable[common_pb2.StreamInfo],
     ) -> list[int]:
-        """The streams that a broker holds and of which others have everything, `told` aside.
+        """Return the streams that a broker holds, except `told`, in which it has no part any more.
 
-        Not those of which it knows assignments that we do not, as after our metadata were restored from an older copy:
-        what it has of them may be the only one there is.
+        Streams whose assignments it knows in a version that the metadata lack, as after a restore from an older copy,
+        are left
+        out: the broker may have the only data of them.
         """
         catalog, going_on = self._state.catalog, self._restored.going_on()
         concerning = {*going_on} | {stream.stream_id for stream in (*told, *catalog.concerning(broker_id))}
@@ -193,7 +199,7 @@ class Members:
         async with self._state.changing:
             admission = self._decide(self._state.backups, request)
             info = await self._admit(self._state.backups, admission, {}, [])
-        self._recoveries.advance()  # it has to be fenced, and may have replicas that somebody waits for
+        self._recoveries.advance()  # the backup has to be fenced, and may have replicas that a recovery waits for
         log.info(
             "backup registered",
             backup_id=info.backup_id,
@@ -223,7 +229,7 @@ class Members:
         consequences: Changes,
         streams: Iterable[common_pb2.StreamInfo],
     ) -> InfoT:
-        """Store a registration with what follows from it; then it counts."""
+        """Store a registration with its consequences, then apply it."""
         if admission.changed:
             noun = members.kind.noun
             changes: dict[str, bytes | None] = {
@@ -240,9 +246,9 @@ class Members:
         return members.admit(admission.record, admission.passing)
 
     async def heartbeat(self, request: coordinator_pb2.HeartbeatRequest) -> coordinator_pb2.HeartbeatResponse:
-        """A broker says that it lives, and what has changed; that is stored when this returns.
+        """Take a broker's heartbeat and its reports; they are stored when this returns.
 
-        Raises `StaleEpoch` when it must end, and `UnknownLaunch` when it has to register again.
+        Raises `StaleEpoch` if the broker must end, and `UnknownLaunch` if it has to register again.
         """
         await self._restored.beats(request)
         launch = Launch(request.broker_id, request.broker_epoch)
@@ -274,7 +280,7 @@ class Members:
     async def _take_down(
         self, launch: Launch, request: coordinator_pb2.HeartbeatRequest
     ) -> list[common_pb2.StreamletRef]:
-        """Returns of which streamlets starts are refused."""
+        """Take down the reports; return the streamlets whose starts are refused."""
         self._state.brokers.heartbeat(*launch)
         for name in ("loads", "starts", "empty_intervals", "stored", "latency"):
             if len(getattr(request, name)) > REPORTED_MAX:
@@ -301,7 +307,7 @@ class Members:
     def backup_heartbeat(
         self, request: coordinator_pb2.BackupHeartbeatRequest
     ) -> coordinator_pb2.BackupHeartbeatResponse:
-        """A backup says that it lives, and what it has free. Raises `StaleEpoch` when it must end."""
+        """Take a backup's heartbeat with its free space. Raises `StaleEpoch` if the backup must end."""
         self._state.backups.heartbeat(
             request.backup_id,
             request.backup_epoch,
@@ -314,14 +320,14 @@ class Members:
     async def _write_report(
         self, report: StreamletReport, request: coordinator_pb2.HeartbeatRequest
     ) -> list[common_pb2.StreamInfo]:
-        """Write where entries start and which intervals have gone; returns the streams whose assignments changed."""
+        """Write where entries start, and which intervals are empty; return the streams whose assignments changed."""
         pace = self._state.pace()
         for start in request.starts:
             await pace.step()
             report.start(start)
         for empty in request.empty_intervals:
             await pace.step()
-            if not self._state.catching_up:  # it is told again
+            if not self._state.catching_up:  # else the broker reports it again
                 report.empty(empty)
         streams = report.streams()
         await self._state.write(report.changes(), streams)

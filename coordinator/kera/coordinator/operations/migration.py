@@ -1,16 +1,18 @@
-"""Migration of streamlets: another broker owns a streamlet from now on (thesis 6.5). Metadata only: no record moves.
+"""Migration of streamlets: another broker becomes the owner (thesis 6.5). Only metadata change: no record moves.
 
-    written: Move ─► old owner seals, says where it ends ─► written: assignment, and what was handed over
+    written: Move ─► old owner seals, reports the end ─► written: assignment, and the state handed over
                          │ fails                                  │
                          ▼                                        ▼
-          old owner is told that nothing has changed      new owner opens ─► old owner is told
+          old owner learns that nothing has changed      new owner opens ─► old owner learns of the move
                          │                                                        │
-                         └───────────────► the Move goes ◄────────────────────────┘
+                         └──────────► the Move is deleted ◄───────────────────────┘
 
-A move that is cut short anywhere is resolved by what is stored of it (``moves``).
+A move that is interrupted anywhere is resolved by its stored record (``moves``).
 
-No chunk is taken for a streamlet from the seal to the moment when the new owner has opened it: the *stall*. Streamlets
-of one stream that have one owner may move together, in the same steps: then the stall of all is hardly that of one.
+No broker accepts chunks for a streamlet from the seal until the new owner has opened it: this time is the *stall*.
+Streamlets of one stream with the same owner may move together, in the same steps: then the stall of all is hardly
+longer
+than that of one.
 """
 
 from __future__ import annotations
@@ -50,12 +52,16 @@ class MigrationLimits(NamedTuple):
     """Limits for moves."""
 
     stream_bytes_max: int = VALUE_BYTES_MAX * 3 // 4
-    """Maximum of a stream's description after a move: each streamlet that is in two places makes it longer. The rest is
-    for the additions of recoveries, which must not fail."""
+    """Maximum of a stream's description after a move: each streamlet that is in two places makes it longer. The
+    rest of the
+    record is for the additions of recoveries, which must not fail.
+    """
     catalog_bytes_max: int = CATALOG_BYTES_MAX * 3 // 2
-    """Maximum of the descriptions of all streams, likewise: brokers that register get them in one message."""
+    """Maximum of the descriptions of all streams after a move: a broker that registers gets all of its own in
+    one message.
+    """
     moves_waiting_max: int = 1024
-    """For their turn. Who has more to move asks for some at a time."""
+    """Maximum of moves that wait for their turn. Callers with more moves ask for some at a time."""
 
 
 LIMITS = MigrationLimits()
@@ -72,7 +78,7 @@ class MoveResult(NamedTuple):
 
 
 class Migration:
-    """Moves streamlets, several at a time, each streamlet once at a time."""
+    """Moves streamlets, several at a time, and each streamlet at most once at a time."""
 
     def __init__(
         self,
@@ -94,11 +100,11 @@ class Migration:
         self._moved_s: dict[StreamletId, float] = {}
 
     def load(self) -> None:
-        """Take up what the ledger has; `advance` resolves it."""
+        """Load the stored moves; `advance` resolves them."""
         self._unresolved.load()
 
     async def close(self) -> None:
-        """Begin no more moves, and end what is being resolved; the next coordinator resolves it."""
+        """Begin no more moves, and stop resolving moves; the next coordinator resolves them."""
         self._closed = True
         await self._unresolved.work.close()
 
@@ -111,15 +117,15 @@ class Migration:
         return streamlet in self._moving or streamlet in self._unresolved
 
     def rests(self, streamlet: StreamletId) -> bool:
-        """Whether the streamlet was moved, or could not be, so lately, by this coordinator, that it had better stay.
+        """Whether this coordinator has moved the streamlet, or failed to, so recently that it should stay.
 
-        Its load is not known yet, or it would only stall again for nothing.
+        Its new load is not known yet, or it would only stall again in vain.
         """
         rested_s = self._state.clock.monotonic_s() - self._state.settings.move_rest_ms / 1000
         return self._moved_s.get(streamlet, -math.inf) > rested_s
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {api.MOVE_STREAMLET: self._answer_move}
 
     async def _answer_move(
@@ -129,18 +135,20 @@ class Migration:
         return coordinator_pb2.MoveStreamletResponse(stream=moved.stream, stall_us=moved.stall_us)
 
     async def move(self, name: str, streamlet_id: int, broker_id: int, reason: str = "asked for") -> MoveResult:
-        """Have `broker_id` own a streamlet; returns when it does.
+        """Make `broker_id` the owner of a streamlet; return when it is.
 
-        Raises `UnknownStream`, `StreamletOutOfRange`; `InvalidArgument` when there is no such broker, or it is being
-        emptied; `Unavailable` when one of the two brokers is away, the streamlet is being recovered or moved, or too
-        many moves wait; what the old owner says when it cannot seal the streamlet in time. Then all is as it was.
+        Raises `UnknownStream`, `StreamletOutOfRange`; `InvalidArgument` if the broker does not exist, or is being
+        emptied;
+        `Unavailable` if one of the two brokers is away, the streamlet is being recovered or moved, or too many moves
+        wait; and
+        the old owner's error if it cannot seal the streamlet in time. After an error everything is as it was.
         """
         return await self.move_together(name, {streamlet_id: broker_id}, reason)
 
     async def move_together(self, name: str, targets: Mapping[int, int], reason: str) -> MoveResult:
-        """Have brokers own streamlets of one stream that have one owner now, as one move: all of them, or none.
+        """Make brokers the owners of streamlets of one stream that have the same owner now: all of them, or none.
 
-        `targets`: the new owner of each streamlet. Takes hardly longer than one. Raises what `move` raises.
+        `targets`: the new owner of each streamlet. Takes hardly longer than one move. Raises the errors of `move`.
         """
         return await self._state.to_the_end(self._move(name, targets, reason))
 
@@ -160,7 +168,7 @@ class Migration:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """One of the moves that may be under way at the same time."""
+        """Wait for a turn among the moves that may run at the same time, and hold it."""
         if self._waiting >= self._limits.moves_waiting_max:
             raise Unavailable(f"{self._waiting} moves wait for their turn; ask again when some are done")
         self._waiting += 1
@@ -212,7 +220,7 @@ class Migration:
         streamlets: Iterable[StreamletId],
         reason: str,
     ) -> dict[str, bytes | None]:
-        """The records of moves that begin."""
+        """Return the records of moves that begin."""
         return {
             move_key(streamlet): coordinator_pb2.Move(
                 stream=name,
@@ -227,7 +235,7 @@ class Migration:
     async def _carry_out(
         self, stream_id: int, before: Mapping[int, common_pb2.StreamletAssignment], targets: Mapping[int, int]
     ) -> tuple[common_pb2.StreamInfo, int]:
-        """The stream as it is then, and the stall in microseconds."""
+        """Carry out a stored move; return the new version of the stream, and the stall in microseconds."""
         state, owners_told = self._state, False
         streamlets = [StreamletId(stream_id, streamlet_id) for streamlet_id in before]
         began_s = state.clock.monotonic_s()
@@ -237,7 +245,7 @@ class Migration:
             try:
                 await self._unresolved.open(streamlets)
             except NotAccepted as error:
-                if not error.retriable:  # it will never take it: back to where it was
+                if not error.retriable:  # it will never accept the streamlet: back to the old owner
                     now = {streamlet_id: stream.assignments[streamlet_id] for streamlet_id in before}
                     back = {streamlet_id: one.broker_id for streamlet_id, one in before.items()}
                     await state.change(self._write_moved(stream_id, now, back, ends, back=True))
@@ -276,7 +284,7 @@ class Migration:
     async def _seal(
         self, stream_id: int, before: Mapping[int, common_pb2.StreamletAssignment]
     ) -> dict[int, common_pb2.StreamletState]:
-        """Where streamlets end at their owner, which takes nothing for them any more."""
+        """Seal streamlets at their owner, which accepts no more chunks for them; return where they end."""
         state = self._state
         (owner_id,) = {one.broker_id for one in before.values()}
         states = await state.broker_calls.seal_streamlets(
@@ -302,7 +310,7 @@ class Migration:
         *,
         back: bool = False,
     ) -> common_pb2.StreamInfo:
-        """`back`: to where they were."""
+        """Write the new owners and the state handed over. `back`: the streamlets return to their old owner."""
         state = self._state
         stream = state.catalog.with_id(stream_id)
         after: list[common_pb2.StreamletAssignment] = []
@@ -322,7 +330,7 @@ class Migration:
             handed_over[streamlet_key(HANDOVERS, stream_id, streamlet_id)] = end.SerializeToString()
             handed_over |= self._starts_without_empty(StreamletId(stream_id, streamlet_id), now, end)
         version = with_assignments(stream, after, state.coordinator_epoch)
-        if version.ByteSize() > stream.ByteSize():  # else it is a way out
+        if version.ByteSize() > stream.ByteSize():  # a smaller version is always allowed, so that there is a way out
             self._check_room(version)
         await state.write(handed_over, [version])
         return version
@@ -330,7 +338,10 @@ class Migration:
     def _starts_without_empty(
         self, streamlet: StreamletId, now: common_pb2.StreamletAssignment, end: common_pb2.StreamletState
     ) -> dict[str, bytes | None]:
-        """An owner that wrote no group leaves no interval behind, and no starts: they would be the next interval's."""
+        """Return the change that removes the starts of an owner that wrote no group.
+
+        It leaves no interval behind, so its starts would become those of the next interval.
+        """
         key, last = streamlet_key(STARTS, *streamlet), intervals_of(now)[-1]
         value = self._state.ledger.get(key)
         if value is None or not now.intervals or last.first_group_id != end.next_group_id:
@@ -355,7 +366,7 @@ class Migration:
         )
         if not unchanged or not brokers.is_alive(broker_id):
             raise Unavailable(f"streamlet {now.streamlet_id} was not moved: a broker was lost meanwhile; ask again")
-        if self._recoveries.pending_of(broker_id):  # a launch came that has lost its memory: what it has has holes
+        if self._recoveries.pending_of(broker_id):  # a new launch has lost its memory, so its data have holes
             raise Unavailable(
                 f"streamlet {now.streamlet_id} was not moved: the data of broker {broker_id} must be recovered"
                 " first; ask again when they are",
@@ -368,7 +379,9 @@ class Migration:
             )
 
     def _check_room(self, stream: common_pb2.StreamInfo) -> None:
-        """Whether there is room for the description of a stream whose streamlets have moved."""
+        """Check that there is room for the description of a stream whose streamlets have moved. Raises
+        `InvalidArgument`.
+        """
         limits = self._limits
         if not self._state.catalog.fits(stream, limits.catalog_bytes_max):
             raise InvalidArgument(
@@ -384,11 +397,11 @@ class Migration:
             )
 
     def advance(self) -> None:
-        """Resolve what was cut short; called every heartbeat interval."""
+        """Resolve interrupted moves; called every heartbeat interval."""
         self._moved_s = {streamlet: when_s for streamlet, when_s in self._moved_s.items() if self.rests(streamlet)}
         self._unresolved.advance(self._moving)
 
     def take_up(self, streamlets: Iterable[StreamletId]) -> None:
-        """Resolve moves that somebody else has written, together with what was handed over."""
+        """Resolve moves that another part has written, together with the state handed over."""
         self._unresolved.add(streamlets)
         self.advance()

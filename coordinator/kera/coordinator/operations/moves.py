@@ -1,11 +1,11 @@
-"""Moves of streamlets that are in the store: what brokers still have to be told, and that the records go then.
+"""The stored moves of streamlets: completes what brokers have to know, and then deletes the records.
 
-A Move in the store says that somebody may be sealed, or that the new owner may not know yet what was handed over. So
-it is looked at what the assignment says: if it names the old owner, that one is told so, in a new version, which
-unseals it; else the new owner is told. Then the Move goes.
+A Move in the store says that the old owner may be sealed, or that the new owner may lack the state handed over. So the
+assignment decides. If it names the old owner, that broker gets a new version of it, which unseals the streamlet; else
+the new owner gets the assignment and the state. Then the Move is deleted.
 
-When the metadata were restored from a copy that is older than a move, what was handed over is not in them. If the new
-owner has not got it, the old one is asked once more (`written_again`).
+Metadata that were restored from a copy older than a move lack the state handed over. If the new owner has not got it
+either, the old one is asked for it again (`written_again`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = get_logger("kera.coordinator")
 
 
 class UnresolvedMoves:
-    """Moves that have begun and not come to their end, under way or cut short."""
+    """Moves that have begun and not ended, under way or interrupted."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -36,25 +36,25 @@ class UnresolvedMoves:
         self._unresolved: set[StreamletId] = set()
 
     def load(self) -> None:
-        """Take up what the ledger has; `advance` resolves it."""
+        """Load the stored moves; `advance` resolves them."""
         for value in self._state.ledger.values(MOVES):
             move = coordinator_pb2.Move.FromString(value)
             try:
                 stream = self._state.catalog.named(move.stream)
             except UnknownStream:
-                continue  # deleted meanwhile, and its records with it
+                continue  # deleted meanwhile, together with its records
             self._unresolved.add(StreamletId(stream.stream_id, move.streamlet_id))
 
     def __contains__(self, streamlet: StreamletId) -> bool:
-        """Whether a move of this streamlet has not come to its end."""
+        """Whether a move of this streamlet has not ended."""
         return streamlet in self._unresolved
 
     def add(self, streamlets: Iterable[StreamletId]) -> None:
-        """Moves of these streamlets are stored."""
+        """Add streamlets whose moves are stored."""
         self._unresolved.update(streamlets)
 
     def advance(self, moving: set[StreamletId]) -> None:
-        """Resolve what was cut short; `moving`: what is still under way."""
+        """Resolve interrupted moves; `moving`: the streamlets whose moves are still under way."""
         for streamlet in self._unresolved - moving:
             self.work.start(streamlet, lambda streamlet=streamlet: self._resolve(streamlet))  # type: ignore[misc]
 
@@ -63,9 +63,9 @@ class UnresolvedMoves:
             await self.finish([streamlet])
 
     async def finish(self, streamlets: Sequence[StreamletId], *, owners_told: bool = False) -> None:
-        """Tell the brokers what the assignments of a stream say, then drop the Moves.
+        """Bring the brokers in line with the assignments of a stream, then delete the Moves.
 
-        Raises what an owner that lives answers; it is tried again later.
+        Raises the error of a living owner; a later call tries again.
         """
         state = self._state
         moves = self._moves_of(streamlets)
@@ -92,7 +92,7 @@ class UnresolvedMoves:
         self._unresolved.difference_update(moves)
 
     def _moves_of(self, streamlets: Iterable[StreamletId]) -> dict[StreamletId, coordinator_pb2.Move]:
-        """The Moves of streamlets that have not ended."""
+        """Return the stored Moves of streamlets."""
         values = {streamlet: self._state.ledger.get(move_key(streamlet)) for streamlet in streamlets}
         return {
             streamlet: coordinator_pb2.Move.FromString(value)
@@ -101,7 +101,7 @@ class UnresolvedMoves:
         }
 
     async def open(self, streamlets: Sequence[StreamletId]) -> None:
-        """Tell the owners that they are, with what was handed over if it was not before."""
+        """Have the owners open the streamlets, with the state handed over if they may lack it."""
         state = self._state
         stream = state.catalog.with_id(streamlets[0].stream_id)
         states: dict[Launch, list[common_pb2.StreamletState]] = {}
@@ -115,7 +115,7 @@ class UnresolvedMoves:
                 if handed_over is not None:
                     given.append(handed_over)
             elif has_moved:
-                # What was handed over is in the store; it gets it when it is back, or whoever takes over from it does.
+                # The state handed over is in the store for the owner when it is back, or the broker that takes over.
                 raise Unavailable(
                     f"broker {owner.member_id} has gone before it opened streamlet {streamlet.streamlet_id}"
                 )
@@ -134,7 +134,7 @@ class UnresolvedMoves:
             await self._state.open(owner.member_id, stream, late)
 
     async def _ask_where_it_ended(self, streamlet: StreamletId) -> common_pb2.StreamletState:
-        """Have the broker that handed over a streamlet say once more with what, and write that."""
+        """Have the broker that handed over a streamlet report its end again, and write that."""
         state = self._state
         stream = state.catalog.with_id(streamlet.stream_id)
         before = before_last(stream.assignments[streamlet.streamlet_id])
@@ -161,7 +161,7 @@ class UnresolvedMoves:
         return stream.assignments[streamlet.streamlet_id].broker_id != move.from_broker_id
 
     async def _renew(self, stream_id: int) -> None:
-        """Write that nothing has changed, as a new version: an order from before the seal does not undo it."""
+        """Write a new version without changes, so that an order from before the seal cannot undo it."""
         state = self._state
         await state.write({}, [with_assignments(state.catalog.with_id(stream_id), [], state.coordinator_epoch)])
 
@@ -171,10 +171,11 @@ class UnresolvedMoves:
 
 
 def written_again(ledger: Ledger, stream: common_pb2.StreamInfo) -> tuple[dict[str, bytes | None], list[StreamletId]]:
-    """Moves of a stream that is known from its brokers only: of streamlets of which nobody knows if they were opened.
+    """Return Moves to write for a stream that only its brokers know, for streamlets that may not have been opened.
 
-    What the metadata have of moves before that goes: who owns the streamlet would be given what was handed over then,
-    and would give groups anew that it has given since. Returns what is to be written, and of which streamlets.
+    Earlier records of moves and of state handed over are deleted: an owner that got that state again would give group
+    ids
+    that it has given since. Returns the changes to write, and the streamlets of the new Moves.
     """
     changes: dict[str, bytes | None] = {}
     streamlets = []
@@ -202,10 +203,10 @@ def written_again(ledger: Ledger, stream: common_pb2.StreamInfo) -> tuple[dict[s
 
 
 def move_record(streamlet: StreamletId, move: coordinator_pb2.Move) -> tuple[str, bytes]:
-    """Key and value of a Move."""
+    """Return the key and the value of a Move."""
     return move_key(streamlet), move.SerializeToString()
 
 
 def move_key(streamlet: StreamletId) -> str:
-    """Key of a Move."""
+    """Return the key of a Move."""
     return streamlet_key(MOVES, *streamlet)

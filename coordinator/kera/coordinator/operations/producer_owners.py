@@ -1,17 +1,17 @@
-"""Owners of producer ids: brokers ask for them before they take chunks, where security is on.
+"""Owners of producer ids: brokers ask for them before they accept chunks, where security is on.
 
     an id of                                     belongs to                          known by
-    a producer without a name                    the principal that it was given to  the block that it is in
+    a producer without a name                    the principal that got it           the block that it is in
     a named producer                             who may use ``producer:NAME``       the record of the name
     a writer that chooses it, in one stream      the principal that writes first     a claim
 
-Ids without a name are given out in blocks, each to one principal, so that one record says whose many ids are. A
-coordinator that starts gives each principal a new block. Anybody may use an id that is in no block: it was given by an
-earlier version, to a daemon, while security was off, or after the copy was made from which metadata were restored. An
-id that has yet to be given belongs to nobody.
+Ids without a name are given in blocks, each to one principal, so that one record names the owner of many ids. A new
+coordinator gives each principal a new block. Anybody may use an id that is in no block: it was given by an earlier
+version, to a daemon, while security was off, or after the copy was made from which metadata were restored. An id that
+has yet to be given belongs to nobody.
 
-What is told of an id is so for good, so brokers may keep it: a block never changes its principal, and a claim only goes
-with its stream, or when there are too many claims.
+An answer about an id stays true, so brokers may keep it: a block never changes its principal, and a claim is only
+removed with its stream, or when there are too many claims.
 
 Records: ``producer-blocks/<first id, 16 hexadecimal digits>`` → JSON: `last_id`, `principal`.
 ``producer-claims/<stream id>/<producer id>`` → JSON: `number`, which grows with each claim, and `principal`.
@@ -41,15 +41,17 @@ BLOCKS = "producer-blocks/"
 CLAIMS = "producer-claims/"
 BLOCK_IDS_MIN = 64
 BLOCK_IDS_MAX = 1 << 16
-"""Maximum of a block of ids. The first one of a principal is small, and each later one twice as large."""
+"""Maximum of a block of ids. The first block of a principal is small, and each later one twice as large."""
 CLAIMS_MAX = 100_000
-"""Beyond that the oldest claim of the principal with the most is forgotten, and its id may be claimed anew."""
+"""Maximum of claims: beyond it, the oldest claim of the principal with the most is forgotten, and its id is
+free again.
+"""
 USES_MAX = 1000
-"""In one request."""
+"""Maximum of ids in one request."""
 
 
 class Block(NamedTuple):
-    """Ids that are one principal's."""
+    """Ids that belong to one principal."""
 
     first_id: int
     last_id: int
@@ -57,7 +59,7 @@ class Block(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """That an id is a principal's in a stream."""
+    """The ownership of an id in one stream."""
 
     number: int
     principal: str
@@ -67,20 +69,20 @@ class ProducerOwners:
     """Decides which principal owns a producer id. A decision about an id is final. Belongs to one coordinator."""
 
     def __init__(self, state: State, name_of: Callable[[int], str | None]) -> None:
-        """`name_of`: the name of a producer, by its id."""
+        """`name_of` returns the name of a producer, by its id."""
         self._state = state
         self._name_of = name_of
         self._blocks: list[Block] = []
-        """In the order of their ids."""
+        """All blocks, sorted by id."""
         self._open: dict[str, tuple[int, Block]] = {}
-        """By principal: the next id that it gets, of its last block."""
+        """The next free id of each principal's last block, and that block."""
         self._claims: dict[tuple[int, int], Claim] = {}
-        """By stream and id, the oldest first."""
+        """The claims by stream and id, the oldest first."""
         self._claims_of: defaultdict[str, dict[tuple[int, int], None]] = defaultdict(dict)
-        """The keys of each principal's claims, likewise."""
+        """The keys of each principal's claims, the oldest first."""
 
     def load(self) -> None:
-        """Take up what the ledger has."""
+        """Load blocks and claims from the ledger."""
         ledger = self._state.ledger
         for name in ledger.children(BLOCKS.rstrip("/")):
             record = json.loads(ledger.get(name) or b"{}")
@@ -94,13 +96,13 @@ class ProducerOwners:
             self._put(place, claim)
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {api.FIND_PRODUCERS: self._answer}
 
     # --- ids that are given ----------------------------------------------------------------------------------------
 
     async def give(self, principal: str) -> int:
-        """The id of a new producer without a name; empty `principal`: nobody's own. One call at a time."""
+        """Return the id of a new producer without a name; empty `principal`: it gets no owner. One call at a time."""
         state = self._state
         if not principal:
             producer_id = state.next_id(LAST_PRODUCER_ID)
@@ -130,7 +132,7 @@ class ProducerOwners:
         return coordinator_pb2.FindProducersResponse(owners=[self._owner(use) for use in request.uses])
 
     async def _claim(self, uses: list[coordinator_pb2.ProducerUse]) -> None:
-        """Give ids that writers choose to those who are the first to use them."""
+        """Give ids that writers choose to the principals that use them first."""
         last = next(reversed(self._claims.values())).number if self._claims else 0
         new: dict[tuple[int, int], Claim] = {}
         for use in uses:
@@ -151,7 +153,9 @@ class ProducerOwners:
             self._put(key, claim)
 
     def _to_forget(self, count: int) -> list[tuple[int, int]]:
-        """The oldest claims of those who have the most, so that no principal can have those of others forgotten."""
+        """Return the oldest claims of the principals with most, so that no principal can push out the claims of
+        others.
+        """
         if count <= 0:
             return []
         most = [(-len(keys), principal) for principal, keys in self._claims_of.items()]
@@ -194,17 +198,17 @@ class ProducerOwners:
     # --- streams that go -------------------------------------------------------------------------------------------
 
     def forgotten(self, stream_id: int) -> Changes:
-        """The changes to write with the deletion of a stream."""
+        """Return the changes to write with the deletion of a stream."""
         return dict.fromkeys(self._state.ledger.children(_claims_path(stream_id)))
 
     def forget(self, stream_id: int) -> None:
-        """A stream was deleted."""
+        """Forget the claims in a stream that was deleted."""
         for key in [key for key in self._claims if key[0] == stream_id]:
             self._remove(key)
 
 
 def caller_principal() -> str:
-    """The caller's principal if producer ids are kept for it; empty: a daemon, or security is off."""
+    """Return the caller's principal if it owns producer ids; empty: a daemon, or security is off."""
     peer = CALLER.get()
     who = None if peer is None else peer.identity
     return "" if who is None or who.is_daemon else who.principal

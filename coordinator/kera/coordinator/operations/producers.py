@@ -1,14 +1,16 @@
-"""Named producers: which id a name has, where the epochs of its instances start, and that earlier ones are refused.
+"""Named producers: the id of a name, the first epochs of its instances, and the fencing of earlier ones.
 
-A name keeps its id for ever, so that its chunks go to the same entries, and brokers find what they know of it. Each
-instance has a share of `PRODUCER_EPOCHS` epochs for itself, above all that were given before: whatever epoch a lane of
-an earlier instance has come to, that of a later one is above it, and brokers refuse the earlier one.
+A name keeps its id forever, so that its chunks go to the same entries, and brokers find what they know of it. Each
+instance gets a share of `PRODUCER_EPOCHS` epochs, above all that were given before. Whatever epoch a lane of an earlier
+instance has reached, the epochs of a later one are above it, and brokers refuse the earlier one.
 
-A streamlet knows of an instance once it has a chunk of it, and may forget it. So brokers are told as well, from which
-epoch on they take chunks of a name (its *fence*): all fences when they register, new ones with the answers to their
-heartbeats, and their heartbeats say up to which *version* they have noted them. A version counts the fences of one
-coordinator, above its epoch; to one of another coordinator all are told. An instance is given out when all brokers that
-live have noted its fence. A broker that is away learns it before it serves again, or with its first heartbeat.
+A streamlet learns of an instance from its first chunk, and may forget it. So brokers also learn from which epoch on
+they
+may accept chunks of a name (its *fence*): all fences when they register, new ones with the answers to their heartbeats.
+Their heartbeats report up to which *version* they have noted them. A version counts the fences of one coordinator,
+above
+its epoch; a broker with the version of another coordinator gets all fences. A new instance is answered once all living
+brokers have noted its fence. A broker that is away learns it before it serves again, or with its first heartbeat.
 
 Records: ``producers/<name>`` → ProducerRecord: the id, the first epoch of the latest instance, and who asked first.
 """
@@ -34,41 +36,41 @@ from kera.v1 import coordinator_pb2
 
 PRODUCERS = "producers/"
 NAMES_MAX = 100_000
-"""Names are never removed, as nobody can say that one will not come back; each is kept in the coordinator's memory."""
+"""Maximum of names. They are never removed, as any may come back, and each takes memory of the coordinator."""
 FIRST_EPOCH = 1
 _EPOCH_MAX = (1 << 32) - 1
-"""The field of a chunk's header."""
+"""The maximum that fits into a chunk's header."""
 _COORDINATOR_SHIFT = 32
 """Shift of the coordinator's epoch in a version."""
 
 
 class Instance(NamedTuple):
-    """A producer that was given out."""
+    """A producer's id, and the first epoch of one of its instances."""
 
     producer_id: int
     first_epoch: int
 
     @property
     def message(self) -> coordinator_pb2.InitProducerResponse:
-        """As it is told."""
+        """The response for the client."""
         return coordinator_pb2.InitProducerResponse(producer_id=self.producer_id, producer_epoch=self.first_epoch)
 
     def record(self, created_by: str) -> bytes:
-        """As it is stored."""
+        """Return the record to store."""
         return coordinator_pb2.ProducerRecord(
             producer_id=self.producer_id, producer_epoch=self.first_epoch, created_by=created_by
         ).SerializeToString()
 
 
 def record_key(name: str) -> str:
-    """Where the record of a name is."""
+    """Return the key of a name's record."""
     return PRODUCERS + quote(name, safe="")
 
 
 def successor(name: str, last: Instance, instances: int = 0) -> Instance:
-    """The instance after the `last` one, and behind so many `instances`.
+    """Return the instance after `last`, whose epochs are also above those of `instances` earlier ones.
 
-    Raises `InvalidArgument` when the name has had all that it can have.
+    Raises `InvalidArgument` if the epochs of the name are used up.
     """
     first_epoch = max(last.first_epoch + PRODUCER_EPOCHS, FIRST_EPOCH + instances * PRODUCER_EPOCHS)
     if first_epoch + PRODUCER_EPOCHS - 1 > _EPOCH_MAX:
@@ -81,7 +83,7 @@ def successor(name: str, last: Instance, instances: int = 0) -> Instance:
 
 
 def check_room(name: str, names: int) -> None:
-    """Raises `InvalidArgument` when there are too many names for another one."""
+    """Raise `InvalidArgument` if there is no room for another name."""
     if names >= NAMES_MAX:
         raise InvalidArgument(
             f"no room for a producer with the new name {name!r}: there are {names} names already; only a"
@@ -92,7 +94,7 @@ def check_room(name: str, names: int) -> None:
 
 
 class ProducerFence(NamedTuple):
-    """From which epoch on brokers take chunks of a producer."""
+    """The epoch from which on brokers accept chunks of a producer."""
 
     version: int
     first_epoch: int
@@ -105,20 +107,20 @@ class Producers:
         self._state = state
         self._shares = shares
         self._names: dict[int, str] = {}
-        """By id."""
+        """Names of producers, by id."""
         self._named_by: Counter[str] = Counter()
         """The number of names that each principal was the first to ask for."""
         self.owners = ProducerOwners(state, self.name_of)
         self._version = state.coordinator_epoch << _COORDINATOR_SHIFT
         self._fences: dict[int, ProducerFence] = {}
-        """By producer, of those that have had several instances; the last one that came is the last one here."""
+        """The fences of producers with several instances; the newest is the last one."""
         self._noted: dict[int, tuple[int, int]] = {}
-        """For each broker, the epoch of the launch that was heard last, and its version."""
+        """For each broker, the epoch of its last launch that sent a heartbeat, and its version."""
         self._heard = asyncio.Event()
         self._closed = False
 
     def load(self) -> None:
-        """Take up what the ledger has."""
+        """Load names and fences from the ledger."""
         self.owners.load()
         for key in self._state.ledger.children(PRODUCERS.rstrip("/")):
             record = coordinator_pb2.ProducerRecord.FromString(self._state.ledger.get(key) or b"")
@@ -128,25 +130,25 @@ class Producers:
                 self._fence(record.producer_id, record.producer_epoch)
 
     def close(self) -> None:
-        """Wait for no broker any more."""
+        """End all waits for brokers."""
         self._closed = True
         self._heard.set()
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {api.INIT_PRODUCER: self._answer_init, **self.owners.handlers()}
 
     def name_of(self, producer_id: int) -> str | None:
-        """The name of a producer; None: it has none."""
+        """Return the name of a producer; None: it has none."""
         return self._names.get(producer_id)
 
     async def _answer_init(self, request: coordinator_pb2.InitProducerRequest) -> coordinator_pb2.InitProducerResponse:
         return (await self.init(request.name)).message
 
     async def init(self, name: str = "") -> Instance:
-        """A producer: with a name, when no broker that lives takes anything of its earlier instances.
+        """Return a new producer; with a name, once all living brokers refuse its earlier instances.
 
-        Raises `InvalidArgument`; `Unavailable` when a broker does not say in time that it has noted that.
+        Raises `InvalidArgument`; `Unavailable` if a broker does not confirm its fence in time.
         """
         giving_out = self._give_out(checked_producer_name(name) if name else "", caller_principal())
         instance = await self._state.change(giving_out, for_caller=True)
@@ -183,7 +185,7 @@ class Producers:
         self._fences[producer_id] = ProducerFence(self._version, first_epoch)
 
     def fences(self, version: int = 0) -> coordinator_pb2.ProducerFences | None:
-        """The fences that are newer than a broker's `version`; None: there are none."""
+        """Return the fences that are newer than a broker's `version`; None: there are none."""
         if version == self._version:
             return None
         if version >> _COORDINATOR_SHIFT != self._state.coordinator_epoch:
@@ -197,14 +199,14 @@ class Producers:
         return message
 
     def noted(self, broker: Launch, version: int) -> None:
-        """A broker has all fences of a version."""
+        """Note that a broker has all fences up to a version."""
         self._noted[broker.member_id] = (broker.epoch, version)
         self._heard.set()
 
     async def _noted_by_all(self, name: str, version: int) -> None:
         settings = self._state.settings
         try:
-            # By then a broker of which nothing was heard is dead.
+            # By then a broker without heartbeats is dead.
             async with asyncio.timeout((settings.lease_ms + settings.heartbeat_interval_ms) / 1000):
                 while self._lacking(version) and not self._closed:
                     self._heard.clear()

@@ -1,21 +1,22 @@
 """Which streamlets should move, and why: by measured load first, then by their number. Pure.
 
-The load of a streamlet is what is appended to it and read of it, in bytes per second. A busy broker gives to the
-idlest, one streamlet at a time, the one whose move brings the two closest. It does so only while it has `LOAD_RATIO`
-times the mean, of all brokers or of the two, so that noise moves nothing. The busiest is asked first; if it can give
-nothing, as when one streamlet is all its load, the next one is.
+The load of a streamlet is what is appended to it and read from it, in bytes per second. A busy broker gives to the
+idlest, one streamlet at a time, and chooses the one whose move brings the two closest. It does so only while it has
+`LOAD_RATIO` times the mean, of all brokers or of the two, so that noise moves nothing. The busiest goes first; if it
+can
+give nothing, as when one streamlet is all its load, the next one is tried.
 
-Once loads are even enough, streamlets with little load go from the broker with the most streamlets to the one with the
-fewest, while these differ by two or more, as far as that does not make the one busier than the other. A streamlet that
-may not move (it moved a while ago, is being recovered, or nobody knows its load) stays.
+Once loads are even enough, streamlets with little load go from the broker with the most streamlets to the broker with
+the fewest, while the numbers differ by two or more and the move does not make the receiver busier than the giver. A
+streamlet that may not move (it moved a while ago, is being recovered, or its load is unknown) stays.
 
-What a broker can carry depends on its records, their chunks and their readers, and not on bytes alone: it is one event
-loop. Once the loop of one is at work half of the time, it is this that is evened out: by how much of the time each
-loop is at work, of which a streamlet makes the part that it makes of the bytes. Until then, by bytes, nobody gets so
-much that its loop would be: the two never move something to and fro.
+The capacity of a broker depends on its records, their chunks and their readers, and not on bytes alone: it is one event
+loop. Once the loop of a broker is at work half of the time, the plan evens out how much of the time each loop is at
+work, of which a streamlet takes the same share as of the bytes. Before that, by bytes, no broker gets so much that its
+loop would reach that point: so the two rules never move the same streamlet to and fro.
 
-It comes to rest: each move by load makes the sum of the squares of the loads smaller, and each by number that of the
-numbers, without making the former larger than what counts as no difference.
+The process ends: each move by load reduces the sum of the squares of the loads, and each move by number that of the
+numbers, without increasing the former by more than what counts as no difference.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from typing import NamedTuple
 from kera.coordinator.ids import StreamletId
 
 LOAD_RATIO = 1.25
-"""From so many times the mean on a broker counts as too busy."""
+"""A broker counts as too busy from this many times the mean on."""
 LOAD_BYTES_PER_S_MIN = 1 << 20
-"""Differences below this are none: moving costs more than they do."""
+"""Smaller differences count as none: moving costs more than they do."""
 TARGET_SHARE_MAX = 0.95
-"""Share of the giver's load: a target that had more after the move would only have changed roles with it."""
+"""Maximum load of the target after a move, as a share of the giver's: with more, the two would only swap roles."""
 STREAMLET_SHARE_MIN = 0.05
-"""Share of the usual load of the giver's streamlets: a streamlet with less makes no difference, and stays."""
+"""Minimum load of a streamlet that moves, as a share of the mean load of the giver's streamlets: less has no effect."""
 BUSY_PPM = 500_000
-"""Share of the time: for a broker whose loop is at work so much, its loop is the bottleneck."""
+"""Share of the time (in ppm) from which on a broker's loop counts as the bottleneck."""
 BUSY_PPM_MIN = 100_000
-"""Differences of loops below this are none."""
+"""Smaller differences of loops count as none."""
 MOVES_MAX = 64
-"""At once; what is left shows when the load has been measured anew."""
+"""Maximum of moves in one plan; the rest shows when the load has been measured again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A streamlet: where it is, and what is measured of it."""
+    """A streamlet with its broker and its measurements."""
 
     broker_id: int
     bytes_per_s: int = 0
@@ -77,7 +78,7 @@ class BrokerShare:
 
 
 class Plan(NamedTuple):
-    """Moves, and what brokers have before and after them."""
+    """Moves, and the shares of brokers before and after them."""
 
     moves: list[PlannedMove]
     before: dict[int, BrokerShare]
@@ -133,8 +134,9 @@ _LOOPS = _Measure(attrgetter("busy_ppm"), BUSY_PPM_MIN, _part)
 def rebalancing(
     broker_ids: Collection[int], placed: Mapping[StreamletId, Placed], *, moves_max: int = MOVES_MAX
 ) -> Generator[None, None, Plan]:
-    """Plan the moves that even out the load of these brokers, which live and may be given streamlets; yields between
-    streamlets.
+    """Plan the moves that even out the load of these brokers, which live and may get streamlets.
+
+    Yields between streamlets.
     """
     brokers = _BrokerLoads(broker_ids)
     for streamlet, one in placed.items():
@@ -167,7 +169,7 @@ def _by_load(
         high = load[busy]
         if high - low < measure.difference_min or high < LOAD_RATIO * min(mean, (high + low) / 2):
             return None
-        # Half of the difference would make the two equal; what is as much as all of it only changes their roles.
+        # Half of the difference would make the two equal; all of it or more would only swap their roles.
         least = STREAMLET_SHARE_MIN * high / share[busy].streamlets
         most = min(high - low - 1, TARGET_SHARE_MAX * high - low)
         best: tuple[float, StreamletId] | None = None
@@ -220,15 +222,16 @@ def _by_number(
 
 
 def _is_light(load: int, high: int, low: int, difference_min: int) -> bool:
-    """Whether a load makes no difference, nor the one that gets it busier than the one that gives it."""
+    """Whether a load makes no difference, and its receiver does not become busier than its giver."""
     return not load or (load < difference_min and low + load <= max(high - load, difference_min))
 
 
 def spread(placed: Mapping[StreamletId, Placed], brokers: Mapping[int, int], count: int) -> list[PlannedMove]:
-    """The moves that spread the streamlets of one stream evenly over `count` brokers.
+    """Return the moves that spread the streamlets of one stream evenly over `count` brokers.
 
-    `brokers` are those that may have some, each with how many streamlets it has of all streams. Those that have most of
-    this stream stay; of the others the ones with the fewest streamlets join.
+    `brokers` are those that may have some, each with its number of streamlets of all streams. The brokers with most of
+    this
+    stream keep theirs; of the others, the ones with the fewest streamlets join.
     """
     mine: dict[int, list[StreamletId]] = {broker_id: [] for broker_id in brokers}
     leaving: list[StreamletId] = []

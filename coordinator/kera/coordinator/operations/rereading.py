@@ -1,13 +1,13 @@
-"""Records in the store, read again while a coordinator leads, and put back where somebody else changed them.
+"""Reads stored records again while a coordinator leads, and restores the ones that somebody else changed.
 
-The coordinator that leads is the store's only writer, but in ZooKeeper somebody else can delete or add a node, or set
-another value. The next coordinator that leads would find that the census is wrong, and refuse to. So the one that leads
-reads a few records each second, and all of them within a few minutes. What is in its memory is what was written last:
-it puts a record back that is not there as it wrote it, deletes one that it never wrote, and says so in the log and in
-its health. That write depends, as each, on the record of the leader, so a coordinator that another one has replaced
-puts nothing back.
+The leader is the store's only writer, but in ZooKeeper somebody else can delete or add a node, or set another value.
+The
+next leader would find that the census is wrong, and refuse to lead. So the leader reads a few records each second, and
+all of them within a few minutes. Its memory has what was written last: it puts a record back that differs, deletes one
+that it never wrote, and reports this in the log and in its health. Like every write, this one depends on the record of
+the leader, so a coordinator that another one has replaced restores nothing.
 
-A node whose name stands for no record is not noticed here: the store names it to whoever leads next.
+A node whose name stands for no record is not noticed here: the store reports it to the next leader.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAUSE_S = 1.0
 TURNS_PER_ROUND = 60
 RECORDS_PER_TURN_MIN, RECORDS_PER_TURN_MAX = 10, 100
 SHOWN_S = 3600.0
-"""For so long health tells of a record that was put back."""
+"""How long health reports a record that was put back, in seconds."""
 
 
 class Rereading:
@@ -36,18 +36,18 @@ class Rereading:
     def __init__(self, state: State) -> None:
         self._state = state
         self._left: list[str] = []
-        """Keys that are yet to be read in this round."""
+        """Keys that have yet to be read in this round."""
         self._per_turn = RECORDS_PER_TURN_MIN
         self._reading: asyncio.Task[None] | None = None
         self._put_back, self._put_back_s = "", 0.0
         """The records that were put back last, in words, and the time."""
 
     def start(self) -> None:
-        """Read from now on."""
+        """Begin to read."""
         self._reading = asyncio.create_task(self._read_for_ever())
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._reading is not None:
             self._reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -55,7 +55,7 @@ class Rereading:
 
     @property
     def problem(self) -> str:
-        """The records that somebody else changed in the store a short while ago, in words; empty: none."""
+        """The records that somebody else changed in the store recently, in words; empty: none."""
         is_old = self._state.clock.monotonic_s() - self._put_back_s > SHOWN_S
         return "" if is_old else self._put_back
 
@@ -70,7 +70,7 @@ class Rereading:
                 log.exception("unexpected exception while records of the metadata were read again")
 
     async def turn(self) -> None:
-        """Compare the next few records, and undo what somebody else did to them. Raises what the store raises."""
+        """Compare the next few records, and undo foreign changes. Raises the store's errors."""
         ledger = self._state.ledger
         if not self._left:
             self._left = [key for key in (*ledger.snapshot(), *await ledger.added_by_others()) if key != LEADER]
@@ -78,7 +78,7 @@ class Rereading:
             self._per_turn = min(max(wanted, RECORDS_PER_TURN_MIN), RECORDS_PER_TURN_MAX)
         some, self._left = self._left[: self._per_turn], self._left[self._per_turn :]
         changed = await ledger.changed_by_others(some)
-        if changed:  # or just now by this coordinator: look again while it writes nothing
+        if changed:  # or this coordinator has just changed them: look again while it writes nothing
             await self._state.change(self._restore(list(changed)))
 
     async def _restore(self, keys: Sequence[str]) -> None:

@@ -1,16 +1,17 @@
-"""Planned restarts: a broker or a backup stops in order to start again, and nobody is to take it for lost.
+"""Planned restarts: a broker or a backup stops in order to start again, and must not be taken for lost.
 
     broker       "I am about to stop" ──► its streamlets move to others, as many as can in the time that it gives
                  "I stop now"         ──► stored: it restarts; its absence is not a loss until the grace is over
                  registers, beats     ──► its streamlets move back
-    backup       "I am about to stop" ──► brokers hear of it, and go on at other backups
-                 "I stop now"         ──► likewise; its replicas count as being there until the grace is over
+    backup       "I am about to stop" ──► brokers learn of it, and continue at other backups
+                 "I stop now"         ──► likewise; its replicas count as present until the grace is over
 
-What a broker gave away is stored before it is given, so that whoever leads when it is back gives it back; a streamlet
-that somebody else has moved meanwhile stays where it is. Moves are those of ``migration``: older groups stay with the
-broker, and their readers wait until it is back. A broker that does not come back in time is lost like any other.
+The coordinator stores what a broker gives away before the moves, so that whichever coordinator leads when the broker is
+back gives it back. A streamlet that another move has taken elsewhere meanwhile stays there. The moves are those of
+``migration``: older groups stay with the broker, and their readers wait until it is back. A broker that does not come
+back in time is lost like any other.
 
-A streamlet that cannot move (there is nobody, or it did not become durable in time) waits with its broker.
+A streamlet that cannot move (there is no other broker, or it did not become durable in time) waits with its broker.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from kera.v1 import coordinator_pb2
 log = get_logger("kera.coordinator")
 
 TOGETHER_MAX = 64
-"""Streamlets of a stream that move as one: each waits until all of them have moved."""
+"""Maximum of a stream's streamlets that move as one: each waits until all of them have moved."""
 SCATTERED_MAX = LIMITS.moves_waiting_max // 4
-"""Moves that are asked for at once: others may ask for some, too."""
+"""Maximum of moves requested at once, which leaves room for other requests."""
 HANDED_OVER_MAX = 50_000
-"""Streamlets that a broker gets back: so many fit into a record. Rebalancing sees to the others."""
+"""Maximum of streamlets that a broker gets back: as many as fit into a record. Rebalancing takes care of the others."""
 WAIT_MS_MAX = 60_000
 
 T = TypeVar("T")
@@ -58,15 +59,15 @@ class Restarts:
         self._loads = loads
         self.work = Work()
         self._due: set[int] = set()
-        """Brokers that get something back."""
+        """Brokers that get streamlets back."""
 
     def load(self) -> None:
-        """Take up what the ledger has."""
+        """Load from the ledger which brokers get streamlets back."""
         records = map(coordinator_pb2.HandedOver.FromString, self._state.ledger.values(HANDED_OVER))
         self._due = {record.broker_id for record in records}
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {api.PREPARE_RESTART: self.prepare}
 
     # --- a member stops ----------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class Restarts:
         )
 
     async def _stops(self, members: Membership[RecordT, InfoT], member_id: int, epoch: int) -> None:
-        """From now on it is away, and expected back."""
+        """Record that the member is away and expected back from now on."""
 
         async def write() -> None:
             members.leave(member_id, epoch)
@@ -141,11 +142,13 @@ class Restarts:
             await self._move(targets, "its broker restarts", together)
             still = await self._owned(broker_id)
             if together == 1 and len(still) == len(owned):
-                return  # each has had a turn of its own, and none has moved
+                return  # each was tried alone, and none has moved
             owned, together = still, 1
 
     def _targets(self, streamlets: Iterable[StreamletId]) -> dict[StreamletId, int]:
-        """The target for each: the streamlets of each stream, and all of them, go evenly to the others."""
+        """Return a target for each streamlet, so that those of each stream, and all of them, spread evenly over
+        the others.
+        """
         counts = self._state.catalog.streamlet_counts()
         loads = {one: counts[one] for one in self._state.brokers.open_ids()}
         targets: dict[StreamletId, int] = {}
@@ -158,7 +161,7 @@ class Restarts:
         return targets
 
     async def _note(self, broker_id: int, targets: Mapping[StreamletId, int]) -> None:
-        """Store who is to have what, before anybody has it. What was given away before, and is not back, counts too."""
+        """Store the targets before the moves, together with what was given away before and is not back."""
         places = {**self._places(broker_id), **targets}
         record = coordinator_pb2.HandedOver(broker_id=broker_id)
         for (stream_id, streamlet_id), target in list(places.items())[:HANDED_OVER_MAX]:
@@ -172,7 +175,7 @@ class Restarts:
         return {StreamletId(one.stream_id, one.streamlet_id): one.broker_id for one in record.places}
 
     async def _move(self, targets: Mapping[StreamletId, int], reason: str, together: int) -> list[KeraError]:
-        """Move streamlets, up to so many of a stream and an owner as one; returns what failed."""
+        """Move streamlets, up to `together` of a stream and an owner as one; return the errors."""
         groups: defaultdict[tuple[int, int], list[StreamletId]] = defaultdict(list)
         for streamlet in targets:
             stream = self._state.catalog.with_id(streamlet.stream_id)
@@ -207,7 +210,7 @@ class Restarts:
                 self.work.start(broker_id, lambda broker_id=broker_id: self._give_back(broker_id))  # type: ignore[misc]
 
     async def _give_back(self, broker_id: int) -> None:
-        """Raises what could not be done, and may be done later."""
+        """Move a broker's streamlets back. Raises the error of a move that may succeed later."""
         drained = self._state.brokers.is_draining(broker_id)
         targets = {} if drained else dict.fromkeys(self._to_give_back(broker_id), broker_id)
         errors = await self._move(targets, "its broker is back", TOGETHER_MAX)
@@ -223,7 +226,7 @@ class Restarts:
         self._due.discard(broker_id)
 
     def _to_give_back(self, broker_id: int) -> list[StreamletId]:
-        """The streamlets that are still where they were given."""
+        """Return the streamlets that are still where they were given."""
         catalog = self._state.catalog
         return [
             streamlet

@@ -1,8 +1,8 @@
-"""Catching up with a cluster that is younger than the metadata, carried out: see ``catching_up`` for what is decided.
+"""Carries out catching up with a cluster that is younger than the metadata; ``catching_up`` decides.
 
-It begins with the record `RESTORED`, which `kera cluster restore` writes, or when a broker knows what it should not;
-then the record is written, so that whoever leads next goes on. While it lasts `State.catching_up` says so, and whoever
-would act on old metadata asks that.
+It begins with the record `RESTORED`, which `kera cluster restore` writes, or when a broker knows something that the
+metadata lack; then the record is written, so that the next leader continues. Meanwhile `State.catching_up` says so, and
+every part that would act on old metadata checks that.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Restored:
         self._numbers = KnownNumbers(1 << 64, 1 << 64)
         self._catching_up: CatchingUp | None = None
         self._asked: dict[int, dict[int, int]] = {}
-        """Brokers that would register: the streams that they hold, each with the version of its assignments."""
+        """Brokers that want to register: the streams that they hold, each with the version of its assignments."""
         self._said = ""
         self.work = Work()
 
     def load(self) -> None:
-        """Take up what the ledger has."""
+        """Load the numbers that the metadata have, and begin to catch up if they were restored."""
         ledger = self._state.ledger
-        if self._state.brokers.ids():  # else it is a new cluster, and nobody is younger
+        if self._state.brokers.ids():  # else it is a new cluster, and no broker is younger
             leader = json.loads(ledger.get(LEADER) or b"{}")
             self._numbers = KnownNumbers(leader.get("previous_epoch", 0), ledger.last_number(last_epoch("broker")))
         if ledger.get(RESTORED) is not None:
@@ -59,13 +59,13 @@ class Restored:
     # --- what brokers say --------------------------------------------------------------------------------------
 
     async def registers(self, request: coordinator_pb2.RegisterBrokerRequest) -> None:
-        """A broker is about to register. Raises `Unavailable` when it has to wait: it asks again soon."""
+        """Check whether a broker may register. Raises `Unavailable` if it has to wait: it asks again soon."""
         launch = Launch(request.broker.broker_id, request.broker.broker_epoch)
         if self.is_later_launch(*launch):
             await self._notice()
-            return  # it runs, and tells of what it has with its heartbeats
+            return  # it runs, and its heartbeats report what it has
         if 0 < launch.epoch == self._state.brokers.epoch(launch.member_id):
-            return  # likewise, and repeats its registration
+            return  # likewise; it repeats its registration
         held = {one.stream_id: one.assignments_version for one in request.held_streams}
         known = is_later_coordinator(self._numbers, request.known_coordinator_epoch, self._state.coordinator_epoch)
         if known or any(self._is_evidence(*one) for one in held.items()):
@@ -80,7 +80,7 @@ class Restored:
             raise Unavailable(self._state.catching_up, catching_up=True)
 
     def going_on(self) -> set[int]:
-        """The streams of which brokers know what the metadata do not: who registers gets nothing of them yet."""
+        """Return the streams of which brokers know later versions: a registering broker gets nothing of them yet."""
         if not self._state.catching_up:
             return set()
         asked = (pair for held in self._asked.values() for pair in held.items())
@@ -91,7 +91,9 @@ class Restored:
         }
 
     async def beats(self, request: coordinator_pb2.HeartbeatRequest) -> None:
-        """A broker says that it lives. Raises `UnknownLaunch` if its launch is younger than the metadata."""
+        """Check a broker's heartbeat for signs of old metadata. Raises `UnknownLaunch` if its launch is younger
+        than these.
+        """
         if self.is_later_launch(request.broker_id, request.broker_epoch):
             await self._notice()
             raise UnknownLaunch(
@@ -104,7 +106,7 @@ class Restored:
 
     @property
     def takes_up(self) -> bool:
-        """Whether streams may go on as brokers know them: all that may know something later have been asked."""
+        """Whether streams may continue as brokers know them: all that may know later versions have been asked."""
         return self._catching_up is None or self._catching_up.phase is not Phase.ASKING
 
     def is_later_launch(self, broker_id: int, epoch: int) -> bool:
@@ -123,7 +125,7 @@ class Restored:
     # --- how far it is -----------------------------------------------------------------------------------------
 
     async def _notice(self) -> None:
-        """A broker knows what the metadata do not."""
+        """Begin to catch up, since a broker knows something that the metadata lack."""
         if self._catching_up is None:
             self._begin()
             await self._state.change(self._state.write({RESTORED: b"{}"}))
@@ -138,7 +140,7 @@ class Restored:
         self.advance()
 
     def advance(self) -> None:
-        """Look at how far it is; called every heartbeat interval, and when something was said."""
+        """Advance the phase; called every heartbeat interval, and after reports."""
         catching_up, now_s = self._catching_up, self._state.clock.monotonic_s()
         if catching_up is None:
             return
@@ -154,7 +156,7 @@ class Restored:
             self.work.start(RESTORED, self._end)
 
     def _tell(self, catching_up: CatchingUp) -> None:
-        """Once for each thing that is waited for."""
+        """Log once each change of what the coordinator waits for."""
         said = f"{catching_up.phase.value}: {', '.join(catching_up.waits_for)}"
         if said != self._said:
             self._said = said
@@ -169,15 +171,19 @@ class Restored:
         self._asked.clear()
 
     async def _over(self) -> None:
-        """Ids of schemas count from 1: those that were given since the copy are not known, and lie below this one."""
+        """Write the end, and the last id of schemas.
+
+        Ids of schemas count from 1. The ids given since the copy are unknown, and lie below the new number.
+        """
         state = self._state
         last_id = state.number_after(state.ledger.last_number(LAST_SCHEMA_ID))
         await state.write({RESTORED: None, LAST_SCHEMA_ID: number(last_id)})
 
     async def _tell_anew(self) -> None:
-        """Have brokers hear of all streams as of something new.
+        """Send brokers a new version of every stream.
 
-        One may have sealed streamlets for a move of which the metadata know nothing: they take no chunks until then.
+        A broker may have sealed streamlets for a move that the metadata do not know; until then it takes no chunks for
+        them.
         """
         state = self._state
         for stream in state.catalog.streams():
@@ -191,7 +197,7 @@ class Restored:
             await state.write({}, [with_assignments(stream, [], state.coordinator_epoch)])
 
     def _silent(self) -> set[int]:
-        """The brokers that have not said what they hold."""
+        """Return the brokers that have not reported what they hold."""
         brokers = self._state.brokers
         return {
             broker_id
@@ -200,9 +206,7 @@ class Restored:
         }
 
     def _unsettled(self) -> list[str]:
-        """The streams that have to be taken up before anything else, and the brokers that have yet to report on
-        them.
-        """
+        """Return the brokers that have yet to report, and the streams that have to be taken up before anything else."""
         brokers = [f"broker {one}" for one in sorted(self._asked) if not self._has_told(one)]
         return brokers + [f"stream {name!r}" for name in self._unknown.unsettled()]
 

@@ -1,7 +1,8 @@
-"""How much is stored of the streams that each principal has created, as brokers tell, and whose quotas are used up.
+"""How much is stored in the streams that each principal has created, as brokers report it, and whose quotas are
+used up.
 
-What it comes to is as of the last heartbeats of the brokers that are alive. It is kept nowhere: after a failover each
-of them tells it anew, and until all have, no streams take chunks again that took none before.
+The sums are as of the last heartbeats of living brokers. They are not stored: after a failover each broker reports
+again, and until all have, streams that took no chunks before still take none.
 """
 
 from __future__ import annotations
@@ -23,38 +24,38 @@ class Told(NamedTuple):
     """The answer to a broker."""
 
     full: list[messages.FullPrincipal]
-    """Those of its principals that have as much as their quotas let them."""
+    """Principals of its streams whose quota is used up."""
     incomplete: bool
-    """There may be others."""
+    """There may be more, because not all brokers have reported everything."""
 
 
 class StoredBytes:
     """Sums the bytes that brokers store for each creator, and finds the creators whose quota is used up."""
 
     def __init__(self, brokers: BrokerMembers, guard: Guard | None) -> None:
-        """`guard`: in front of the coordinator; None: security is off, and nobody has a quota."""
+        """`guard`: the guard of the coordinator; None: security is off, and there are no quotas."""
         self._brokers = brokers
         self._guard = guard
         self._told: dict[Launch, dict[str, int]] = {}
-        """By principal."""
+        """The bytes that a launch has reported, by principal."""
         self._complete: set[Launch] = set()
-        """Those that have looked at all that they have."""
+        """Launches that have reported all that they have."""
         self._totals: Counter[str] = Counter()
         self._limits: dict[str, int | None] = {}
-        """By principal, as of `_accounts`."""
+        """Quotas by principal, as of `_accounts`; None: no quota."""
         self._accounts: Accounts | None = None
 
     def of(self, principal: str) -> int:
-        """How much there is, as far as is known."""
+        """Return the bytes of a principal, as far as they are known."""
         self._forget_lost()
         return self._totals[principal]
 
     def most(self, count: int) -> list[tuple[str, int]]:
-        """Those that have the most, and how much."""
+        """Return the principals that store the most, and how much."""
         return self._totals.most_common(count)
 
     def heard(self, request: messages.HeartbeatRequest) -> Told:
-        """A broker that is alive has said what it has."""
+        """Take the report of a living broker."""
         if self._guard is None:
             return Told([], incomplete=False)
         self._forget_lost()

@@ -1,6 +1,4 @@
-"""A broker's report on its streamlets in a heartbeat: where entries start now, and which intervals have nothing
-left.
-"""
+"""A broker's report on its streamlets in a heartbeat: where entries start now, and which intervals are empty."""
 
 from __future__ import annotations
 
@@ -17,10 +15,11 @@ from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 
 class StreamletReport:
-    """The changes that one heartbeat makes. Reports on streamlets that the broker does not have any more are void.
+    """The changes that one heartbeat makes. Reports on streamlets in which the broker has no part any more are void.
 
-    So is what it says of those that others recover from its replicas, as when it is being emptied: they were asked what
-    these have before it was said, and have to find that.
+    So are reports on streamlets that others recover from its replicas, as when it is being emptied: those brokers look
+    for
+    the records that the replicas had before the report, and must find them.
     """
 
     def __init__(self, state: State, recoveries: RecoveryRecords, launch: Launch) -> None:
@@ -28,38 +27,38 @@ class StreamletReport:
         self._recoveries = recoveries
         self._launch = launch
         self.refused: list[StreamletId] = []
-        """With starts by which nothing may be removed."""
+        """Streamlets whose reported starts are refused: the broker may remove nothing because of them."""
         self._assignments: dict[StreamletId, common_pb2.StreamletAssignment] = {}
         self._starts: dict[StreamletId, list[common_pb2.EntryStart]] = {}
 
     def start(self, start: common_pb2.EntryStart) -> None:
-        """An entry starts there at this broker."""
+        """Note where an entry starts at this broker."""
         streamlet = StreamletId(start.start.stream_id, start.start.streamlet_id)
         assignment = self._assignment(streamlet)
         if assignment is None:
             return
         if self._is_recovered(streamlet, assignment):
             self.refused.append(streamlet)
-        # Groups that it had and has given back are another one's: what it says of these came late.
+        # Groups that it has had and given back belong to another broker: the report comes too late.
         elif broker_of_group(assignment, start.start.group_id) == self._launch.member_id:
             self._starts[streamlet] = merged(assignment, self._known(streamlet), [start])
 
     def empty(self, interval: coordinator_pb2.EmptyInterval) -> None:
-        """An interval of this broker has nothing left."""
+        """Note that nothing is left of an interval of this broker."""
         streamlet = StreamletId(interval.stream_id, interval.streamlet_id)
         assignment = self._assignment(streamlet)
         if assignment is None or self._is_moving(streamlet) or self._is_recovered(streamlet, assignment):
-            return  # it is told again
+            return  # the broker reports it again
         changed = emptied(assignment, self._launch.member_id, interval.first_group_id, interval.end_group_id)
         if changed != assignment:
             gone = index_of_group(assignment, interval.first_group_id)
             left = without_interval(assignment, self._known(streamlet), gone)
-            # If it was not the first one, those beside it may be one now.
+            # Unless it was the first one, its neighbours may be joined now.
             self._starts[streamlet] = joined(assignment, changed, left) if gone else left
             self._assignments[streamlet] = changed
 
     def streams(self) -> list[common_pb2.StreamInfo]:
-        """The new versions of the streams whose assignments change."""
+        """Return the new versions of the streams whose assignments change."""
         by_stream: dict[int, list[common_pb2.StreamletAssignment]] = {}
         for streamlet, assignment in self._assignments.items():
             by_stream.setdefault(streamlet.stream_id, []).append(assignment)
@@ -70,7 +69,7 @@ class StreamletReport:
         ]
 
     def changes(self) -> dict[str, bytes | None]:
-        """The records that change, besides those of streams."""
+        """Return the records that change, besides those of streams."""
         values = {
             streamlet_key(STARTS, *streamlet): broker_pb2.TakeOverStream(starts=starts).SerializeToString()
             for streamlet, starts in self._starts.items()
@@ -87,7 +86,7 @@ class StreamletReport:
         return stream.assignments[streamlet.streamlet_id] if streamlet.streamlet_id < len(stream.assignments) else None
 
     def _is_recovered(self, streamlet: StreamletId, assignment: common_pb2.StreamletAssignment) -> bool:
-        """Whether others need what the broker has in its replicas, or have it by now."""
+        """Whether others need what the broker has in its replicas, or have recovered it by now."""
         broker_id, epoch = self._launch
         stream = self._state.catalog.with_id(streamlet.stream_id)
         return (
@@ -97,7 +96,9 @@ class StreamletReport:
         )
 
     def _is_moving(self, streamlet: StreamletId) -> bool:
-        """Whether its owner may lack what was handed over: an interval that was joined does not say where it begins."""
+        """Whether the owner may lack the state handed over: an interval that was joined does not say where it
+        begins.
+        """
         return self._state.ledger.get(streamlet_key(MOVES, *streamlet)) is not None
 
     def _known(self, streamlet: StreamletId) -> list[common_pb2.EntryStart]:

@@ -1,6 +1,6 @@
 """Creating, altering and deleting streams.
 
-Creating a stream takes three steps. See `StreamOperations.create` for what a crash between them leaves.
+Creating a stream takes three steps. `StreamOperations.create` describes what a crash between them leaves.
 
     take a stream id (written) ──► brokers open their streamlets ──► write the stream, answer
                                         │ a broker fails
@@ -52,16 +52,16 @@ log = get_logger("kera.coordinator")
 
 LAST_STREAM_ID = "last/stream_id"
 PAGE_BYTES_MAX = 64 << 10
-"""Maximum of the streams in one answer of ListStreams, unless a single one takes more: some 2 ms."""
+"""Maximum of the streams in one answer of ListStreams, unless a single one takes more: this much takes some 2 ms."""
 
 
 class _Placed(NamedTuple):
-    """Where the streamlets of a new stream go."""
+    """The owners of the streamlets of a new stream."""
 
     owners: list[int]
-    """By streamlet."""
+    """Owners by streamlet."""
     streamlets: Counter[int]
-    """By broker."""
+    """Numbers of streamlets by broker."""
     epochs: dict[int, int]
     """Epochs of the owning launches, by broker."""
 
@@ -79,7 +79,7 @@ class StreamOperations:
         levels: FeatureLevels,
         producer_owners: ProducerOwners,
     ) -> None:
-        """`spread` has a stream on as many brokers as its configuration says, and returns it then."""
+        """`spread` moves a stream to as many brokers as its configuration says, and returns the stream."""
         self._levels = levels
         self._producer_owners = producer_owners
         self._columns = columns
@@ -88,12 +88,12 @@ class StreamOperations:
         self._spread = spread
         self._drops = drops
         self._creations: dict[tuple[str, str], asyncio.Task[common_pb2.StreamInfo]] = {}
-        """Those that said how they are called, by the stream's name and that."""
+        """Creations with an id, by the stream's name and that id."""
         self._placing: Counter[int] = Counter()
         """Streamlets, by broker, of streams that are being created and that the catalog does not count yet."""
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {
             api.CREATE_STREAM: self._answer_create,
             api.GET_STREAM_ID: self._answer_id,
@@ -140,12 +140,16 @@ class StreamOperations:
         """Create a stream, and return when its brokers serve it.
 
         The id is written first and the stream last. A crash between them leaves no stream, and on some brokers
-        streamlets of an id that will never be used again: they hold no data, and whoever leads next has them dropped.
-        So there is nothing to resume: a stream is there entirely or not at all, and whoever asked may ask again: with
-        the same `creation_id` the answer is the stream that the first request has made, or is about to.
+        streamlets of an
+        id that will never be used again: they hold no data, and the next leader has them dropped. So there is nothing
+        to resume:
+        a stream exists entirely or not at all. A caller may repeat its request: with the same `creation_id` it gets the
+        stream
+        that the first request has created, or is about to.
 
-        Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `QuotaExceeded`; `Unavailable` when there are too
-        few brokers or one of them gives no answer; `TooFewBackups`; and what a broker answers.
+        Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `QuotaExceeded`; `Unavailable` if there are too few
+        brokers
+        or one of them does not answer; `TooFewBackups`; and a broker's error.
         """
         known = self._state.catalog.created_by(name, creation_id)
         if known is not None:
@@ -170,7 +174,7 @@ class StreamOperations:
     def _ended(self, name: str, creation_id: str) -> None:
         creation = self._creations.pop((name, creation_id))
         if not creation.cancelled():
-            creation.exception()  # whoever waited has got it; if nobody does any more, it is not a defect
+            creation.exception()  # callers that wait got the error; without any, it is no defect
 
     async def _create(self, stream: common_pb2.StreamInfo, who: Identity | None) -> common_pb2.StreamInfo:
         state, catalog = self._state, self._state.catalog
@@ -181,7 +185,7 @@ class StreamOperations:
         placed = self._place(stream)
         if stream.config.epoch_ms:
             await self._levels.require(EPOCHS, "streams have epochs")
-        self._placing.update(placed.streamlets)  # before anything is waited for: who comes next sees it
+        self._placing.update(placed.streamlets)  # before the first wait, so that the next request counts them
         try:
             await self._assign(stream, placed)
             async with state.changing:
@@ -209,7 +213,7 @@ class StreamOperations:
                 await state.write({**self._drops.not_needed(stream), **registration.changes}, [stream])
                 registration.apply()
         except MetadataStoreFailed:
-            # The stream may be there after a restart; then its brokers had better have it. The store takes no further
+            # The stream may exist after a restart, and its brokers should have it then. The store takes no further
             # write until then, so the name cannot be given to another stream.
             catalog.release(stream)
             raise
@@ -240,7 +244,7 @@ class StreamOperations:
             )
 
     def _check_backups(self, stream: common_pb2.StreamInfo) -> None:
-        # Nothing could be written to such a stream; whoever creates it should hear it, and not whoever writes first.
+        # Nothing could be written to such a stream; its creator should learn that, rather than its first writer.
         needed, alive = stream.config.replication, len(self._state.backups.open_ids())
         if alive < needed:
             raise TooFewBackups(
@@ -271,7 +275,7 @@ class StreamOperations:
             raise error
 
     def _check_epochs(self, stream: common_pb2.StreamInfo, placed: _Placed) -> None:
-        # A broker that was started anew while we waited has opened nothing; one that is fenced never will.
+        # A broker that was restarted while we waited has opened nothing; one that is fenced never will.
         for broker_id, epoch in placed.epochs.items():
             if self._state.brokers.epoch(broker_id) != epoch:
                 raise Unavailable(
@@ -281,14 +285,17 @@ class StreamOperations:
                 )
 
     async def alter(self, request: messages.AlterStreamRequest) -> common_pb2.StreamInfo:
-        """Change what `request` sets of a stream's configuration, and add columns to it; returns the stream.
+        """Change the fields of a stream's configuration that `request` sets, and add columns; return the stream.
 
-        When it returns, the brokers that could be told go by the new configuration; others when they can be told. With
-        `brokers`, it is spread over so many.
-        A request that changes nothing writes nothing, but the brokers are told again: it may be a repeated one.
+        When it returns, the reachable brokers use the new configuration; the others get it once they can be reached. If
+        the
+        request sets `brokers`, the stream is spread over that many. A request that changes nothing writes nothing, but
+        the
+        brokers get the configuration again: the request may be a repeated one.
 
-        Raises `UnknownStream`, also when the stream is deleted meanwhile, `InvalidArgument`, `SchemaMismatch`, and
-        `Unavailable` while the metadata may be older than the cluster.
+        Raises `UnknownStream`, also if the stream is deleted meanwhile, `InvalidArgument`, `SchemaMismatch`, and
+        `Unavailable`
+        while the metadata may be older than the cluster.
         """
         check_alteration(request)
         compared = None
@@ -322,7 +329,7 @@ class StreamOperations:
             for version in extended:
                 registration = self._columns.register(stream.name, version.arrow_schema, compared)
             if stream != known:
-                # Above what brokers know, also when that was altered since a copy that our metadata were restored from.
+                # Above the brokers' version, even if that is from after the copy that our metadata were restored from.
                 stream.config_version = state.number_after(stream.config_version)
                 state.catalog.check_room(stream)
                 self._creators.check_share(stream)
@@ -333,15 +340,15 @@ class StreamOperations:
         try:
             return state.catalog.with_id(stream.stream_id)
         except UnknownStream:
-            # A broker that was told to drop it before may have opened it anew.
+            # A broker that had dropped it before may have opened it again.
             await state.change(state.write(self._drops.needed(stream, broker_ids_of(stream))))
             await self._drops.carry_out(stream)
             raise
 
     async def delete(self, name: str) -> int:
-        """Delete a stream; returns its id.
+        """Delete a stream; return its id.
 
-        When it returns, the brokers that could be told have dropped it; others do later.
+        When it returns, the reachable brokers have dropped it; the others do later.
 
         Raises `UnknownStream`, and `Unavailable` while the metadata may be older than the cluster.
         """

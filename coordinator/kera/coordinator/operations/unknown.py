@@ -1,15 +1,15 @@
 """Streams that brokers know and this coordinator does not, since its metadata were restored from an older copy.
 
-What a broker was told of a stream it has written down, and reports to a new leader. So nothing of this is stored.
+A broker writes down what it learns of a stream, and reports that to a new leader. So the coordinator stores none of it.
 
-* **A stream that is not in the metadata** is dropped by nobody (see ``drops``); an operator sees it in ``kera cluster
-  describe``, and has it adopted, with its old id and as the brokers knew it last (`UnknownStreams.adopt`): when each
-  broker that has a part of it has told of it, and is alive, for what the latest of them knows is what counts.
-* **A stream that was moved, recovered or altered since the copy** goes on as brokers know it, by itself
-  (`UnknownStreams.advance`), if that comes from what is in the metadata. If both have gone on (the metadata of a
-  coordinator that acted before it had heard of it), none of both is destroyed: brokers refuse what does not come from
-  what they know (``kera.server.lineage``), and an operator sees the problem, and may have it adopted, too: then the
-  stream is what its brokers know, and what was written to it elsewhere since the metadata were restored is given up.
+* **A stream that is not in the metadata** is never dropped (see ``drops``). An operator sees it in ``kera cluster
+  describe``, and can adopt it, with its old id and as its brokers knew it last (`UnknownStreams.adopt`). For that, each
+  broker with a part of it has to be alive and have reported it, since the latest version among them counts.
+* **A stream that was moved, recovered or altered since the copy** continues as brokers know it, without an operator
+  (`UnknownStreams.advance`), if their version derives from the one in the metadata. If both have changed (because a
+  coordinator acted before the brokers had reported), neither is destroyed: brokers refuse a version that does not
+  derive from theirs (``kera.server.lineage``). An operator sees the problem, and can adopt this stream, too: then the
+  brokers' version counts, and records that were written elsewhere since the restore are given up.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = get_logger("kera.coordinator")
 
 
 class UnknownStreams:
-    """Settles streams that brokers know and the restored metadata do not: by itself, or when an operator adopts."""
+    """Settles streams that brokers know and the restored metadata do not: automatically, or when an operator adopts."""
 
     def __init__(self, state: State, recoveries: Recoveries, migration: Migration) -> None:
         self._state = state
@@ -47,37 +47,38 @@ class UnknownStreams:
         self._migration = migration
         self.reports = UnknownReports(state)
         self._stuck: set[int] = set()
-        """Streams that do not go on as brokers know them, whatever else these tell."""
+        """Streams that cannot continue as brokers know them, whatever else the brokers report."""
         self.work = Work()
 
     def is_stuck(self, stream_id: int) -> bool:
-        """Whether a stream cannot go on as brokers know it: somebody has to decide."""
+        """Whether a stream cannot continue as brokers know it, so that an operator has to decide."""
         return stream_id in self._stuck
 
     def unsettled(self) -> list[str]:
-        """Names of the streams that are about to go on as brokers know them."""
+        """Return the names of the streams that are about to continue as brokers know them."""
         catalog = self._state.catalog
         return [
             catalog.with_id(one).name for one in self.reports.streams() if one in catalog and one not in self._stuck
         ]
 
     def advance(self) -> None:
-        """Have streams that we know go on as brokers know them, as far as that comes from what we know."""
+        """Have streams of the metadata continue as brokers know them, if that derives from the metadata's version."""
         for stream_id in self.reports.streams():
             if stream_id in self._state.catalog:
                 self.work.start(stream_id, lambda stream_id=stream_id: self._take_up(stream_id))  # type: ignore[misc]
 
     async def go_on_without(self) -> None:
-        """Have the brokers own what the metadata say of streams that cannot go on as others know them."""
+        """Have the brokers own what the metadata say of streams that cannot continue as others know them."""
         for stream_id in sorted(self._stuck):
             stream = await self._state.change(self._write_without(stream_id))
             if stream is not None:
                 await self._state.tell(stream, otherwise="broker not yet notified of what it owns of a stream")
 
     async def recover_lost(self) -> None:
-        """Have recovered what was in the memory that launches had lost which are younger than the metadata.
+        """Begin to recover what launches younger than the metadata had lost with their memory.
 
-        They have registered anew and kept what they serve; of what they lost no broker knows anything later.
+        They have registered again and kept the streamlets that they serve. No broker knows a later version of what they
+        lost.
         """
         await self._state.change(self._write_lost())
 
@@ -122,7 +123,9 @@ class UnknownStreams:
             await self._state.tell(stream, otherwise="broker not yet notified of how a stream continues", also=also)
 
     async def _write_later(self, stream_id: int) -> tuple[common_pb2.StreamInfo, set[int]] | None:
-        """The stream from now on, and the brokers that may take themselves for owners of what is elsewhere."""
+        """Return the stream from now on, and the brokers that may still consider themselves owners of moved
+        streamlets.
+        """
         told, known = self.reports.told_of(stream_id), self._state.catalog.find(stream_id)
         if not told or known is None:
             return None
@@ -147,30 +150,31 @@ class UnknownStreams:
         return stream, also
 
     def _holders_so_far(self, stream_id: int) -> set[int]:
-        """The brokers that have told of a stream, and those that have a part of it as far as the metadata know.
+        """Return the brokers that have reported a stream, and those that have a part of it according to the metadata.
 
-        One of which a part was moved away may not have been told: the coordinator that moved it is no more.
+        A broker whose part was moved away may not know that: the coordinator that moved it is gone.
         """
         catalog = self._state.catalog
         holders = catalog.holders(catalog.with_id(stream_id)) if stream_id in catalog else ()
         return {*holders, *(launch.member_id for launch in self.reports.told_of(stream_id))}
 
     def describe_all(self) -> list[coordinator_pb2.UnknownStream]:
-        """One description of each, by their ids: as the latest of the brokers knows it, with what all of them hold."""
+        """Describe each such stream, by id: as the latest of its brokers knows it, with what all of them hold."""
         return [self._described(stream_id) for stream_id in sorted(self.reports.streams())]
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {api.ADOPT_STREAM: self._answer_adopt}
 
     async def _answer_adopt(self, request: coordinator_pb2.AdoptStreamRequest) -> coordinator_pb2.AdoptStreamResponse:
         return coordinator_pb2.AdoptStreamResponse(stream=await self.adopt(request.stream, request.name))
 
     async def adopt(self, which: str, name: str = "") -> common_pb2.StreamInfo:
-        """Take up again a stream, called by its name or its id, under `name` or its own; returns when brokers serve it.
+        """Adopt a stream, given by its name or its id, under `name` or its own; return when brokers serve it.
 
         Raises `UnknownStream`, `StreamExists`, `InvalidArgument`, and `Unavailable` while a broker that has a part of
-        it has not told of it.
+        it has not
+        reported it.
         """
         return await self._state.to_the_end(self._adopt(which, name))
 
@@ -211,7 +215,7 @@ class UnknownStreams:
         return stream, moved
 
     def _version_of_brokers(self, stream_id: int) -> common_pb2.StreamInfo:
-        """A stream that is in the metadata, as the latest of its brokers knows it."""
+        """Return a stream of the metadata as the latest of its brokers knows it."""
         known = self._state.catalog.with_id(stream_id)
         told = [one.stream for one in self.reports.told_of(stream_id).values()]
         latest = max(told, key=lambda one: one.assignments_version)
@@ -246,7 +250,7 @@ class UnknownStreams:
         return found[0]
 
     def _version(self, stream_id: int) -> common_pb2.StreamInfo:
-        """The stream as it is from now on."""
+        """Return the new version of a stream that is not in the metadata."""
         stream = common_pb2.StreamInfo()
         stream.CopyFrom(self._described(stream_id).stream)
         if not stream.name:
@@ -266,7 +270,7 @@ class UnknownStreams:
         self._check_recovered(stream)
         self._renew_launches(stream)
         new_version(stream, self._state.coordinator_epoch)
-        stream.config.CopyFrom(config_of_store(stream.config))  # brokers have it as they were told, however long ago
+        stream.config.CopyFrom(config_of_store(stream.config))  # brokers may have got it long ago
         stream.config_version += 1
         return stream
 
@@ -292,9 +296,10 @@ class UnknownStreams:
     def _renew_launches(
         self, stream: common_pb2.StreamInfo, but: Container[int] = (), *, recovers: bool = False
     ) -> bool:
-        """Have the current launches of its brokers, `but` these, own what earlier ones did; whether there is any.
+        """Have the current launches of its brokers, `but` these, own what earlier launches owned; return
+        whether that changed any.
 
-        `recovers`: what is replicated, and was in the memory that a broker has lost, is not its own: it is recovered.
+        `recovers`: replicated streamlets whose data a broker lost with its memory are left out: they are recovered.
         """
         brokers, renewed = self._state.brokers, False
         for one in stream.assignments:
@@ -326,8 +331,9 @@ class UnknownStreams:
 
 
 def _later_version(known: common_pb2.StreamInfo, told: Iterable[common_pb2.StreamInfo]) -> common_pb2.StreamInfo:
-    """The brokers' description of a stream that is newer than the metadata's. Raises `InvalidArgument` if both have
-    gone on.
+    """Return the brokers' version of a stream that is newer than the metadata's.
+
+    Raises `InvalidArgument` if both have changed.
     """
     stream = common_pb2.StreamInfo()
     stream.CopyFrom(known)

@@ -24,12 +24,12 @@ class UnknownReports:
         self._told: dict[int, dict[Launch, coordinator_pb2.UnknownStream]] = {}
         """Reports of launches, by stream."""
         self._named: dict[Launch, set[int]] = {}
-        """By launches that have yet to name all that they hold: what was news of it."""
+        """The streams with news so far, of launches that have yet to name all that they hold."""
         self._awaited: dict[Launch, set[int]] = {}
-        """The launches that have said what they hold; of these streams they have yet to tell."""
+        """The streams that launches have yet to report, for launches that have named all that they hold."""
 
     def note(self, launch: Launch, told: Iterable[coordinator_pb2.UnknownStream]) -> None:
-        """A broker tells of streams that we do not know."""
+        """Take a broker's reports on streams that this coordinator does not know."""
         for one in told:
             stream_id = one.stream.stream_id
             self._awaited.get(launch, set()).discard(stream_id)
@@ -47,9 +47,9 @@ class UnknownReports:
             self._told.setdefault(stream_id, {})[launch] = one
 
     async def of(self, launch: Launch, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
-        """The held streams about which the broker may know more than this coordinator.
+        """Return the held streams of which the broker may know a later version than this coordinator.
 
-        One in which it has no part any more, and may not know that, is told so.
+        If the broker has no part of a stream any more, and may not know that, it will get the stream's current version.
         """
         state, news = self._state, []
         pace = state.pace()
@@ -66,11 +66,11 @@ class UnknownReports:
         return news
 
     def has_told(self, launch: Launch) -> bool:
-        """Whether a launch has said what it holds, and told of all that is news."""
+        """Whether a launch has named all that it holds, and has reported all that is news."""
         return self._awaited.get(launch) == set()
 
     def versions(self) -> list[tuple[int, int]]:
-        """Ids of streams about which launches know more, each with a version of its assignments."""
+        """Return the ids of streams of which launches know later versions, each with a version of its assignments."""
         return [
             (stream_id, one.stream.assignments_version)
             for stream_id, told in self._told.items()
@@ -78,21 +78,21 @@ class UnknownReports:
         ]
 
     def streams(self) -> list[int]:
-        """Ids of the streams of which launches know what we do not."""
+        """Return the ids of the streams of which launches know later versions."""
         self._forget()
         return list(self._told)
 
     def told_of(self, stream_id: int) -> dict[Launch, coordinator_pb2.UnknownStream]:
-        """The reports of launches on a stream; none if it is known by now."""
+        """Return the reports of launches on a stream; none if it is known by now."""
         self._forget()
         return self._told.get(stream_id, {})
 
     def discard(self, stream_id: int) -> None:
         """Drop the reports on a stream that was taken up."""
-        self._told.pop(stream_id, None)  # a query may have seen that it is known by now
+        self._told.pop(stream_id, None)  # an earlier query may have dropped them, since the stream is known by now
 
     def check_told(self, *versions: common_pb2.StreamInfo) -> None:
-        """Raise `Unavailable` while a broker that lives, or is starting again, and has a part may yet tell of more."""
+        """Raise `Unavailable` while a broker with a part, that lives or is restarting, may yet report more."""
         brokers, stream = self._state.brokers, versions[0]
         for broker_id in {broker_id for one in versions for broker_id in broker_ids_of(one)}:
             awaited = self._awaited.get(Launch(broker_id, brokers.epoch(broker_id)))
@@ -109,7 +109,7 @@ class UnknownReports:
         return config_version > known.config_version or not comes_from(known, assignments_version)
 
     def _forget(self) -> None:
-        """Drop what launches told that are not current any more, and what is known by now."""
+        """Drop the reports of launches that are not current any more, and reports that are known by now."""
         brokers = self._state.brokers
         for stream_id in list(self._told):
             told = {
