@@ -1,15 +1,15 @@
-"""Crash recovery, carried out: what ``decide`` decides is asked of brokers and backups, and written.
+"""Carries out crash recovery: calls brokers and backups as ``decide`` says, and stores the results.
 
-Promises:
+Guarantees:
 
-1. Nothing is asked of anybody before the recovery is in the store; no broker serves what it was not written to own.
-2. All that happens can be cut short: `Recoveries.advance` looks at what is stored and begins what is missing. The next
+1. The recovery is in the store before any call for it; no broker serves a streamlet before its ownership is written.
+2. Everything can be interrupted: `Recoveries.advance` looks at what is stored and begins what is missing. The next
    coordinator does the same.
-3. Of what a broker finds out, only that counts for which nothing has changed meanwhile: same assignment, same launch.
+3. A broker's findings count only if nothing has changed meanwhile: same assignment, same launch.
 
-`advance` is called every heartbeat interval, which is how often a failure is tried again, and whenever something may go
-on: a member registers, a heartbeat tells of progress, an operation has succeeded. It looks at all that was lost; what
-happens close together is therefore looked at once (`Recoveries.advance_soon`), and written at once.
+`advance` is called every heartbeat interval, which is how often a failure is tried again, and whenever a recovery may
+continue: a member registers, a heartbeat reports progress, an operation has succeeded. It looks at all that was lost.
+So events that come close together are handled by one look (`Recoveries.advance_soon`), and one write.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from kera.v1.coordinator_pb2 import RECOVERY_PHASE_CANCELLED
 log = get_logger("kera.coordinator")
 
 ORDERS_IN_FLIGHT_MAX = 32
-"""Orders to brokers about streams, of all recoveries together."""
+"""Maximum of orders to brokers about streams at a time, of all recoveries together."""
 ADVANCE_REST = 10
-"""So many times as long as a look at everything took, the next one rests, if nobody waits for it."""
+"""After a look at everything, the next one rests this many times as long, unless a caller needs it at once."""
 ADVANCE_REST_S_MAX = 1.0
 
 ObservePhase = Callable[[str, float], None]
@@ -77,33 +77,33 @@ class Recoveries:
         observe_phase: ObservePhase = lambda *_: None,
         kept: int = KEPT,
     ) -> None:
-        """`kept`: so many that have ended are remembered."""
+        """`kept`: the number of ended recoveries to remember."""
         self._state = state
         self._observe_phase = observe_phase
         self.records = RecoveryRecords(state, kept=kept)
         self.unneeded = Unneeded()
-        """Backups of which brokers say that they have nothing there."""
+        """The backups of which brokers report that they need nothing there."""
         self._take_overs = TakeOvers(state, self.records, self.unneeded, cursors_of, self._shown)
         self._work = Work(self.advance_soon)
         self._soon: asyncio.TimerHandle | None = None
-        """When `advance` is called, if something has happened."""
+        """The pending call of `advance`, if there is one."""
         self._rest_s = 0.0
         self._closed = False
         self._orders = asyncio.Semaphore(ORDERS_IN_FLIGHT_MAX)
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         return {api.LIST_RECOVERIES: self._answer_list}
 
     def _answer_list(self, _: coordinator_pb2.ListRecoveriesRequest) -> coordinator_pb2.ListRecoveriesResponse:
         return coordinator_pb2.ListRecoveriesResponse(recoveries=self.describe_all())
 
     def load(self) -> None:
-        """Take up what the ledger has."""
+        """Load the recoveries from the ledger."""
         self.records.load()
 
     async def close(self) -> None:
-        """End what is under way; the next coordinator goes on with it."""
+        """Cancel the work under way; the next coordinator continues it."""
         self._closed = True
         if self._soon is not None:
             self._soon.cancel()
@@ -113,11 +113,11 @@ class Recoveries:
         """Wait until nothing is under way."""
         await self._work.idle()
         while self._soon is not None and not self._closed:
-            await asyncio.sleep(self._rest_s)  # sleep: until it is looked at what has happened
+            await asyncio.sleep(self._rest_s)  # sleep: until `advance` has looked at the latest events
             await self._work.idle()
 
     def describe_all(self) -> list[coordinator_pb2.RecoveryInfo]:
-        """All of them, the last one first, each with how far it is now. Metrics ask for it on a thread of their own."""
+        """Describe all recoveries, the last one first, each with its present progress."""
         shown = map(self._shown, self.records.runs())
         return sorted(shown, key=lambda info: (info.detected_us, info.before_epoch), reverse=True)
 
@@ -128,10 +128,11 @@ class Recoveries:
     # --- beginning ---------------------------------------------------------------------------------------------
 
     async def begin(self, broker_id: int, cause: str, *, is_needed: Callable[[], bool]) -> None:
-        """Give a broker's launches up for lost, as of now, if there is anything to recover and somebody to do it.
+        """Declare a broker's launches lost, as of now, if there is anything to recover and a broker to take over.
 
-        Looked at, and written, in one: `is_needed` is asked when nothing else can change. With cause `DRAINED` the
-        broker lives on, and only loses older groups of streamlets. Raises `Unavailable` when there is nobody.
+        The check and the write are one change: `is_needed` is called while nothing else can change. With cause
+        `DRAINED` the
+        broker lives on, and only loses older groups of streamlets. Raises `Unavailable` if no broker can take over.
         """
         if info := await self._state.change(self._begin(broker_id, cause, is_needed)):
             log.warning("recovery begins", broker_id=broker_id, before_epoch=info.before_epoch, cause=cause)
@@ -164,7 +165,7 @@ class Recoveries:
         return info
 
     def admitted(self, changed: Iterable[coordinator_pb2.RecoveryInfo]) -> None:
-        """Carry on with the recoveries of `RecoveryRecords.at_registration`, which are stored now."""
+        """Continue the recoveries of `RecoveryRecords.at_registration`, which are stored now."""
         for info in changed:
             self.records.put(info)
             log.info(
@@ -183,12 +184,12 @@ class Recoveries:
     # --- going on ----------------------------------------------------------------------------------------------
 
     def advance_soon(self) -> None:
-        """Have `advance` called, after a rest in which more may come together."""
+        """Schedule `advance` after a rest, in which more events may come together."""
         if self._soon is None and not self._closed:
             self._soon = asyncio.get_running_loop().call_later(self._rest_s, self.advance)
 
     def advance(self) -> None:
-        """Begin whatever can be done now, of all recoveries."""
+        """Begin whatever can be done now, for all recoveries."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -212,7 +213,7 @@ class Recoveries:
         self._work.forget_failures({key for run in self.records.runs() for key in run.keys})
 
     def _start(self, run: Run, action: Action) -> WorkKey:
-        """Have an action carried out, unless that is under way; returns the key of that work."""
+        """Start the work for an action, unless it is under way; return its key."""
         key: WorkKey = (key_of(run.info), type(action))
         match action:
             case FenceAtBackup(backup):
@@ -237,7 +238,7 @@ class Recoveries:
 
     async def _fence(self, run: Run, backup: Launch) -> None:
         info = self._state.backups.describe(backup.member_id)
-        with contextlib.suppress(StaleEpoch):  # a later launch was seen there already, and with that all before refused
+        with contextlib.suppress(StaleEpoch):  # it knows a later launch, and so refuses all earlier ones
             await self._state.backup_calls.fence(info, *key_of(run.info))
         run.fenced.add(backup)
 
@@ -256,7 +257,7 @@ class Recoveries:
                 return
             await state.open(owner.member_id, stream)
         for one in stream.assignments:
-            # Others that are its own may yet get something from this recovery: of that it was told nothing.
+            # Others that it owns may yet get something from this recovery, which this order did not contain.
             if Launch(one.broker_id, one.broker_epoch) == owner and is_taken_over(run.info, one):
                 run.opened.add((StreamletId(stream_id, one.streamlet_id), owner))
 
@@ -274,13 +275,13 @@ class Recoveries:
             if stream is not None and taken:
                 given_up = [released(run.info, one) for one in taken]
                 streams.append(with_assignments(stream, given_up, self._state.coordinator_epoch))
-        info = self._shown(run)  # without the source the owners tell of it no more: what they said last is written
+        info = self._shown(run)  # owners stop reporting released sources, so their last reports are written
         await self._state.write(records_of([info]), streams)
         self.records.put(info)
         return streams
 
     async def _tell_released(self, run: Run, stream: common_pb2.StreamInfo) -> None:
-        # The broker that was lost may be back, or never have gone: it has kept what it had until now.
+        # The lost broker may be back, or was never gone: it has kept its data until now.
         others = {run.info.broker_id} - {one for held in stream.assignments for one in broker_ids_of(held)}
         async with self._orders:
             await self._state.tell(
@@ -311,7 +312,7 @@ class Recoveries:
 
 
 def _name_of(key: WorkKey) -> str:
-    """The member that is to do what a key is of."""
+    """Return the member to which a key's work belongs, in words."""
     match key:
         case (_, kind, Launch(member_id, _), *_):
             return f"{'backup' if kind in {FenceAtBackup, FreeReplicas} else 'broker'} {member_id}"

@@ -1,22 +1,22 @@
-"""Crash recovery, decided: what a recovery does next, given all that is so now (thesis 6.6). Pure.
+"""Decides what a recovery does next, given the present state (thesis 6.6). Pure.
 
 A recovery is about a *source*: all that launches of one broker before an epoch had of replicated streams.
 
     FENCING ──► TAKING_OVER ──► RECOVERING ──► RESTORING ──► DONE
        │             │          new owners     all can be    sources are gone from the
        └─────────────┴────►     take chunks    read again    assignments, replicas freed
-              CANCELLED: the broker came back with its memory, and nothing of it had a new owner yet
+              CANCELLED: the broker came back with its memory, and no part of it had a new owner yet
 
-Of each streamlet it is written in the assignment how far it is, and nowhere else:
+The progress of each streamlet is written in its assignment, and nowhere else:
 
 * *lost*: the broker owns it with an epoch before the source's, or has older groups of it;
 * *taken over*: its `sources` have the source; another broker (or a later launch of the same) owns it;
-* neither: it is restored, or never was concerned.
+* neither: it is restored, or was never concerned.
 
-`decide` looks at that and names what is missing. It is asked again after whatever it named has been done, has failed,
-or after some time, by this coordinator or by the next one; so nothing is lost if any of it is cut short.
+`decide` looks at the assignments and returns what is missing. It is called again after the actions have succeeded or
+failed, or after some time, by this coordinator or by the next one; so an interruption loses nothing.
 
-A broker that is emptied (cause `DRAINED`) lives, and nobody is fenced: it loses only older groups, which do not change.
+A broker that is emptied (cause `DRAINED`) lives, and is not fenced: it loses only older groups, which do not change.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DRAINED = "drained"
 
 ENDED = frozenset({RECOVERY_PHASE_DONE, RECOVERY_PHASE_CANCELLED})
 PENDING = frozenset({RECOVERY_PHASE_FENCING, RECOVERY_PHASE_TAKING_OVER})
-"""Phases in which something may still be lost that has no new owner."""
+"""Phases in which something lost may still have no new owner."""
 
 _ENDS_OF_PHASES = {
     RECOVERY_PHASE_TAKING_OVER: "fenced_us",
@@ -59,7 +59,7 @@ _ENDS_OF_PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A broker that lives, as far as it matters to who gets a streamlet."""
+    """The facts about a living broker that matter for the choice of new owners."""
 
     epoch: int
     segment_bytes: int
@@ -73,19 +73,19 @@ class View:
 
     streams: Sequence[common_pb2.StreamInfo]
     owners: Mapping[int, Owner]
-    """The brokers that live."""
+    """The living brokers."""
     backups: frozenset[Launch] = frozenset()
-    """The backups that live."""
+    """The living backups."""
     segment_bytes: int = 0
-    """Segment size of the lost broker: its segments are put back byte by byte, in segments no smaller."""
+    """Segment size of the lost broker: its segments are restored byte by byte, into segments no smaller."""
     fenced: frozenset[Launch] = frozenset()
-    """Backups that have answered that they refuse the source."""
+    """Backups that have confirmed that they refuse the source."""
     freed: frozenset[Launch] = frozenset()
-    """Backups that have answered that they have nothing of the source any more."""
+    """Backups that have confirmed that they have nothing of the source any more."""
     planned: Mapping[StreamletId, Launch] = field(default_factory=dict)
     """Brokers that were asked to take over before; they keep their streamlets while they live."""
     opened: frozenset[tuple[StreamletId, Launch]] = frozenset()
-    """Streamlets that owners have answered that they serve."""
+    """Streamlets that owners have confirmed to serve."""
     readable: frozenset[StreamletId] = frozenset()
     """Streamlets whose present owner reports that all of them can be read."""
     restored: frozenset[StreamletId] = frozenset()
@@ -111,7 +111,7 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Tell an owner, again if need be, what it owns of a stream."""
+    """Have an owner open its streamlets of a stream, again if need be."""
 
     owner: Launch
     stream_id: int
@@ -119,7 +119,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSource:
-    """Write that streams have nothing of the source any more, and tell their brokers."""
+    """Write that streams have nothing of the source any more, and inform their brokers."""
 
     stream_ids: tuple[int, ...]
 
@@ -143,29 +143,29 @@ Action = FenceAtBackup | TakeOver | OpenStream | ReleaseSource | FreeReplicas | 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The next actions, side by side, and the obstacles to others."""
+    """The next actions, which can run at the same time, and the obstacles to others."""
 
     actions: tuple[Action, ...]
     waits_for: tuple[str, ...] = ()
 
 
 def source_of(recovery: RecoveryInfo) -> common_pb2.RecoverySource:
-    """The source that a recovery is about."""
+    """Return the source of a recovery."""
     return common_pb2.RecoverySource(broker_id=recovery.broker_id, before_epoch=recovery.before_epoch)
 
 
 def is_lost(recovery: RecoveryInfo, stream: common_pb2.StreamInfo, assignment: common_pb2.StreamletAssignment) -> bool:
-    """Whether the streamlet has something at the broker that was lost, and no new owner of it yet."""
+    """Whether the lost broker has a part of the streamlet, and no new owner has it yet."""
     if not stream.config.replication or source_of(recovery) in assignment.sources:
         return False
     if assignment.broker_id == recovery.broker_id:
-        # What a broker owns that is being emptied moves away from it, and then does not concern a recovery.
+        # A streamlet that a drained broker owns is moved away from it, and is no matter of a recovery.
         return recovery.cause != DRAINED and assignment.broker_epoch < recovery.before_epoch
     return recovery.broker_id in broker_ids_of(assignment)
 
 
 def is_taken_over(recovery: RecoveryInfo, assignment: common_pb2.StreamletAssignment) -> bool:
-    """Whether a new owner has the streamlet, and not yet all of it again."""
+    """Whether the streamlet has a new owner that has not restored all of it yet."""
     return source_of(recovery) in assignment.sources
 
 
@@ -176,10 +176,12 @@ def recovered(
     state: common_pb2.StreamletState,
     own_losses: Iterable[RecoveryInfo] = (),
 ) -> common_pb2.StreamletAssignment:
-    """The assignment of a lost streamlet once `owner` has taken it over.
+    """Return the assignment of a lost streamlet once `owner` has taken it over.
 
-    `own_losses`: recoveries of earlier launches of the owner. What those had of the streamlet, older groups, is its own
-    from now on, so their recoveries will not look at it any more: it has to be recovered with the rest.
+    `own_losses`: recoveries of earlier launches of the owner. Older groups of the streamlet that those launches had
+    belong
+    to the owner from now on. The other recoveries then skip the streamlet, so these groups have to be recovered with
+    it.
     """
     changed = taken_over(
         assignment, recovery.broker_id, owner.member_id, owner.epoch, next_group_id=state.next_group_id
@@ -190,7 +192,7 @@ def recovered(
 
 
 def released(recovery: RecoveryInfo, assignment: common_pb2.StreamletAssignment) -> common_pb2.StreamletAssignment:
-    """The assignment of a streamlet that is restored."""
+    """Return the assignment of a streamlet that is restored."""
     changed = common_pb2.StreamletAssignment()
     changed.CopyFrom(assignment)
     changed.sources.remove(source_of(recovery))
@@ -198,7 +200,9 @@ def released(recovery: RecoveryInfo, assignment: common_pb2.StreamletAssignment)
 
 
 def decide(recovery: RecoveryInfo, view: View) -> Decision:
-    """The next step of `recovery`. Empty, without obstacles: others are at work, or it has ended."""
+    """Return the next step of `recovery`. An empty step without obstacles: work is under way, or the recovery
+    has ended.
+    """
     match recovery.phase:
         case phase if phase == RECOVERY_PHASE_FENCING:
             unfenced = _unfenced(recovery, view)
@@ -213,13 +217,13 @@ def decide(recovery: RecoveryInfo, view: View) -> Decision:
         case phase if phase == RECOVERY_PHASE_RESTORING:
             return _restore(recovery, view)
         case phase if phase == RECOVERY_PHASE_DONE:
-            # A backup that was away learns it when it is back.
+            # A backup that was away gets the order when it is back.
             return Decision((*_unfenced(recovery, view), *_unfreed(recovery, view)))
     return Decision(())
 
 
 def enter(recovery: RecoveryInfo, phase: RecoveryPhase.ValueType, now_us: int) -> RecoveryInfo:
-    """The record of a recovery whose next phase begins."""
+    """Return the record of a recovery whose next phase begins."""
     changed = RecoveryInfo()
     changed.CopyFrom(recovery)
     changed.phase = phase
@@ -233,14 +237,14 @@ def enter(recovery: RecoveryInfo, phase: RecoveryPhase.ValueType, now_us: int) -
 
 
 def _unfenced(recovery: RecoveryInfo, view: View) -> tuple[Action, ...]:
-    """Also of later phases: a backup that was away meanwhile must not take anything from the broker either."""
+    """Return the actions to fence the source; in later phases, too, for backups that were away before."""
     if recovery.cause == DRAINED:
         return ()
     return tuple(FenceAtBackup(backup) for backup in sorted(view.backups - view.fenced))
 
 
 def _unfreed(recovery: RecoveryInfo, view: View) -> tuple[Action, ...]:
-    # A broker that lives frees its replicas itself, once it hears that it has no groups of the stream any more.
+    # A living broker frees its replicas itself, once it learns that it has no groups of the stream any more.
     if recovery.cause == DRAINED:
         return ()
     return tuple(FreeReplicas(backup) for backup in sorted((view.backups & view.fenced) - view.freed))
@@ -278,7 +282,7 @@ def _take_over(recovery: RecoveryInfo, view: View) -> Decision:
 
 
 def _orphans(view: View, taken: Iterable[tuple[StreamletId, common_pb2.StreamletAssignment]]) -> tuple[str, ...]:
-    """The obstacles to streamlets whose new owner is gone, too: it comes back, or is recovered itself."""
+    """Return the obstacles due to new owners that are gone, too: each comes back, or is recovered itself."""
     gone = {one.broker_id for _, one in taken if not _lives(view, Launch(one.broker_id, one.broker_epoch))}
     return tuple(f"broker {broker_id}, which had taken over streamlets, or its recovery" for broker_id in sorted(gone))
 
@@ -290,27 +294,28 @@ def _restore(recovery: RecoveryInfo, view: View) -> Decision:
     if left:
         return Decision((ReleaseSource(tuple(sorted({one.stream_id for one, _ in left}))),))
     covers = _covered_by(recovery, view)
-    if covers:  # a later recovery took over what was ours, too, and reads it from what would be freed
+    if covers:  # a later recovery took over from this source, too, and reads the replicas that would be freed
         waits_for = f"the recovery of broker {recovery.broker_id}, incarnations before epoch {covers}"
         return Decision(_unfenced(recovery, view), (waits_for,))
-    if view.older:  # they may still have to read what would be freed with ours
+    if view.older:  # they may still have to read replicas that would be freed with this source's
         waits_for = f"the recovery of broker {recovery.broker_id}, incarnations before epoch {max(view.older)}"
         return Decision(_unfenced(recovery, view), (waits_for,))
     return Decision((*_unfenced(recovery, view), *_unfreed(recovery, view)) or (EnterPhase(RECOVERY_PHASE_DONE),))
 
 
 def _covered_by(recovery: RecoveryInfo, view: View) -> int:
-    """`before_epoch` of a recovery of later launches of the same broker that streamlets still come from; 0: of none."""
+    """Return `before_epoch` of a later recovery of the same broker from which streamlets still come; 0: none."""
     sources = (source for stream in view.streams for one in stream.assignments for source in one.sources)
     epochs = (source.before_epoch for source in sources if source.broker_id == recovery.broker_id)
     return max((epoch for epoch in epochs if epoch > recovery.before_epoch), default=0)
 
 
 def plan_owners(recovery: RecoveryInfo, view: View) -> tuple[dict[StreamletId, Launch], tuple[str, ...]]:
-    """The brokers that have to take over the lost streamlets, and the obstacles where none can.
+    """Return the brokers that have to take over the lost streamlets, and the obstacles where none can.
 
-    A streamlet of which the lost broker had older groups stays with its owner. Others are spread evenly over the
-    brokers that live, so that all of them recover; whoever has the fewest streamlets gets the first one.
+    A streamlet of which the lost broker had only older groups stays with its owner. Others are spread evenly over the
+    living
+    brokers, so that all of them recover; the broker with the fewest streamlets gets the first one.
     """
     given = Counter(owner.member_id for owner in view.planned.values() if _lives(view, owner))
     plan: dict[StreamletId, Launch] = {}
@@ -341,7 +346,7 @@ def plan_owners(recovery: RecoveryInfo, view: View) -> tuple[dict[StreamletId, L
 
 
 def choose(owners: Mapping[int, Owner], given: Mapping[int, int], segment_bytes: int) -> int | None:
-    """The broker that gets the next streamlet; one that is being emptied only if there is no other."""
+    """Return the broker that gets the next streamlet; a draining broker only if there is no other."""
 
     def order(broker_id: int) -> tuple[bool, int, int, int]:
         owner = owners[broker_id]
@@ -357,21 +362,21 @@ def _lives(view: View, launch: Launch) -> bool:
 
 
 def key_of(recovery: RecoveryInfo) -> tuple[int, int]:
-    """The key that tells one recovery from another."""
+    """Return the key that identifies a recovery."""
     return recovery.broker_id, recovery.before_epoch
 
 
 def begun(broker_id: int, before_epoch: int, cause: str, now_us: int) -> RecoveryInfo:
-    """The record of a new recovery."""
+    """Return the record of a new recovery."""
     fencing = RECOVERY_PHASE_TAKING_OVER if cause == DRAINED else RECOVERY_PHASE_FENCING
     recovery = coordinator_pb2.RecoveryInfo(
         broker_id=broker_id, before_epoch=before_epoch, cause=cause, phase=fencing, detected_us=now_us
     )
     if cause == DRAINED:
-        recovery.fenced_us = now_us  # nobody is
+        recovery.fenced_us = now_us  # a drained broker is not fenced
     return recovery
 
 
 def word(phase: RecoveryPhase.ValueType) -> str:
-    """A phase in lower case, as people are told it."""
+    """Return the name of a phase for people, in lower case."""
     return RecoveryPhase.Name(phase).removeprefix("RECOVERY_PHASE_").lower()

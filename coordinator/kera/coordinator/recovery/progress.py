@@ -1,4 +1,4 @@
-"""How far recoveries are, and which backups nobody needs, as brokers report it. Pure."""
+"""The progress of recoveries, and the backups that are not needed, as brokers report them. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gather(
     streams: Iterable[common_pb2.StreamInfo],
     progress: Mapping[Launch, Iterable[RecoveryProgress]],
 ) -> Reports:
-    """The present owners' reports on a recovery; those of former owners no longer count."""
+    """Return the present owners' reports on a recovery; those of former owners no longer count."""
     source = source_of(recovery)
     told = {owner: [one for one in reports if one.source == source] for owner, reports in progress.items()}
     owners = {
@@ -72,7 +72,7 @@ def gather(
 def with_progress(
     recovery: RecoveryInfo, streams: Iterable[common_pb2.StreamInfo], reports: Reports, waits_for: Iterable[str]
 ) -> RecoveryInfo:
-    """`recovery` with all that is known of how far it is. Numbers do not go back: an owner may die with what it did."""
+    """Return `recovery` with its known progress. Numbers do not go back: an owner may die with its results."""
     shown = RecoveryInfo()
     shown.CopyFrom(recovery)
     if recovery.phase in ENDED:
@@ -95,14 +95,15 @@ def with_progress(
 
 
 class Unneeded:
-    """Which backups have nothing that brokers need, as these said last: nobody who takes over from one waits for them.
+    """The backups in which brokers reported last that they need nothing: a takeover from these brokers does not
+    wait for them.
 
-    In memory only: a new coordinator waits rather than believes.
+    In memory only: a new coordinator waits until it has reports.
     """
 
     def __init__(self) -> None:
         self._told: dict[int, dict[int, frozenset[int]]] = {}
-        """By broker and epoch, of its last launches."""
+        """Ids of the backups, by broker and epoch, of its last launches."""
 
     def note(self, broker: Launch, backup_ids: Iterable[int]) -> None:
         """Note the report of a broker's launch."""
@@ -112,11 +113,11 @@ class Unneeded:
             del told[min(told)]
 
     def by_all(self, sources: Iterable[common_pb2.RecoverySource], backup_id: int) -> bool:
-        """Whether the last launch of each source has said so of a backup."""
+        """Whether the last launch of each source has reported that it does not need a backup."""
         return all(backup_id in self._last(source) for source in sources)
 
     def of(self, broker_id: int, epoch: int, backup_id: int) -> bool:
-        """Whether this launch of a broker has said so of a backup."""
+        """Whether this launch of a broker has reported that it does not need a backup."""
         return backup_id in self._told.get(broker_id, {}).get(epoch, frozenset())
 
     def _last(self, source: common_pb2.RecoverySource) -> frozenset[int]:

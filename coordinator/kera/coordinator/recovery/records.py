@@ -1,6 +1,6 @@
-"""The recoveries there are: those under way, and the last ones that have ended. No I/O, no waiting.
+"""The recoveries under way, and the last ones that have ended. No I/O, no waiting.
 
-Whoever changes one writes its record first, see `records_of`.
+A recovery's record is written before the change is made here, see `records_of`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1.coordinator_pb2 import RECOVERY_PHASE_CANCELLED
 
 KEPT = 16
-"""So many recoveries that have ended are kept, for those who ask what happened."""
+"""The number of ended recoveries to keep, to show what happened."""
 
 WorkKey = tuple[object, ...]
 """Key of a piece of work: the recovery, the action, and its object."""
@@ -37,7 +37,7 @@ WorkKey = tuple[object, ...]
 
 @dataclass(slots=True)
 class Run:
-    """A recovery, and what this coordinator knows of it that needs no memory: all of it is found out again."""
+    """A recovery, and the facts about it that need no record, because the next coordinator finds them out again."""
 
     info: coordinator_pb2.RecoveryInfo
     fenced: set[Launch] = field(default_factory=set)
@@ -67,12 +67,12 @@ class RecoveryRecords:
         self._progress: dict[Launch, list[coordinator_pb2.RecoveryProgress]] = {}
 
     def load(self) -> None:
-        """Take up what the ledger has."""
+        """Load the recoveries from the ledger."""
         for value in self._state.ledger.values(RECOVERIES):
             self.put(coordinator_pb2.RecoveryInfo.FromString(value))
 
     def put(self, info: coordinator_pb2.RecoveryInfo) -> None:
-        """A recovery begins, or is further, and that is stored."""
+        """Add or update a recovery whose record is stored."""
         self._runs.setdefault(key_of(info), Run(info)).info = info
 
     def remove(self, infos: Iterable[coordinator_pb2.RecoveryInfo]) -> None:
@@ -81,39 +81,39 @@ class RecoveryRecords:
             del self._runs[key_of(info)]
 
     def runs(self) -> list[Run]:
-        """All of them."""
+        """Return all recoveries."""
         return list(self._runs.values())
 
     def report(self, launch: Launch, progress: Sequence[coordinator_pb2.RecoveryProgress]) -> bool:
-        """Note the progress in a broker's heartbeat; whether it may be news."""
+        """Note the progress in a broker's heartbeat; return whether it may be news."""
         news = bool(progress) or launch in self._progress
         if news:
             self._progress[launch] = list(progress)
         return news
 
     def forget_earlier_launches(self) -> None:
-        """Drop what launches said that are not current any more."""
+        """Drop the reports of launches that are not current any more."""
         is_current = self._state.brokers.is_current
         self._progress = {launch: told for launch, told in self._progress.items() if told and is_current(launch)}
 
     def pending_of(self, broker_id: int) -> list[coordinator_pb2.RecoveryInfo]:
-        """The recoveries of what launches of a broker had that may still have to find new owners."""
+        """Return the recoveries from launches of a broker in which parts may still lack new owners."""
         return [
             run.info for (lost_id, _), run in self._runs.items() if lost_id == broker_id and run.info.phase in PENDING
         ]
 
     def active_of(self, broker_id: int) -> list[coordinator_pb2.RecoveryInfo]:
-        """The recoveries of what launches of a broker had that have not ended."""
+        """Return the recoveries from launches of a broker that have not ended."""
         return [
             run.info for (lost_id, _), run in self._runs.items() if lost_id == broker_id and run.info.phase not in ENDED
         ]
 
     def shown(self, run: Run, failures: Iterable[str]) -> coordinator_pb2.RecoveryInfo:
-        """A recovery with how far it is now. `failures`: why something of it did not succeed so far."""
+        """Return a recovery with its present progress. `failures`: the errors of its work so far."""
         return with_progress(run.info, self.streams(run), self._reports(run), (*run.waits_for, *failures))
 
     def streams(self, run: Run) -> list[common_pb2.StreamInfo]:
-        """The replicated streams that it may be about."""
+        """Return the replicated streams that a recovery may concern."""
         concerned = self._state.catalog.concerning(run.info.broker_id)
         return [stream for stream in concerned if stream.config.replication]
 
@@ -121,7 +121,7 @@ class RecoveryRecords:
         return gather(run.info, self.streams(run), dict(self._progress))
 
     def has_lost(self, broker_id: int, before_epoch: int, cause: str) -> bool:
-        """Whether there is anything to recover of what launches of a broker before an epoch had."""
+        """Whether launches of a broker before an epoch had anything that has to be recovered."""
         probe = coordinator_pb2.RecoveryInfo(broker_id=broker_id, before_epoch=before_epoch, cause=cause)
         return any(
             is_lost(probe, stream, one)
@@ -134,10 +134,12 @@ class RecoveryRecords:
     ) -> tuple[
         list[coordinator_pb2.RecoveryInfo], Callable[[common_pb2.StreamInfo, common_pb2.StreamletAssignment], bool]
     ]:
-        """The effects of a new launch of a broker: changed or new recoveries, and which of its assignments are lost.
+        """Return the effects of a new launch of a broker: changed or new recoveries, and a test for its lost
+        assignments.
 
-        Nothing changes before `put`. A launch that has its memory takes everything back of which nothing has a new
-        owner; a launch that has lost it gets no replicated streamlet back but by recovery.
+        Nothing changes before `put`. A launch that has its memory cancels each recovery from which no streamlet has a
+        new owner
+        yet. A launch that has lost its memory gets replicated streamlets back only by recovery.
         """
         now_us = self._state.clock.now_us()
         changed, lost = [], []
@@ -159,9 +161,9 @@ class RecoveryRecords:
         return changed, stays
 
     def of_lost_memory(self, stream: common_pb2.StreamInfo) -> list[coordinator_pb2.RecoveryInfo]:
-        """The recoveries that it takes, beside those there are, if a stream was at brokers that have lost their memory.
+        """Return the additional recoveries for a stream that was at brokers which have lost their memory.
 
-        It became known after they had registered. Nothing changes before `put`.
+        For a stream that became known after these brokers had registered. Nothing changes before `put`.
         """
         brokers, found = self._state.brokers, list[coordinator_pb2.RecoveryInfo]()
         for broker_id in sorted({one.broker_id for one in stream.assignments}):
@@ -174,13 +176,13 @@ class RecoveryRecords:
         return found
 
     def has_holes(self, broker_id: int) -> bool:
-        """Whether what a broker's launches had in memory was lost, and has yet to be taken over."""
+        """Whether data that a broker's launches had in memory were lost, and have yet to be taken over."""
         return any(info.cause == LOST_MEMORY for info in self.pending_of(broker_id))
 
     def recovered_before_epoch(self, broker_id: int) -> int:
-        """Replicas of launches of a broker before this epoch are read, or were, by others; 0: none are.
+        """Return the epoch below which other brokers read, or have read, replicas of a broker's launches; 0: none.
 
-        A broker that was emptied frees its replicas itself, but not before that is done.
+        A broker that was emptied frees its replicas itself, but not before its recovery is done.
         """
         return max(
             (
@@ -194,10 +196,10 @@ class RecoveryRecords:
         )
 
     def view(self, run: Run) -> View:
-        """All that decides what a recovery does next."""
+        """Return all that decides what a recovery does next."""
         state, info = self._state, run.info
         backups = frozenset(Launch(one, state.backups.epoch(one)) for one in state.backups.live_ids())
-        if info.phase in ENDED:  # all that is left to do is to tell backups that come late
+        if info.phase in ENDED:  # only backups that come late are left to order
             return View((), {}, backups, fenced=frozenset(run.fenced), freed=frozenset(run.freed))
         counts = state.catalog.streamlet_counts()
         streams = self.streams(run)
@@ -235,12 +237,12 @@ class RecoveryRecords:
 
 
 def records_of(infos: Iterable[coordinator_pb2.RecoveryInfo]) -> dict[str, bytes | None]:
-    """The records to write for recoveries that begin, or have progressed."""
+    """Return the records to write for recoveries that begin, or have progressed."""
     return {_key(info): info.SerializeToString() for info in infos}
 
 
 def deletions_of(infos: Iterable[coordinator_pb2.RecoveryInfo]) -> dict[str, bytes | None]:
-    """The changes that delete the records."""
+    """Return the changes that delete the records."""
     return {_key(info): None for info in infos}
 
 

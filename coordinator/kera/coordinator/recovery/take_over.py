@@ -1,4 +1,4 @@
-"""Taking over what a lost broker had: asking the brokers that are to own it from now on, and writing what they find."""
+"""Taking over from a lost broker: asks the new owners, and writes what they find."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TAKE_OVER_BYTES_MAX = 16 << 20
 """Maximum of the streams in one request to take over; the rest follow in the next one."""
 
 CursorsOf = Callable[[int], Sequence[common_pb2.Cursor]]
-"""Up to where the consumer groups have read a stream."""
+"""Returns the positions up to which the consumer groups have read a stream."""
 
 
 class TakeOvers:
@@ -35,7 +35,7 @@ class TakeOvers:
         cursors_of: CursorsOf,
         shown: Callable[[Run], coordinator_pb2.RecoveryInfo],
     ) -> None:
-        """`shown`: a recovery with how far it is now."""
+        """`shown` returns a recovery with its present progress."""
         self._state = state
         self._records = records
         self._unneeded = unneeded
@@ -47,7 +47,7 @@ class TakeOvers:
     ) -> None:
         """Have a broker find out where streamlets end, then write that it owns them.
 
-        `on_written` is called when some of it is written, others follow. Raises `Unavailable` when something is left.
+        `on_written` is called after each write; more may follow. Raises `Unavailable` if streamlets are left.
         """
         state = self._state
         request = self._request(run, streamlets)
@@ -57,7 +57,7 @@ class TakeOvers:
         for batch in in_batches(request.streams):
             if await state.change(self._write_taken(run, owner, batch, found, None if counted else answer)):
                 counted = True
-                on_written()  # so that the owner opens it, while others are written
+                on_written()  # so that the owner opens them while others are written
         if answer.waits_for:
             raise Unavailable(f"it waits for {'; '.join(answer.waits_for)}", broker_id=owner.member_id)
 
@@ -69,12 +69,12 @@ class TakeOvers:
         found: Mapping[StreamletId, common_pb2.StreamletState],
         totals: broker_pb2.TakeOverResponse | None,
     ) -> bool:
-        """Write that `owner` has what it was asked for and has found; whether there was any.
+        """Write that `owner` has the streamlets that it was asked for and has found; return whether there were any.
 
-        `totals`: what of it is not counted yet.
+        `totals`: the numbers of the answer, if they are not counted yet.
         """
         if self._state.catching_up or run.info.phase not in PENDING or not self._state.brokers.is_current(owner):
-            return False  # it came back, or the owner-to-be went: what was found out is about something else
+            return False  # the lost broker came back, or the new owner went: the findings are outdated
         streams = [stream for one in asked if (stream := self._taken(run, owner, one, found)) is not None]
         if streams:
             if totals is not None:
@@ -85,7 +85,7 @@ class TakeOvers:
         return bool(streams)
 
     def _starts_joined(self, streams: Iterable[common_pb2.StreamInfo]) -> dict[str, bytes | None]:
-        """The records of where entries start that change as intervals become one."""
+        """Return the changed records of where entries start, for streamlets whose intervals are joined."""
         changes: dict[str, bytes | None] = {}
         for stream in streams:
             before = self._state.catalog.with_id(stream.stream_id)
@@ -131,9 +131,10 @@ class TakeOvers:
         return request
 
     def _backups_for(self, run: Run, request: broker_pb2.TakeOverRequest) -> list[common_pb2.BackupInfo]:
-        """All backups; those that are dead and that nobody needs to wait for look like ones that are being emptied.
+        """Return all backups; a dead one that is not needed is marked as draining, so that the broker does not
+        wait for it.
 
-        Those that do not refuse the source yet look like dead ones: they may still get more of it.
+        A backup that does not refuse the source yet is marked as dead: it may still get more of it.
         """
         sources = [request.source]
         for asked in request.streams:
@@ -155,7 +156,9 @@ class TakeOvers:
         asked: broker_pb2.TakeOverStream,
         found: Mapping[StreamletId, common_pb2.StreamletState],
     ) -> common_pb2.StreamInfo | None:
-        """The stream with `owner` as the owner of what it has found; None: nothing of it is as it was asked for."""
+        """Return the stream with `owner` as the owner of what it has found; None if all of it has changed since
+        the request.
+        """
         stream_id = asked.stream.stream_id
         stream = self._state.catalog.find(stream_id)
         if stream is None:
@@ -174,6 +177,6 @@ class TakeOvers:
         return with_assignments(stream, changed, self._state.coordinator_epoch) if changed else None
 
     def _own_losses(self, run: Run, owner: Launch) -> list[coordinator_pb2.RecoveryInfo]:
-        """Recoveries of earlier launches of a broker that takes over what another one had, if any are pending."""
+        """Return the pending recoveries of earlier launches of a broker that takes over from another one."""
         own = self._records.pending_of(owner.member_id) if owner.member_id != run.info.broker_id else []
         return [info for info in own if info.cause != DRAINED]

@@ -2,9 +2,9 @@
 
 Invariants:
 
-1. A text has one id, whatever subjects have it, and one version of a subject. It is gone with the last of them.
-2. Numbers of a subject's versions only grow, as long as the subject is there.
-3. What all takes together is bounded: it is in the coordinator's memory, and in each copy of the metadata.
+1. A text has one id, in whatever subjects it is, and at most one version per subject. It is gone with the last of them.
+2. The numbers of a subject's versions only grow, as long as the subject exists.
+3. The total size is bounded: the registry is in the coordinator's memory, and in each copy of the metadata.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ BYTES_MAX = 24 << 20
 SUBJECT_BYTES_MAX = 4 << 20
 """Maximum of the definitions of one subject: a new one may have to be compared with all of them."""
 SUBJECT_BYTES, VERSION_BYTES, SCHEMA_BYTES = 120, 60, 60
-"""About the size of each besides its name or its definition."""
+"""Approximate size of each, without its name or its definition."""
 SUBJECTS_OF_PAGE_MAX = 5_000
 
 
 class Basis(NamedTuple):
-    """The basis of a decision about a new version of a subject."""
+    """The state of a subject on which a decision about a new version is based."""
 
     compatibility: Compatibility
     versions: tuple[tuple[int, int], ...]
-    """Number and id."""
+    """Number and id of each version."""
 
 
 class Change(NamedTuple):
-    """The records to write: None deletes."""
+    """The records to write; None deletes a record."""
 
     subject: str
     record: messages.SubjectRecord | None
     schemas: Mapping[int, messages.SchemaRecord | None]
-    """By id."""
+    """Records by id."""
     added_bytes: int = 0
-    """The bytes of the registry that its author has more."""
+    """The bytes that it adds to its author's share."""
 
 
 class Registry:
@@ -63,17 +63,19 @@ class Registry:
         """Compatibility of subjects without their own."""
         self._subjects: dict[str, messages.SubjectRecord] = {}
         self._names: list[str] = []
-        """Names of subjects with versions, in order."""
+        """Names of subjects with versions, sorted."""
         self._schemas: dict[int, messages.SchemaRecord] = {}
         self._ids: dict[bytes, int] = {}
-        """By the digest of a definition."""
+        """Ids by the digest of the definition."""
         self._users: dict[int, dict[str, None]] = {}
-        """For each schema, the subjects that have it, from the first."""
+        """For each schema, the subjects that have it, in order of registration."""
         self._bytes = 0
         self.bytes_by: Counter[str] = Counter()
-        """About the size of what each principal has registered; of a schema of several principals, it is each one's."""
+        """Approximate size of what each principal has registered; a schema that several have registered counts
+        for each.
+        """
         self._versions_by: Counter[tuple[str, int]] = Counter()
-        """By principal and schema, how many versions are this schema."""
+        """The number of versions with a schema that a principal has registered, by principal and schema."""
         for schema in schemas:
             self._put_schema(schema.schema_id, schema)
         for subject in subjects:
@@ -81,7 +83,7 @@ class Registry:
 
     @property
     def bytes(self) -> int:
-        """About the size of the whole registry."""
+        """Approximate size of the whole registry."""
         return self._bytes
 
     def __len__(self) -> int:
@@ -90,27 +92,29 @@ class Registry:
     # -- what is there ---------------------------------------------------------------------------------------------
 
     def subjects(self, prefix: str, after: str) -> tuple[list[str], bool]:
-        """Some that have versions and begin so, in order, those behind `after`; and whether there are more."""
+        """Return a page of subjects with versions and this prefix, sorted, behind `after`; and whether there
+        are more.
+        """
         at = bisect_left(self._names, max(prefix, f"{after}\0" if after else ""))
         page = self._names[at : at + SUBJECTS_OF_PAGE_MAX + 1]
         found = [name for name in page if name.startswith(prefix)]
         return found[:SUBJECTS_OF_PAGE_MAX], len(found) > SUBJECTS_OF_PAGE_MAX
 
     def subject(self, subject: str) -> messages.SubjectRecord:
-        """One that has versions. Raises `UnknownSubject`."""
+        """Return a subject that has versions. Raises `UnknownSubject`."""
         record = self._subjects.get(subject)
         if record is None or not record.versions:
             raise UnknownSubject(f"no schema is registered under {subject!r}", subject=subject)
         return record
 
     def compatibility(self, subject: str) -> tuple[Compatibility, bool]:
-        """The compatibility of a subject, also of one without versions; and whether it is the default."""
+        """Return the compatibility of a subject, even of one without versions; and whether it is the default."""
         record = self._subjects.get(subject)
         own = None if record is None else Compatibility.from_wire(record.compatibility)
         return own or self.default, own is None
 
     def version(self, subject: str, number: int) -> messages.RegisteredSchema:
-        """One, with its schema; 0: the newest. Raises `UnknownSubject` and `UnknownSchema`."""
+        """Return a version with its schema; 0: the newest. Raises `UnknownSubject` and `UnknownSchema`."""
         record = self.subject(subject)
         found = next((each for each in record.versions if each.version == number), None)
         if not number:
@@ -124,21 +128,21 @@ class Registry:
         return self.filled(subject, found)
 
     def filled(self, subject: str, version: messages.RegisteredSchema) -> messages.RegisteredSchema:
-        """A version as it is answered, with its schema."""
+        """Return a version with its subject and schema, as in answers."""
         answer = messages.RegisteredSchema(subject=subject)
         answer.MergeFrom(version)
         answer.schema.CopyFrom(self._schemas[version.schema_id].schema)
         return answer
 
     def users(self, schema_id: int) -> list[str]:
-        """The subjects that have a schema. Raises `UnknownSchema`."""
+        """Return the subjects that have a schema. Raises `UnknownSchema`."""
         users = self._users.get(schema_id)
         if not users:
             raise unknown_id(schema_id)
         return list(users)
 
     def of_id(self, subject: str, schema_id: int) -> messages.RegisteredSchema:
-        """The version of a subject that is this schema. Raises `UnknownSchema`."""
+        """Return the version of a subject that has this schema. Raises `UnknownSchema`."""
         record = self._subjects.get(subject)
         found = next((each for each in record.versions if each.schema_id == schema_id), None) if record else None
         if found is None:
@@ -146,26 +150,30 @@ class Registry:
         return self.filled(subject, found)
 
     def find(self, subject: str, schema: messages.SchemaDefinition) -> messages.RegisteredSchema | None:
-        """The version of a subject that is this very schema, without it."""
+        """Return the version of a subject that has exactly this schema, without the schema itself; None: there
+        is none.
+        """
         schema_id, record = self._ids.get(_digest(schema)), self._subjects.get(subject)
         if schema_id is None or record is None:
             return None
         return next((each for each in record.versions if each.schema_id == schema_id), None)
 
     def kinds(self, subject: str) -> set[SchemaType | None]:
-        """The types of the schemas that a subject has."""
+        """Return the types of the schemas that a subject has."""
         record = self._subjects.get(subject)
         versions = () if record is None else record.versions
         return {SchemaType.from_wire(self._schemas[each.schema_id].schema.type) for each in versions}
 
     def basis(self, subject: str) -> Basis:
-        """The basis of a decision about a new version; once it is different, the decision has to be made again."""
+        """Return the basis of a decision about a new version; if it differs later, the decision has to be made
+        again.
+        """
         record = self._subjects.get(subject)
         versions = () if record is None else tuple((each.version, each.schema_id) for each in record.versions)
         return Basis(self.compatibility(subject)[0], versions)
 
     def versions(self, basis: Basis) -> list[Version]:
-        """Those of a basis, with their definitions."""
+        """Return the versions of a basis, with their definitions."""
         found = []
         for number, schema_id in basis.versions:
             schema = self._schemas[schema_id].schema
@@ -179,7 +187,9 @@ class Registry:
     def registered(
         self, subject: str, schema: messages.SchemaDefinition, *, new_id: int, by: str, now_us: int
     ) -> Change:
-        """With a next version of a subject; `new_id`: of a schema that is new. Raises `InvalidArgument`."""
+        """Return the change that adds a version to a subject. `new_id`: the id if the schema is new. Raises
+        `InvalidArgument`.
+        """
         known = self._subjects.get(subject)
         record = messages.SubjectRecord(subject=subject, created_by=by)
         if known is not None:
@@ -212,7 +222,7 @@ class Registry:
         return Change(subject, record, schemas, new_bytes)
 
     def with_compatibility(self, subject: str, compatibility: Compatibility | None, *, by: str) -> Change:
-        """With a compatibility of its own for a subject, or none. Raises `InvalidArgument`."""
+        """Return the change that sets a subject's own compatibility, or removes it. Raises `InvalidArgument`."""
         record = messages.SubjectRecord(subject=subject, created_by=by)
         known, added_bytes = self._subjects.get(subject), 0
         if known is not None:
@@ -224,7 +234,9 @@ class Registry:
         return Change(subject, None if is_empty else record, {}, added_bytes)
 
     def without(self, subject: str, number: int) -> Change:
-        """Without a version, or, of 0, without the subject. Raises `UnknownSubject` and `UnknownSchema`."""
+        """Return the change that removes a version, or with 0 the subject. Raises `UnknownSubject` and
+        `UnknownSchema`.
+        """
         record = messages.SubjectRecord()
         if number:
             self.version(subject, number)
@@ -242,7 +254,7 @@ class Registry:
         return Change(subject, record if number else None, dict.fromkeys(unused))
 
     def apply(self, change: Change) -> None:
-        """A change that is in the store."""
+        """Apply a change that is in the store."""
         for schema_id, schema in change.schemas.items():
             if schema is not None:
                 self._put_schema(schema_id, schema)
@@ -252,7 +264,7 @@ class Registry:
                 self._put_schema(schema_id, None)
 
     def _check_room(self, subject: str, size: int) -> int:
-        """The bytes that are new. Raises `InvalidArgument`."""
+        """Return the added bytes of a change. Raises `InvalidArgument` if there is no room."""
         is_new = subject not in self._subjects
         if is_new and len(self._subjects) >= SUBJECTS_MAX:
             raise InvalidArgument(f"there are {len(self._subjects)} subjects already", limit=SUBJECTS_MAX)
@@ -307,7 +319,7 @@ class Registry:
 
 
 def unknown_id(schema_id: int) -> UnknownSchema:
-    """The error."""
+    """Return the error for an unknown id."""
     return UnknownSchema(f"no schema has the id {schema_id}", schema_id=schema_id)
 
 

@@ -1,8 +1,8 @@
-"""Comparing a schema with those that are there, without holding up the coordinator.
+"""Compares a schema with earlier ones without holding up the coordinator.
 
-A thread does it, one comparison after the other, and those who ask for many take turns with others: also what is short
-may take long. Only a few columns of Arrow are looked at at once. How many may wait is bounded, and how long each may
-take is the rules' (``kera.server.schemas.differences``).
+One thread compares, one comparison after the other, and callers with many take turns with others, since even a short
+definition may take long. Only small sets of Arrow columns are compared at once in the loop. The number of waiting
+comparisons is bounded; the rules bound how long each takes (``kera.server.schemas.differences``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kera.core.schemas import Compatibility, SchemaType
 from kera.server.schemas.compatibility import Definition, Version, incompatibilities
 
 SMALL_CHARS_MAX = 4 << 10
-"""Maximum of all definitions that are compared: a millisecond."""
+"""Maximum of all definitions in a comparison that runs in the loop: a millisecond."""
 WAITING_MAX = 256
-"""Each holds its definition."""
+"""Maximum of waiting comparisons: each holds its definition."""
 
 TOLD_CHARS_MAX = 1_200
 """Maximum of incompatibilities in an error, which has to fit into metadata of gRPC; `CheckSchema` reports more."""
@@ -33,7 +33,10 @@ class Checking:
         self._waiting = 0
 
     async def incompatibilities(self, new: Definition, earlier: list[Version], mode: Compatibility) -> list[str]:
-        """The incompatibilities if `new` follows. Raises `InvalidSchema`, and `Unavailable` when too many wait."""
+        """Return the incompatibilities of `new` with earlier versions.
+
+        Raises `InvalidSchema`, and `Unavailable` if too many comparisons wait.
+        """
         looked_at = earlier if mode.transitive else earlier[-1:]
         size = len(new.text) + sum(len(each.definition.text) for each in looked_at)
         if new.schema_type is SchemaType.ARROW and size <= SMALL_CHARS_MAX:
@@ -52,7 +55,7 @@ class Checking:
             self._waiting -= 1
 
     async def close(self) -> None:
-        """Let what has begun end; what waits is not begun."""
+        """Wait for the comparison under way; cancel those that wait."""
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
 
@@ -63,7 +66,7 @@ def _heard(running: asyncio.Future[list[str]]) -> None:
 
 
 def incompatible(subject: str, found: list[str]) -> IncompatibleSchema:
-    """The error, with as much as travels with one."""
+    """Return the error, with as many of the incompatibilities as fit into it."""
     told, room = list[str](), TOLD_CHARS_MAX
     for each in found:
         room -= len(each)

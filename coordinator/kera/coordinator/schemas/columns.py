@@ -40,7 +40,7 @@ class TypedStreams:
         self._caller = caller
 
     async def compare(self, stream: str, arrow_schema: bytes) -> object:
-        """See `ColumnSchemas.compare`. None: the registry does not have it."""
+        """See `ColumnSchemas.compare`. None: the registry does not take it."""
         subject, registry = _subject(stream), self._registry()
         if self._state.ledger.get(RESTORED) is not None:
             log.warning("columns of a stream are not registered: the metadata are catching up", stream=stream)
@@ -79,7 +79,7 @@ class TypedStreams:
         return self._registration(change, more)
 
     def forget(self, stream: str) -> Registration:
-        """See `ColumnSchemas.forget`. What is not of Arrow was not registered by the stream, and stays."""
+        """See `ColumnSchemas.forget`. A subject with other schemas than Arrow's is not the stream's own, and stays."""
         subject, registry = _subject(stream), self._registry()
         if registry.kinds(subject) != {SchemaType.ARROW}:
             return NOTHING

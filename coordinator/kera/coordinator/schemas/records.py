@@ -1,6 +1,6 @@
-"""Where the registry of schemas is in the metadata.
+"""The records of the schema registry in the metadata.
 
-schemas/compatibility      the one of subjects without their own, as its word
+schemas/compatibility      of subjects without their own, as its word
 schemas/ids/<id>           SchemaRecord, 8 hexadecimal digits
 schemas/subjects/<digest>  SubjectRecord; a name may be too long for a key
 last/schema_id             the last id that was given, as decimal text
@@ -18,17 +18,17 @@ SUBJECTS = "schemas/subjects/"
 
 
 def schema_key(schema_id: int) -> str:
-    """Key of a schema's record."""
+    """Return the key of a schema's record."""
     return f"{SCHEMAS}{schema_id:08x}"
 
 
 def subject_key(subject: str) -> str:
-    """Key of a subject's record."""
+    """Return the key of a subject's record."""
     return SUBJECTS + hashlib.sha256(subject.encode()).hexdigest()[:40]
 
 
 def changes_of(change: Change) -> dict[str, bytes | None]:
-    """The records to write for a change."""
+    """Return the records to write for a change."""
     record = change.record
     return {
         subject_key(change.subject): None if record is None else record.SerializeToString(),

@@ -1,7 +1,7 @@
-"""Requests about schemas. What is answered is in the store.
+"""Requests about schemas. An answered change is in the store.
 
-A comparison may take a while, and is made before it is this change's turn. When that has come, and the subject is not
-what the comparison was made by, it is made again.
+A comparison may take a while, so it is made before the change has its turn. If the subject has changed by then, the
+comparison is repeated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kera.v1 import schema_pb2 as messages
 log = get_logger("kera.coordinator")
 
 ATTEMPTS_MAX = 10
-"""Maximum of comparisons, while others change the subject."""
+"""Maximum of comparisons while others change the subject."""
 
 
 class SchemaService:
@@ -61,7 +61,7 @@ class SchemaService:
         """Schemas of typed streams."""
 
     def load(self) -> None:
-        """Take up what the ledger has."""
+        """Load the registry from the ledger."""
         ledger = self._state.ledger
         default = (ledger.get(DEFAULT_COMPATIBILITY) or Compatibility.BACKWARD.encode()).decode()
         self._registry = Registry(
@@ -72,20 +72,20 @@ class SchemaService:
 
     @property
     def subject_count(self) -> int:
-        """How many subjects there are."""
+        """The number of subjects."""
         return len(self._registry)
 
     @property
     def size_bytes(self) -> int:
-        """About the size of all of them."""
+        """Approximate size of the registry."""
         return self._registry.bytes
 
     async def close(self) -> None:
-        """Let comparisons that have begun end."""
+        """Wait for the comparison under way."""
         await self._checking.close()
 
     def handlers(self) -> Handlers:
-        """Requests in, responses out, by method."""
+        """Return the handlers of requests, by method."""
         handlers: Mapping[Any, Callable[[Any], Any]] = {
             api.REGISTER_SCHEMA: self.register,
             api.CHECK_SCHEMA: self.check,
@@ -101,9 +101,9 @@ class SchemaService:
     # -- changes ---------------------------------------------------------------------------------------------------
 
     async def register(self, request: messages.RegisterSchemaRequest) -> messages.RegisterSchemaResponse:
-        """Make a schema the next version of a subject, or find it there.
+        """Register a schema as the next version of a subject, or find it there.
 
-        Raises `InvalidSchema`, `IncompatibleSchema`, `InvalidArgument`, and `NotAllowed`.
+        Raises `InvalidSchema`, `IncompatibleSchema`, `InvalidArgument`, `Unavailable` and `NotAllowed`.
         """
         subject = checked_subject(request.subject)
         definition = _definition(request.schema)
@@ -112,7 +112,7 @@ class SchemaService:
             known = self._registry.find(subject, request.schema)
             if known is not None:
                 return _registered(subject, known)
-            if self._state.ledger.get(RESTORED) is not None:  # ids may have been given that are not in these metadata
+            if self._state.ledger.get(RESTORED) is not None:  # these metadata may lack ids that were given
                 raise Unavailable(self._state.catching_up or "the metadata are catching up with the cluster; ask again")
             basis = self._registry.basis(subject)
             found = await self._compared(basis, definition)
@@ -124,7 +124,7 @@ class SchemaService:
         raise Unavailable(f"others change {subject} all the time; ask again", subject=subject)
 
     async def _add(self, subject: str, schema: messages.SchemaDefinition, basis: Basis) -> Change | None:
-        """None: the subject is not what it was."""
+        """Write the next version; return None if the subject has changed since the comparison."""
         if self._registry.basis(subject) != basis:
             return None
         ledger, state = self._state.ledger, self._state
@@ -142,7 +142,9 @@ class SchemaService:
         return change
 
     async def set_compatibility(self, request: messages.SetCompatibilityRequest) -> messages.SetCompatibilityResponse:
-        """Say which schemas may follow those of a subject, or of all others. Raises `InvalidArgument`."""
+        """Set which schemas may follow those of a subject, or of all without their own setting. Raises
+        `InvalidArgument`.
+        """
         wanted = Compatibility.from_wire(request.compatibility)
         if wanted is None and (request.compatibility or not request.subject):
             raise InvalidArgument(f"compatibility {request.compatibility} is not known to this version")
@@ -164,7 +166,7 @@ class SchemaService:
         return messages.SetCompatibilityResponse()
 
     async def delete(self, request: messages.DeleteSchemaRequest) -> messages.DeleteSchemaResponse:
-        """Forget a version, or a subject. Raises `UnknownSubject` and `UnknownSchema`."""
+        """Delete a version, or a subject. Raises `UnknownSubject` and `UnknownSchema`."""
         subject = checked_subject(request.subject)
         answer = messages.DeleteSchemaResponse()
 
@@ -195,7 +197,7 @@ class SchemaService:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def check(self, request: messages.CheckSchemaRequest) -> messages.CheckSchemaResponse:
-        """Find the incompatibilities. Raises `InvalidSchema`."""
+        """Return the incompatibilities of a schema. Raises `InvalidSchema`."""
         basis = self._registry.basis(checked_subject(request.subject))
         definition = _definition(request.schema)
         known = self._registry.find(request.subject, request.schema)
@@ -203,7 +205,7 @@ class SchemaService:
         return messages.CheckSchemaResponse(incompatibilities=found, compatibility=basis.compatibility.wire)
 
     async def get(self, request: messages.GetSchemaRequest) -> messages.GetSchemaResponse:
-        """A version of a subject, or a schema by its id. Raises `UnknownSubject` and `UnknownSchema`."""
+        """Return a version of a subject, or a schema by its id. Raises `UnknownSubject` and `UnknownSchema`."""
         if request.WhichOneof("which") != "schema_id":
             subject = checked_subject(request.subject)
             if request.version > VERSION_MAX:
@@ -216,22 +218,22 @@ class SchemaService:
             if self._guard.allows(peer, Operation.DESCRIBE, stream(stream_of(subject))):
                 return messages.GetSchemaResponse(registered=self._registry.of_id(subject, schema_id))
             await pace.step()
-        raise unknown_id(schema_id)  # as if it were not there
+        raise unknown_id(schema_id)  # as if it did not exist
 
     def list_subjects(self, request: messages.ListSubjectsRequest) -> messages.ListSubjectsResponse:
-        """Those that begin so, a page of them."""
+        """List the subjects with a prefix, a page at a time."""
         if len(request.prefix) > SUBJECT_CHARS_MAX or len(request.after) > SUBJECT_CHARS_MAX:
             raise InvalidArgument(f"no subject has a name of more than {SUBJECT_CHARS_MAX} characters")
         subjects, more = self._registry.subjects(request.prefix, request.after)
         return messages.ListSubjectsResponse(subjects=subjects, next_after=subjects[-1] if more else "")
 
     def list_versions(self, request: messages.ListSchemaVersionsRequest) -> messages.ListSchemaVersionsResponse:
-        """All of a subject. Raises `UnknownSubject`."""
+        """List all versions of a subject. Raises `UnknownSubject`."""
         record = self._registry.subject(checked_subject(request.subject))
         return messages.ListSchemaVersionsResponse(versions=record.versions)
 
     def get_compatibility(self, request: messages.GetCompatibilityRequest) -> messages.GetCompatibilityResponse:
-        """The compatibility of a subject, or of those without their own."""
+        """Return the compatibility of a subject, or of subjects without their own."""
         subject = checked_subject(request.subject) if request.subject else ""
         compatibility, by_default = self._registry.compatibility(subject)
         return messages.GetCompatibilityResponse(compatibility=compatibility.wire, by_default=by_default)
