@@ -137,9 +137,9 @@ class RecoveryRecords:
         """Return the effects of a new launch of a broker: changed or new recoveries, and a test for its lost
         assignments.
 
-        Nothing changes before `put`. A launch that has its memory cancels each recovery from which no streamlet has a
-        new owner
-        yet. A launch that has lost its memory gets replicated streamlets back only by recovery.
+        Nothing changes before `put`. A launch that has its memory cancels each recovery without new owners so far,
+        unless that is for lost memory. A launch that has lost its memory gets replicated streamlets back only by
+        recovery.
         """
         now_us = self._state.clock.now_us()
         changed, lost = [], []

@@ -1,19 +1,21 @@
 """The census of the records: how many there are below each first component of their keys, and a sum over them.
 
-A store returns what is in it. In ZooKeeper, somebody can delete or change a record, and whoever reads the rest would
-take it for all there is: a stream would never have been. So each write also writes the census of what it changes, in
-the same transaction, and a coordinator compares before it goes by what it has read.
+A store returns what is in it. In ZooKeeper, somebody can delete or change a record, and a reader would take the rest
+for
+all of it: a deleted stream would never have existed. So each write also writes the census of what it changes, in the
+same transaction, and a coordinator checks the census before it relies on the records.
 
     census/<first component>   JSON: records, sum (of the CRC-32C of key and value of each, modulo 2^32)
     census/.                   of the records whose key has one component
     census/.since              epoch of the first term for which it holds
 
-A census that is not there is taken anew: that of metadata from before there were any, and of those that were put back.
-So to delete it is the way to go on with what is left. The record of the leader does not count: each term writes it.
+A missing census is taken anew: for metadata from before there were any, and for metadata that were restored. So an
+operator can delete it to continue with the remaining records. The record of the leader does not count: each term writes
+it.
 
-During an upgrade, a coordinator of an earlier version may lead in between, and writes records without counting them.
-Its record of the leader does not have ``census_since``, so the next term has a later one than ``census/.since``, and
-takes the whole census anew.
+During an upgrade, a coordinator of an earlier version may lead in between, and write records without counting them. Its
+record of the leader does not have ``census_since``, so the next term has a later one than ``census/.since``, and takes
+the whole census anew.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class _Tally(NamedTuple):
     sum: int = 0
 
     def plus(self, key: str, value: bytes | None, sign: int = 1) -> _Tally:
-        """The tally with one record more, or with -1 as `sign` one less; None: there is no such record."""
+        """Return the tally with one record more, or with -1 as `sign` one less; None: there is no such record."""
         if value is None:
             return self
         return _Tally(self.records + sign, (self.sum + sign * _checksum(key, value)) % _SUMS)
@@ -47,7 +49,7 @@ class _Tally(NamedTuple):
 
 
 def counted_with(changes: Mapping[str, bytes | None], get: Callable[[str], bytes | None]) -> dict[str, bytes | None]:
-    """`changes`, and those of the census that go with them; `get`: the records before. Pure.
+    """Return `changes` together with the resulting changes of the census; `get` reads the records before. Pure.
 
     Raises `MetadataDamaged` if a record of the census cannot be read.
     """
@@ -60,7 +62,7 @@ def counted_with(changes: Mapping[str, bytes | None], get: Callable[[str], bytes
 
 
 def missing_in(records: Mapping[str, bytes]) -> dict[str, bytes | None]:
-    """The changes that complete the census among `records`. Pure.
+    """Return the changes that complete the census among `records`. Pure.
 
     Raises `MetadataDamaged` if a record of the census does not agree with the records.
     """
@@ -71,7 +73,7 @@ def missing_in(records: Mapping[str, bytes]) -> dict[str, bytes | None]:
     counted = {place: tally.to_record() for place, tally in tallies.items()}
     there = {place: value for place, value in records.items() if place.startswith(CENSUS) and place != SINCE}
     since = census_since(records[LEADER]) if LEADER in records else 0
-    if _number(records.get(SINCE)) < since:  # not kept all the time
+    if _number(records.get(SINCE)) < since:  # some term since has not kept it
         return {**dict.fromkeys(there), **counted, SINCE: str(since).encode()}
     for place, value in there.items():
         _compare(place, _read(place, value), tallies.get(place, _Tally()))
@@ -99,7 +101,7 @@ def _read(place: str, value: bytes | None) -> _Tally:
 
 
 def _place(key: str) -> str:
-    """The key of the census' record that counts a record; empty: none does."""
+    """Return the key of the census' record that counts a record; empty: none does."""
     if key == LEADER or key.startswith(CENSUS):
         return ""
     first, slash, _ = key.partition("/")
@@ -107,7 +109,7 @@ def _place(key: str) -> str:
 
 
 def _number(value: bytes | None) -> int:
-    """Raises `MetadataDamaged`."""
+    """Return a number in a record. Raises `MetadataDamaged`."""
     try:
         return int(value or b"0")
     except ValueError as error:

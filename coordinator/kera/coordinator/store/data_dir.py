@@ -1,4 +1,4 @@
-"""The coordinator's data directory, which is one coordinator's."""
+"""The coordinator's data directory, which belongs to one coordinator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kera.core.errors import StartError
 
 
 class DataDirInUse(StartError):
-    """Another daemon, which is running, has the data directory."""
+    """Another running daemon uses the data directory."""
 
     code = "data_dir_in_use"
 
@@ -20,7 +20,7 @@ class DataDirInUse(StartError):
 class DataDir:
     """A directory that exists, can be written, and is locked until `close` or the end of the process.
 
-    Raises `InvalidSettings`, `PathNotWritable`, `DataDirInUse`, or `StartError` when it is a broker's or a backup's.
+    Raises `InvalidSettings`, `PathNotWritable`, `DataDirInUse`, or `StartError` if it is a broker's or a backup's.
     """
 
     def __init__(self, path: Path) -> None:

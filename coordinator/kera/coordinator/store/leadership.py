@@ -1,23 +1,23 @@
-"""Which coordinator leads: election, proof, and what the others answer.
+"""Which coordinator leads: election, proof, and the answers of the others.
 
-    follow ──win──► write the record `LEADER` ──► load what the store has ──► lead
-      ▲                                                                       │ the proof has run out, another one
-      └────────────── close what was loaded, resign ◄─────────────────────────┘ leads, or a write has failed
+    follow ──win──► write the record `LEADER` ──► load the store ──► lead
+      ▲                                                             │ the proof has run out, another one
+      └────────── close what was loaded, resign ◄───────────────────┘ leads, or a write has failed
 
-Promises:
+Guarantees:
 
-1. **Of all that believe to lead, one gets its changes through.** Each term writes the record `LEADER` (address, and an
-   epoch one higher than the last) before it loads anything, and each write of the term depends on that very version
+1. **At most one coordinator that believes to lead can write.** Each term writes the record `LEADER` (address, and an
+   epoch above the last one) before it loads anything, and each write of the term depends on that very version
    (`TermStore`). So a coordinator that was asleep while another one took over cannot change anything any more.
-2. **Who answers, leads.** A request is handled, and its answer given, only while the term is proven by our own clock:
-   the election was asked less than its lease ago whether we lead. What ends later is answered with `Uncertain`, and who
-   asks when nobody is proven with `NotLeader`.
-3. **What is in memory is what is in the store.** A write that was refused, or whose outcome is not known, ends the
-   term; the next one loads anew.
+2. **Only the leader answers.** A request is handled, and its answer given, only while the term is proven by our own
+   clock: less than a lease has passed since we asked the election whether we lead. A request that ends later is
+   answered with `Uncertain`, and a request while no term is proven with `NotLeader`.
+3. **Memory equals the store.** A write that was refused, or whose outcome is unknown, ends the term; the next one loads
+   the store anew.
 
 An embedded store takes the same way with an election of one (`Alone`): so its epoch, too, grows with each start.
 
-What is served while leading, and how it is loaded, is left to who makes the `Leadership`.
+The creator of the `Leadership` defines what is served while leading, and how it is loaded.
 """
 
 from __future__ import annotations
@@ -53,21 +53,22 @@ log = get_logger("kera.leadership")
 
 LEADER = "leader"
 """Key of the record of the last leader: JSON with its ``address`` and ``epoch``, the ``previous_epoch``, and
-``census_since``: the first epoch from which on each leader has kept the census (``store/census``)."""
+``census_since``: the first epoch from which on each leader has kept the census (``store/census``).
+"""
 PROOFS_PER_LEASE = 4
-"""So often the election is asked while a proof lasts: a slow answer, and the one after it, may be late."""
+"""How often the election is asked per lease, so that a slow answer, and the one after it, may be late."""
 PROOF_INTERVAL_S_MAX = 1.0
 PAUSE_S = 0.2
-"""Between a term and the next try: what ended it may last."""
+"""The pause between a term and the next try, in seconds: the reason for its end may last."""
 
 Office = Callable[[MetadataStore, int], AbstractAsyncContextManager[Service]]
-"""Loads what leads from the store, in this epoch; gives what it serves, and closes it at the end."""
+"""Loads the leader's state from the store, in this epoch; yields its service, and closes it at the end."""
 Observe = Callable[[str, str], None]
-"""Called for each request that nobody leading has seen: the method's name, and the code of the error."""
+"""Called for each request that is refused because this coordinator does not lead: the method, and the error's code."""
 
 
 def epoch_of(leader: bytes) -> int:
-    """The epoch in the record of the last leader. Raises `MetadataDamaged`."""
+    """Return the epoch in the record of the last leader. Raises `MetadataDamaged`."""
     try:
         return int(json.loads(leader)["epoch"])
     except (ValueError, LookupError, TypeError) as error:
@@ -79,7 +80,7 @@ def epoch_of(leader: bytes) -> int:
 
 
 def census_since(leader: bytes) -> int:
-    """The first epoch from which on each leader has kept the census; 0: the last one has not."""
+    """Return the first epoch from which on each leader has kept the census; 0: the last one has not."""
     return int(json.loads(leader).get("census_since", 0))
 
 
@@ -87,41 +88,43 @@ class Election(Protocol):
     """The election of the coordinator that may lead."""
 
     alone: bool
-    """There is one only: what keeps it from leading ends it, as no other one would lead instead."""
+    """Whether there is only one coordinator: an error that keeps it from leading ends it, as no other would
+    lead instead.
+    """
 
     @property
     def lease_s(self) -> float:
-        """How long nobody else wins, from when a proof was asked for that succeeded."""
+        """How long nobody else can win, from the time of asking for a proof that succeeded."""
         ...
 
     @property
     def leader(self) -> str:
-        """Address of who leads or is about to; empty when that is not known."""
+        """Address of the coordinator that leads or is about to; empty if unknown."""
         ...
 
     @property
     def coordinators(self) -> list[str]:
-        """Addresses of the coordinators that run, as far as is known; the first one leads."""
+        """Addresses of the running coordinators, as far as they are known; the first one leads."""
         ...
 
     @property
     def feature_level(self) -> int:
-        """The lowest of the coordinators that run, see ``kera.server.feature_level``."""
+        """The lowest level of the running coordinators, see ``kera.server.feature_level``."""
         ...
 
     @property
     def problem(self) -> str:
-        """Why it cannot be found out who leads; empty if nothing is wrong."""
+        """Why the leader cannot be determined; empty if nothing is wrong."""
         ...
 
     async def win(self) -> None:
-        """Wait until this one may lead."""
+        """Wait until this coordinator may lead."""
         ...
 
     async def prove(self, guard: Check) -> bool:
-        """Whether this one may still lead, and the record of `guard` is as it says.
+        """Whether this coordinator may still lead, and the record of `guard` has the expected version.
 
-        Raises `MetadataStoreFailed` or `TimeoutError` when that cannot be found out now.
+        Raises `MetadataStoreFailed` or `TimeoutError` if that cannot be determined now.
         """
         ...
 
@@ -131,7 +134,7 @@ class Election(Protocol):
 
 
 class Alone:
-    """The election of a coordinator without company: its store's lock keeps others away."""
+    """The election of a lone coordinator: its store's lock keeps others away."""
 
     alone = True
     lease_s = math.inf
@@ -155,7 +158,7 @@ class Alone:
 
 
 class _Term:
-    """A time of leading. It ends once, and stays ended."""
+    """A term of leadership. It ends once, and stays ended."""
 
     def __init__(self, epoch: int, version: int, now: Callable[[], float]) -> None:
         self.epoch = epoch
@@ -179,7 +182,7 @@ class _Term:
 
 
 class TermStore:
-    """The store as who leads sees it: each write counts only in its term, and one that fails ends the term."""
+    """The store of a leader: each write succeeds only in its term, and a failed one ends the term."""
 
     def __init__(self, store: MetadataStore, term: _Term) -> None:
         self._store = store
@@ -198,7 +201,7 @@ class TermStore:
         return await self._store.keys()
 
     async def write(self, *writes: Write | Check) -> None:
-        """See `MetadataStore.write`. Raises `VersionConflict`, too, when another one has begun to lead."""
+        """See `MetadataStore.write`. Raises `VersionConflict` also if another coordinator has begun to lead."""
         if self._term.over.is_set():
             raise VersionConflict(f"this coordinator leads no more: {self._term.reason}")
         try:
@@ -208,7 +211,7 @@ class TermStore:
             raise
 
     async def close(self) -> None:
-        """The store outlives the term."""
+        """Do nothing: the store outlives the term."""
 
 
 def _wall_us() -> int:
@@ -216,7 +219,7 @@ def _wall_us() -> int:
 
 
 class Leadership:
-    """One coordinator's part in the election, and the door to what it serves while it leads."""
+    """One coordinator's part in the election, and the access to its service while it leads."""
 
     def __init__(
         self,
@@ -226,8 +229,9 @@ class Leadership:
         wall_us: Callable[[], int] = _wall_us,
         pause_s: float = PAUSE_S,
     ) -> None:
-        """`now` is a clock in seconds that never goes back, and goes on while the host is suspended; `wall_us` tells
-        the time, for numbers only.
+        """`now`: a clock in seconds that never goes back, and continues while the host is suspended.
+
+        `wall_us` returns the wall-clock time; it is used only for numbers.
         """
         self._office = office
         self._now = now
@@ -248,23 +252,23 @@ class Leadership:
 
     @property
     def address(self) -> str:
-        """Where others reach this coordinator; empty before it runs for leader."""
+        """The address at which others reach this coordinator; empty before it runs for leader."""
         return self._address
 
     @property
     def leader(self) -> str:
-        """Address of who leads, as far as is known, if it is another one."""
+        """The leader's address, as far as it is known, if another coordinator leads."""
         leader = self._election.leader if self._election else ""
         return "" if leader == self._address else leader
 
     @property
     def feature_level(self) -> int:
-        """The lowest of the coordinators that run, as far as is known."""
+        """The lowest level of the running coordinators, as far as it is known."""
         return self._election.feature_level if self._election else 0
 
     @property
     def problem(self) -> str:
-        """Why this coordinator can neither lead nor say who does; empty if nothing is wrong."""
+        """Why this coordinator neither leads nor knows the leader; empty if nothing is wrong."""
         return (self._election.problem if self._election else "") or self._problem
 
     async def until_first_term(self) -> None:
@@ -272,9 +276,9 @@ class Leadership:
         await self._led.wait()
 
     async def run(self, store: MetadataStore, election: Election, address: str) -> NoReturn:
-        """Run for leader, lead, and so on; `address` is where this coordinator is reached.
+        """Run for leader, lead, and repeat; `address`: where others reach this coordinator.
 
-        Defects come out; and of a coordinator that is alone also what keeps it from leading.
+        Raises defects; a lone coordinator also raises the error that keeps it from leading.
         """
         self._election, self._address = election, address
         while True:
@@ -285,7 +289,7 @@ class Leadership:
                 raise
             except KeraError as error:
                 if election.alone:
-                    raise  # it would last: a store that was opened once, and cannot be used now, has to be opened anew
+                    raise  # it would last: a store that was opened once and has become unusable has to be opened anew
                 self._tell(error.message)
             except TimeoutError:
                 self._tell("no proof of it in time")
@@ -340,7 +344,7 @@ class Leadership:
         interval_s = min(election.lease_s / PROOFS_PER_LEASE, PROOF_INTERVAL_S_MAX)
         try:
             async with asyncio.TaskGroup() as asking:
-                # The next question does not wait for an answer that is late: each counts from when it was asked.
+                # The next question does not wait for a late answer: each proof counts from its own question.
                 while not term.over.is_set():
                     await asyncio.sleep(interval_s)
                     asking.create_task(self._ask_for_proof(term, election))
@@ -357,14 +361,16 @@ class Leadership:
                     term.end("another coordinator may lead")
         except (MetadataStoreFailed, TimeoutError) as error:
             reason = str(error) or "no answer in time"
-        # After a pause of this process the proof may have run out, and yet be renewed: then nobody else has led.
+        # After a pause of this process the proof may have run out and yet be renewed: then nobody else has led.
         if not term.proven:
             term.end(f"it could not be proven in time: {reason}")
 
     # --- serving -----------------------------------------------------------------------------------------------
 
     def service(self, methods: Iterable[Method[Any, Any]], observe: Observe) -> Service:
-        """`methods`, served by what is loaded while this coordinator leads, and refused when it does not."""
+        """Return a service of `methods` that forwards to the loaded service while this coordinator leads, and
+        else refuses.
+        """
         return {method: partial(self._serve, method, observe) for method in methods}
 
     async def _serve(self, method: Method[Any, Any], observe: Observe, call: Call[Any]) -> Reply[Any]:
@@ -391,7 +397,7 @@ class Leadership:
         return reply
 
     def not_leader(self) -> NotLeader:
-        """The error for callers while another coordinator leads, or none."""
+        """Return the error for callers while another coordinator leads, or none."""
         leader = self.leader
         if not leader:
             return NotLeader("no coordinator leads at the moment; ask again", leader="")

@@ -1,7 +1,7 @@
-"""All metadata, in memory and in the store: what the coordinator reads without waiting and writes before it acts.
+"""All metadata, in memory and in the store: the coordinator reads them without waiting, and writes before it acts.
 
-The coordinator is the store's only writer, so what it has in memory is what is there, and reading costs nothing. Should
-another coordinator write as well, the versions no longer agree, and `Ledger.write` fails instead of undoing its work.
+The coordinator is the store's only writer, so its memory equals the store, and reading is cheap. If another coordinator
+writes as well, the versions no longer agree, and `Ledger.write` fails instead of undoing that work.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from kera.coordinator.store import census
 from kera.coordinator.store.metadata import MetadataStore, StoredRecord, Write
 
 Changes = Mapping[str, bytes | None]
-"""New values by key; None deletes."""
+"""New values by key; None deletes a record."""
 
 
 class Ledger:
-    """A mirror of the store. One task at a time may write; the coordinator sees to that."""
+    """A mirror of the store. Only one task at a time may write; the coordinator ensures that."""
 
     def __init__(self, store: MetadataStore, records: dict[str, StoredRecord]) -> None:
         self._store = store
@@ -30,51 +30,51 @@ class Ledger:
 
     @classmethod
     async def load(cls, store: MetadataStore) -> Ledger:
-        """The ledger of what `store` has."""
+        """Return a ledger of the records in `store`."""
         return cls(store, await store.list(""))
 
     async def check(self) -> None:
-        """Whether it has all that was written (``census``). Raises `MetadataDamaged`, and what the store raises."""
+        """Check that all written records are there (``census``). Raises `MetadataDamaged`, and the store's errors."""
         missing = census.missing_in(self.snapshot())
         if missing:
             await self._write(missing)
 
     def get(self, key: str) -> bytes | None:
-        """The value under `key`."""
+        """Return the value under `key`, or None."""
         record = self._records.get(key)
         return None if record is None else record.value
 
     def values(self, prefix: str) -> list[bytes]:
-        """The values of all keys that start with `prefix`, in the order of the keys."""
+        """Return the values of all keys that start with `prefix`, in the order of the keys."""
         return [record.value for key, record in sorted(self._records.items()) if key.startswith(prefix)]
 
     def children(self, path: str) -> list[str]:
-        """The keys that are one level below a path, in their order: at once, however many others there are."""
+        """Return the keys one level below a path, sorted; the time does not depend on the number of other records."""
         return sorted(self._children.get(path, ()))
 
     def snapshot(self) -> dict[str, bytes]:
-        """All values by key, as they are at this moment."""
+        """Return a copy of all present values, by key."""
         return {key: record.value for key, record in self._records.items()}
 
     def last_number(self, counter: str) -> int:
-        """The last one that was written under `counter`; 0: none."""
+        """Return the last number that was written under `counter`; 0: none."""
         return int(self.get(counter) or b"0")
 
     def next_number(self, counter: str) -> int:
-        """The number after the last one that was written under `counter`; from 1.
+        """Return the number after the last one that was written under `counter`, from 1.
 
-        It is taken by writing it, best together with what it is for; `number` makes the value.
+        Writing it takes it, preferably together with its object; `number` makes the value.
         """
         return self.last_number(counter) + 1
 
     async def write(self, changes: Changes) -> None:
-        """Make `changes` durable, all or none; only then are they seen here. Raises what the store raises."""
+        """Make `changes` durable, all or none, and only then visible here. Raises the store's errors."""
         await self._write(census.counted_with(changes, self.get))
 
     async def changed_by_others(self, keys: Sequence[str]) -> dict[str, int]:
-        """Those of some records that the store does not have as they are here, with the version there; 0: none.
+        """Return the records among `keys` that differ in the store, each with its version there; 0: not there.
 
-        What is just being written is among them. Raises what the store raises.
+        A record that is just being written may be among them. Raises the store's errors.
         """
         found = await asyncio.gather(*map(self._store.get, keys))
         return {
@@ -84,13 +84,13 @@ class Ledger:
         }
 
     async def added_by_others(self) -> set[str]:
-        """The keys of records that the store has and that are not here; what is just being written is among them."""
+        """Return the keys that only the store has; keys that are just being written may be among them."""
         return await self._store.keys() - self._records.keys()
 
     async def restore(self, versions: Mapping[str, int]) -> None:
-        """Write records as they are here over these versions in the store, or delete those that are not here.
+        """Overwrite these versions in the store with the records here, or delete records that are not here.
 
-        Raises what the store raises.
+        Raises the store's errors.
         """
         await self._put([Write(key, self.get(key), version) for key, version in versions.items()])
 
@@ -124,5 +124,5 @@ def _parent(key: str) -> str:
 
 
 def number(value: int) -> bytes:
-    """A counter's value as it is stored: decimal text."""
+    """Return a counter's stored value: decimal text."""
     return str(value).encode()

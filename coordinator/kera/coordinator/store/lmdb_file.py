@@ -1,16 +1,17 @@
-"""LMDB's file, looked at before LMDB maps it.
+"""Checks LMDB's file before LMDB maps it.
 
-LMDB believes what is in it. Where a page is missing, as the file was cut off, the kernel ends the process with SIGBUS,
-and without a word; and a file without content becomes a new database. So `check` follows all pages that LMDB could:
+LMDB trusts the file. If a page is missing because the file was cut off, the kernel kills the process with SIGBUS,
+without
+a message; and an empty file becomes a new database. So `check` follows all pages that LMDB could reach:
 
-    page 0, page 1     header, then meta: the roots of two trees as of one commit; of both, the later one counts
-    branch             header, then where its nodes are; a node has the number of the page below it, and a key
+    page 0, page 1     header, then meta: the roots of two trees as of one commit; the later of the two counts
+    branch             header, then the offsets of its nodes; a node has the number of the page below it, and a key
     leaf               likewise; a node has a key, and a value, the root of a further tree (a database by name), or the
                        number of the first of the pages that have the value
     overflow           header, then the value, up to the end of the last page
 
-What no tree leads to need not be there, though the meta counts it: pages that are free are never read. What records
-mean, and the order of keys, is left to those who read them.
+Pages that no tree leads to may be missing, though the meta counts them: LMDB never reads free pages. The readers of the
+records check their meaning, and the order of keys.
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ from typing import NamedTuple
 MAGIC = 0xBEEFC0DE
 VERSION = 1
 PAGE_BYTES = frozenset(1 << bits for bits in range(9, 17))
-"""How long pages may be: as those of the machine that has made the file."""
+"""Possible sizes of a page: the size on the machine that made the file."""
 
-# All is as a C compiler of this machine lays it out: LMDB writes its structures as they are.
+# LMDB writes its structures in the layout of this machine's C compiler.
 _HEADER = struct.Struct("@NHHHH")
-"""Page number, padding, kind, end of where nodes are, end of the free room; of overflow pages the last two have how
-many there are."""
+"""Page number, padding, kind, end of the nodes' offsets, end of the free room; in overflow pages the last two
+have their
+count.
+"""
 _OVERFLOW_COUNT = struct.Struct("@I")
 _DATABASE = "IHHNNNNN"
-"""Padding (of the first database: the length of pages), flags, depth, counts of pages and records, root."""
+"""Padding (of the first database: the size of pages), flags, depth, counts of pages and records, root."""
 _META = struct.Struct(f"@IIPN{_DATABASE}{_DATABASE}NN")
-"""Magic, version, address, size of the map, database of free pages, the main one, last page, commit."""
+"""Magic, version, address, size of the map, database of free pages, main database, last page, commit."""
 _NODE = struct.Struct("@HHHH")
 """Two halves of a number, flags (in a branch: its third part), length of the key."""
 _SLOT = struct.Struct("@H")
@@ -46,13 +49,13 @@ _NO_PAGE = (1 << 8 * _PAGE_NUMBER.size) - 1
 
 
 class DamagedFile(Exception):
-    """The file must not be given to LMDB; says why."""
+    """The file must not be given to LMDB; the text has the reason."""
 
 
 def check(path: Path) -> None:
-    """Follow all that is in the file. Raises `DamagedFile`, or ``OSError`` when it cannot be read.
+    """Follow everything in the file. Raises `DamagedFile`, or ``OSError`` if it cannot be read.
 
-    A file of another version of LMDB is left to it.
+    A file of another version of LMDB is not checked.
     """
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -96,7 +99,7 @@ class _Pages:
         self._size = size
 
     def follow(self, meta: _Meta) -> None:
-        """Look at all pages that a commit has. Raises `DamagedFile` or `struct.error`."""
+        """Read all pages of a commit. Raises `DamagedFile` or `struct.error`."""
         waiting, seen = [root for root in meta.roots if root != _NO_PAGE], set[int]()
         while waiting:
             number = waiting.pop()
@@ -106,7 +109,7 @@ class _Pages:
             waiting += self._below(number)
 
     def _read(self, number: int, kinds: int, count: int = 1) -> tuple[bytes, int, int]:
-        """The first of `count` pages, the kind and the end of the slots by its header."""
+        """Return the first of `count` pages, and the kind and the end of the slots from its header."""
         if not 2 <= number <= self._count - count:
             raise DamagedFile(f"it is cut off: it has {self._size} bytes, and no page {number + count - 1}")
         page = os.pread(self._fd, self._page_bytes, number * self._page_bytes)
@@ -116,7 +119,7 @@ class _Pages:
         return page, kind, slots_end
 
     def _below(self, number: int) -> Iterator[int]:
-        """The pages to which a page of a tree leads, without those that have values."""
+        """Yield the pages to which a page of a tree leads, without pages of values."""
         page, kind, slots_end = self._read(number, _BRANCH | _LEAF)
         for slot in range(_HEADER.size, slots_end, _SLOT.size):
             (at,) = _SLOT.unpack_from(page, slot)

@@ -1,20 +1,20 @@
-"""The metadata store of a coordinator without company: LMDB, embedded, in its data directory.
+"""The metadata store of a lone coordinator: LMDB, embedded, in its data directory.
 
-A commit is synchronous: data and then the page that makes it valid are on disk when a write returns, so that a crash
-at any point leaves the store as it was before or after the write. Commits run on a thread of their own, one after the
-other, because a slow disk must not hold up heartbeats; reads are memory accesses and run where they are called.
+A commit is synchronous: data and then the page that makes it valid are on disk when a write returns, so that a crash at
+any point leaves the store as it was before or after the write. Commits run on their own thread, one after the other,
+because a slow disk must not hold up heartbeats. Reads are memory accesses and run in the caller's thread.
 
     <data_dir>/lock              one coordinator per directory, see `DataDir`
     <data_dir>/metadata/         the LMDB environment, with two databases:
         store                    "format" → version of this layout, as decimal text
         records                  key → version (u64, big-endian), then the value
-    <data_dir>/metadata.damaged  one that was damaged, in whose place a copy was put; the next are metadata.damaged-2, …
+    <data_dir>/metadata.damaged  damaged metadata that a copy has replaced; the next are metadata.damaged-2, …
 
-Whoever puts a copy in the place of damaged metadata may be killed in between. Then there are none, or an empty
-database, beside those that were set aside: no coordinator begins a new cluster there (`RestoreInterrupted`), and the
-next who puts a copy back goes on from there.
+A restore that replaces damaged metadata may be killed halfway. Then there are no metadata, or an empty database, beside
+the ones that were set aside. No coordinator begins a new cluster there (`RestoreInterrupted`), and the next restore
+continues from there.
 
-LMDB gets no file that could end the process, see ``kera.coordinator.store.lmdb_file``.
+A file that could make LMDB end the process is refused before, see ``kera.coordinator.store.lmdb_file``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ DATABASES = 2
 _FORMAT_KEY = b"format"
 _VERSION = struct.Struct(">Q")
 OpenEnvironment = Callable[..., lmdb.Environment]
-"""Opens a database, as `lmdb.open`, which it is if nobody says otherwise."""
+"""Opens a database; `lmdb.open` by default."""
 
 
 _DAMAGE = (lmdb_file.DamagedFile, lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError)
@@ -88,11 +88,12 @@ class LmdbStore:
         for_copy: bool = False,
         replace_damaged: bool = False,
     ) -> None:
-        """`committing`: the one thread that commits; it ends with the store.
+        """`committing`: the single thread that commits; it ends with the store.
 
-        `for_copy`: a copy is put into it, so an earlier attempt that was interrupted is not an error. With
-        `replace_damaged`, besides, damaged metadata are set aside, and the store is empty. They are put back if the
-        store is closed without a write.
+        `for_copy`: a copy will be put into the store, so an earlier attempt that was interrupted is no error. With
+        `replace_damaged`, damaged metadata are also set aside, and the store is empty. They are put back if the store
+        is closed
+        without a write.
         """
         self._directory = DataDir(data_dir)
         self._path = self._directory.path / "metadata"
@@ -101,9 +102,9 @@ class LmdbStore:
         self._for_copy = for_copy or replace_damaged
         self._failing = Repeated(log)
         self._problem = ""
-        """The reason why the last write failed; empty: it did not."""
+        """The error of the last write; empty if it succeeded."""
         self._set_aside: Path | None = None
-        """Where damaged metadata are, in whose place nothing has been written yet."""
+        """The place of damaged metadata, until something is written in their stead."""
         try:
             self._open_or_replace(environment_of, replace_damaged=replace_damaged)
         except BaseException:
@@ -123,12 +124,14 @@ class LmdbStore:
             self._open(environment_of)
 
     def _places_aside(self) -> Iterator[Path]:
-        """Where damaged metadata are put, in this order."""
+        """Yield the places for damaged metadata, in the order of use."""
         for number in count(1):
             yield self._path.with_name(f"{self._path.name}.damaged{f'-{number}' if number > 1 else ''}")
 
     def _check_place(self) -> None:
-        """There is nothing here. Raises `RestoreInterrupted` if others were set aside for it."""
+        """Check whether missing metadata were set aside. Raises `RestoreInterrupted` if so, unless a restore
+        continues.
+        """
         aside = next(self._places_aside())
         if self._set_aside is not None or not os.path.lexists(aside):
             return
@@ -164,7 +167,7 @@ class LmdbStore:
         if is_new:
             self._check_place()
         try:
-            # LMDB would make one that nobody but root can enter, and earlier versions have let it.
+            # LMDB would make a directory that only root can enter, and earlier versions of KerA have let it.
             self._path.mkdir(exist_ok=True)
             self._path.chmod(0o700)
             if not is_new:
@@ -178,7 +181,7 @@ class LmdbStore:
                 self._check_format()
                 self._records = self._environment.open_db(b"records")
                 self._identity = identity_of(file)
-                if is_new:  # a commit is none yet if the file's name can vanish
+                if is_new:  # a commit is not durable while the file's name can vanish
                     sync_directory(self._path)
                     sync_directory(self._path.parent)
                 elif self._is_empty():
@@ -194,7 +197,7 @@ class LmdbStore:
                 reason=str(error),
             ) from error
         except (lmdb.Error, OSError) as error:
-            if is_new:  # half of a new file, as on a full disk, would be damage at the next start
+            if is_new:  # a half-written new file, as on a full disk, would count as damaged at the next start
                 with suppress(OSError):
                     file.unlink()
             raise StartError(
@@ -202,7 +205,7 @@ class LmdbStore:
             ) from error
 
     def _refuse_other_database(self) -> None:
-        """Raise `StartError` for a database that is not one of a coordinator: it would become a new cluster's."""
+        """Raise `StartError` for a database that is not a coordinator's: it would become a new cluster's."""
         with self._environment.begin() as transaction:
             names = list(islice(transaction.cursor().iternext(values=False), DATABASES + 1))
         if names and b"store" not in names:
@@ -264,7 +267,7 @@ class LmdbStore:
             raise Unavailable(f"metadata cannot be written: {problem}", path=str(self._path))
         try:
             self._carry_out(writes)
-            self._set_aside = None  # for good: there is something in its place
+            self._set_aside = None  # final: there is something in its place
             self._failing.over("metadata can be written again", path=str(self._path))
             self._problem = ""
         except lmdb.Error as error:
@@ -272,7 +275,7 @@ class LmdbStore:
             self._problem = f"metadata cannot be written in {self._path}: {error}{self._hint(error)}"
             if self._is_as_before(writes):
                 full = isinstance(error, lmdb.MapFullError)
-                kind: type[KeraError] = MetadataStoreFull if full else DiskFull  # which goes on by itself
+                kind: type[KeraError] = MetadataStoreFull if full else DiskFull  # the coordinator continues after these
                 raise kind(
                     f"no room for metadata{'' if full else ', or a failing disk,'} in {self._path}: {error}"
                     f"{self._hint(error)}",
@@ -282,7 +285,7 @@ class LmdbStore:
 
     @property
     def problem(self) -> str:
-        """The reason why the last write failed, or the next one will; empty: there is none."""
+        """Why the last write failed, or the next one will; empty: no problem."""
         file = self._path / "data.mdb"
         if identity_of(file) == self._identity:
             return self._problem
@@ -308,10 +311,11 @@ class LmdbStore:
                     transaction.put(key, _VERSION.pack(found_version + 1) + write.value)
 
     def _is_as_before(self, writes: tuple[Write | Check, ...]) -> bool:
-        """Whether nothing of a commit that failed was done.
+        """Whether a failed commit has changed nothing.
 
-        A disk that takes only a part of the pages is an error like any other for LMDB. Then the page that makes the
-        commit valid was not written. When that one fails, nothing can be read any more until the store is opened anew.
+        LMDB treats a disk that takes only a part of the pages like any other error. Then the page that makes the commit
+        valid
+        was not written. If writing that page itself fails, nothing can be read until the store is opened anew.
         """
         try:
             with self._environment.begin(db=self._records) as transaction:
@@ -322,7 +326,7 @@ class LmdbStore:
         return versions == [write.expected_version for write in writes]
 
     async def close(self) -> None:
-        """See `MetadataStore.close`. What has been begun ends."""
+        """See `MetadataStore.close`. Waits for commits that have begun."""
         await asyncio.to_thread(self._committing.shutdown)
         self._environment.close()
         self._let_go()

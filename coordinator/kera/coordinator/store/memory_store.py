@@ -1,4 +1,4 @@
-"""A metadata store that lasts as long as the process: the fake beside the real one, for tests."""
+"""A metadata store that lasts as long as the process: the fake beside the real ones, for tests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class MemoryStore:
     def __init__(self, records: Mapping[str, StoredRecord] | None = None) -> None:
         self._records = dict(records or {})
         self.failure: KeraError | None = None
-        """The result of each write; with `MetadataStoreFailed` it is carried out all the same."""
+        """The error of each write; if it is `MetadataStoreFailed`, the write is carried out nevertheless."""
 
     @property
     def records(self) -> dict[str, StoredRecord]:
-        """A copy of all records, of which another store can be made."""
+        """A copy of all records, from which another store can be made."""
         return dict(self._records)
 
     async def get(self, key: str) -> StoredRecord | None:
@@ -53,7 +53,7 @@ class MemoryStore:
                 self._records[write.key] = StoredRecord(write.value, write.expected_version + 1)
         if self.failure is not None:
             raise self.failure
-        await asyncio.sleep(0)  # others run before the caller is told, as with every real store
+        await asyncio.sleep(0)  # other tasks run before the write returns, as with every real store
 
     async def close(self) -> None:
         """See `MetadataStore.close`."""

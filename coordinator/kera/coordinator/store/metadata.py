@@ -1,17 +1,18 @@
-"""The metadata store: small records by key, with versions; what the coordinator knows, made durable.
+"""The metadata store: small records by key, with versions, which make the coordinator's knowledge durable.
 
-Promises of every `MetadataStore` (``tests/unit/coordinator/test_metadata_store.py`` holds each implementation to them):
+Guarantees of every `MetadataStore` (``tests/unit/coordinator/test_metadata_store.py`` checks them for each
+implementation):
 
 1. `MetadataStore.write` is all or nothing, and durable when it returns.
-2. A write says for each record which version it replaces, and fails with `VersionConflict` when that is not what is
-   there. So of two coordinators that believe to be the only one, at most one gets its change through.
-3. A write may also ask for the version of records that it does not change (`Check`). So a coordinator that leads makes
-   each of its writes depend on the record that says so (``kera.coordinator.store.leadership``).
-4. Versions are counted per key: a record that is not there has version 0, and each put adds 1. A record that is
+2. A write names for each record the version that it replaces, and fails with `VersionConflict` if the record has
+   another one. So of two coordinators that believe to be the only one, at most one can write.
+3. A write may also require versions of records that it does not change (`Check`). So each write of a leader depends on
+   the record of its leadership (``kera.coordinator.store.leadership``).
+4. Versions are counted per key: a record that does not exist has version 0, and each put adds 1. A record that is
    deleted and put again starts over at 1. (ZooKeeper counts the same way, from 0.)
-5. The errors of what is underneath end here, see below.
+5. Errors of the underlying store are translated into the errors below.
 
-Keys are paths like ``streams/0000000000000007``. What records mean is left to those who write them.
+Keys are paths like ``streams/0000000000000007``. The writers of records define what they mean.
 """
 
 from __future__ import annotations
@@ -32,40 +33,42 @@ class StoredRecord(NamedTuple):
 
     value: bytes
     version: int
-    """From 1."""
+    """Version, from 1."""
 
 
 class Write(NamedTuple):
-    """One record's part of a write."""
+    """The change of one record in a write."""
 
     key: str
     value: bytes | None
     """None deletes the record."""
     expected_version: int
-    """The version that must be there; 0: none. A put leaves the record at this plus one."""
+    """The version that the record must have; 0: it must not exist. A put gives the record this version plus one."""
 
 
 class Check(NamedTuple):
-    """A record that a write depends on, and leaves as it is."""
+    """The required version of a record that a write does not change."""
 
     key: str
     expected_version: int
-    """The version that must be there; 0: none."""
+    """The version that the record must have; 0: it must not exist."""
 
 
 class MetadataStore(Protocol):
-    """Where metadata is kept. Asynchronous, since a store may be on other machines."""
+    """A store of metadata. Asynchronous, since it may be on other machines."""
 
     async def get(self, key: str) -> StoredRecord | None:
-        """The record under `key`."""
+        """Return the record under `key`, or None."""
         ...
 
     async def list(self, prefix: str) -> dict[str, StoredRecord]:
-        """All records whose key starts with `prefix`, in the order of their keys. They belong to one moment."""
+        """Return all records whose key starts with `prefix`, in the order of their keys, as of one moment."""
         ...
 
     async def keys(self) -> set[str]:
-        """The keys of all records, not necessarily of one moment: cheaper than `list`, as no value is read."""
+        """Return the keys of all records, not necessarily as of one moment: cheaper than `list`, as no value is
+        read.
+        """
         ...
 
     async def write(self, *writes: Write | Check) -> None:
@@ -78,12 +81,12 @@ class MetadataStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release the store; nothing is called after this."""
+        """Release the store; no other call may follow."""
         ...
 
 
 class UnknownFormat(StartError):
-    """The metadata was written by another version of KerA."""
+    """The metadata were written by another version of KerA."""
 
     code = "unknown_format"
 
@@ -95,7 +98,7 @@ class MetadataDamaged(StartError):
 
 
 class VersionConflict(NotAccepted):
-    """Someone else has written the record since it was read: there is another coordinator."""
+    """Another coordinator has written the record since it was read."""
 
     code = "version_conflict"
 
@@ -107,16 +110,16 @@ class MetadataStoreFull(NotAccepted):
 
 
 class MetadataStoreFailed(KeraError):
-    """Reading failed, or it is not known whether a write was carried out.
+    """Reading failed, or it is unknown whether a write was carried out.
 
-    Whoever has a copy of what is there loads it anew: a coordinator that leads does so by leading anew.
+    The owner of a mirror of the store loads it anew: a leader does so by leading anew.
     """
 
     code = "metadata_store_failed"
 
 
 def check_writes(writes: Sequence[Write | Check]) -> None:
-    """Refuse what no store takes; implementations call this before they begin."""
+    """Refuse writes that no store accepts; implementations call this first."""
     invariant(len({write.key for write in writes}) == len(writes), "each record at most once in a write")
     for write in writes:
         invariant(0 < len(write.key.encode()) <= KEY_BYTES_MAX, "keys are short", key=write.key)
@@ -129,7 +132,7 @@ def check_writes(writes: Sequence[Write | Check]) -> None:
 
 
 def conflict(write: Write | Check, found_version: int) -> VersionConflict:
-    """The error for a write that expected another version."""
+    """Return the error for a write that expected another version."""
     return VersionConflict(
         f"{write.key} has version {found_version}, expected {write.expected_version}: another coordinator has written",
         key=write.key,

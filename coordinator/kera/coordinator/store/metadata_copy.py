@@ -1,13 +1,13 @@
-"""A copy of all metadata in one file: made by the coordinator that leads, put back into a store while none does.
+"""A copy of all metadata in one file: made by the leader, put back into a store while no coordinator leads.
 
-It is of one moment, and the same whether the metadata are in LMDB or in ZooKeeper: one can be put back into the other.
+It is of one moment, and has the same form for LMDB and ZooKeeper: a copy of one can be put back into the other.
 
     line of JSON    format, version, cluster_id, created_us, records, crc32 (of the rest, hexadecimal)
     rest            compressed with zlib: for each record the lengths of key and value (u32, little-endian), and both
 
-Who leads is not in it, and neither is the census. Putting a copy back writes who leads anew, so that a coordinator
-which still runs cannot write any more, and stops; and another record that says that the metadata may be older than
-the cluster (`RESTORED`).
+The copy contains neither the record of the leader nor the census. Putting a copy back also rewrites the record of the
+leader, so that a coordinator which still runs cannot write any more, and stops. It also writes a record that says that
+the metadata may be older than the cluster (`RESTORED`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kera.core.errors import InvalidArgument
 FORMAT = "kera metadata"
 VERSION = 1
 PIECE_BYTES = 32 << 10
-"""Are compressed in one step."""
+"""Bytes that are compressed in one step."""
 UNPACKED_BYTES_MAX = 1 << 30
-"""The most that all records may take, as `metadata_bytes_max` has it: a megabyte can be made to become a gigabyte."""
+"""Maximum of all records, as for `metadata_bytes_max`: a crafted megabyte can decompress to a gigabyte."""
 CLUSTER_ID = "cluster_id"
 RESTORED = "restored"
-"""Key of a record that is there while the metadata may be older than the cluster, see ``restored``."""
+"""Key of a record that exists while the metadata may be older than the cluster, see ``restored``."""
 _LENGTHS = struct.Struct("<II")
 
 
@@ -45,12 +45,12 @@ class MetadataCopy(NamedTuple):
 
 
 def pack(records: Mapping[str, bytes], created_us: int) -> bytes:
-    """The file with these records."""
+    """Return the file with these records."""
     return at_once(packing(records, created_us))
 
 
 def packing(records: Mapping[str, bytes], created_us: int) -> Generator[None, None, bytes]:
-    """`pack`, in steps: yields between pieces."""
+    """Do the same as `pack` in steps: yields between pieces."""
     kept = {key: value for key, value in records.items() if key != LEADER and not key.startswith(CENSUS)}
     compressor, pieces, gathered = zlib.compressobj(), list[bytes](), bytearray()
     for key, value in sorted(kept.items()):
@@ -75,7 +75,7 @@ def packing(records: Mapping[str, bytes], created_us: int) -> Generator[None, No
 
 
 def unpack(data: bytes) -> MetadataCopy:
-    """The content of a file. Raises `InvalidArgument` unless it is whole, and of a known version."""
+    """Return the content of a file. Raises `InvalidArgument` unless it is whole, and of a known version."""
     line, _, body = data.partition(b"\n")
     head: dict[str, Any] = {}
     try:
@@ -124,7 +124,7 @@ def _records(rest: bytes) -> dict[str, bytes]:
 
 
 def _leader(value: bytes) -> bytes | None:
-    """The record of who leads, to be written anew; None, which deletes it, if it cannot be read."""
+    """Return the record of the leader, to be rewritten; None, which deletes it, if it cannot be read."""
     try:
         epoch_of(value)
     except MetadataDamaged:
@@ -133,7 +133,7 @@ def _leader(value: bytes) -> bytes | None:
 
 
 async def put_back(store: MetadataStore, data: bytes, *, force: bool = False) -> MetadataCopy:
-    """Have a store contain what a file has, and nothing else; all or nothing.
+    """Replace the content of a store with that of a file; all or nothing.
 
     Raises `InvalidArgument` for a file that cannot be used, and, without `force`, if the store is not empty.
     """

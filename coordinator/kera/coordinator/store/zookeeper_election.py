@@ -1,12 +1,13 @@
 """Which coordinator leads: an election by candidates in ZooKeeper.
 
-The oldest candidate leads: a node of ZooKeeper that is there as long as its owner's session.
+Each candidate is a node of ZooKeeper that lasts as long as its owner's session. The oldest candidate leads.
 
-**Proofs.** While its candidate's node exists nobody else leads. ZooKeeper removes the node when it has not heard of its
-session for the session time-out. So who asks for the node and finds it, leads for `LEASE_PART` of the time-out from
-when it asked. It asks with a transaction, for which a majority of the ensemble has to be there. That it is still the
-oldest need not be asked: no younger one becomes older. The rest of the time-out is a margin for servers that tell the
-ensemble's leader of their sessions only once per half tick: a time-out is at least two ticks.
+**Proofs.** While its candidate's node exists nobody else leads. ZooKeeper removes the node if it has not heard from its
+session for the session time-out. So a coordinator that asks for its node and finds it, leads for `LEASE_PART` of the
+time-out from when it asked. It asks with a transaction, for which a majority of the ensemble has to be there. It need
+not ask whether its node is still the oldest: no younger one becomes older. The rest of the time-out is a margin,
+because
+servers report their sessions to the ensemble's leader only once per half tick: a time-out is at least two ticks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kera.core.base.telemetry import get_logger
 log = get_logger("kera.zookeeper")
 
 POLL_INTERVAL_S = 1.0
-"""How often candidates look, besides being told: what is told is lost with a connection."""
+"""How often candidates look, in seconds, besides watches: a connection that breaks loses their notifications."""
 LEASE_PART = 2 / 3
 
 
@@ -42,18 +43,18 @@ class ZooKeeperElection:
     alone = False
 
     def __init__(self, session: ZooKeeperSession, address: str, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:
-        """`address` is where clients and daemons reach this coordinator."""
+        """`address`: where clients and daemons reach this coordinator."""
         self._session = session
         self._address = address
         self._poll_interval_s = poll_interval_s
         self._path = candidates_path(session.root)
         self._id = candidate_id(session.new_id())
-        """Finds our node, also when the connection broke before we heard its whole name."""
+        """Prefix of our node's name; finds the node even if the connection broke before we learned the whole name."""
         self._candidates: dict[str, str] = {}
-        """Address by node, the one that leads first."""
+        """Addresses by node; the leader's comes first."""
         self._changed = asyncio.Event()
         self._wake = self._waker()
-        """One for all looks: kazoo keeps each watch that it is given until there is something to see."""
+        """One watch for all looks: kazoo keeps each distinct watch until it has fired."""
         self._problem = ""
         self._failing = Repeated(log)
         self._looking: asyncio.Task[None] | None = None
@@ -93,7 +94,7 @@ class ZooKeeperElection:
                 if node is None:
                     await self._stand()
                 elif not await self._session.owns(node):
-                    await self._session.delete(node)  # of an earlier session: it goes away any moment
+                    await self._session.delete(node)  # from an earlier session: it will vanish any moment
                 elif self._is_first(node):
                     self._works()
                     return
@@ -136,12 +137,14 @@ class ZooKeeperElection:
                     del self._candidates[node]
 
     async def _look_at_others(self) -> None:
-        """For who asks which coordinators there are: no proof waits for it, and none fails with it."""
+        """Refresh the list of coordinators, which only informs callers: no proof waits for it, or fails because
+        of it.
+        """
         with contextlib.suppress(MetadataStoreFailed, MetadataStoreFull):
             await self._look()
 
     async def _stand(self) -> None:
-        """Become a candidate, the last one in the row."""
+        """Become the youngest candidate."""
         with contextlib.suppress(Lost):
             await self._session.make_ephemeral(f"{self._path}/{self._id}-", self._address.encode())
 
@@ -152,11 +155,11 @@ class ZooKeeperElection:
         return node == next(iter(self._candidates), None)
 
     async def _look(self, watch: Watch | None = None) -> None:
-        """See which candidates there are; `watch` is called on kazoo's thread when that changes."""
+        """Read the list of candidates; `watch` is called on kazoo's thread when it changes."""
         await self._session.sync()
         try:
             names = await self._session.children(self._path, watch)
-        except NodeMissing:  # somebody else has deleted it
+        except NodeMissing:  # another program has deleted it
             await self._session.make(self._path)
             names = ()
         known, found = self._candidates, {}

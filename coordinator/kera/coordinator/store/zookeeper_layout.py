@@ -1,4 +1,4 @@
-"""Where records are in ZooKeeper, and how writes that are staged there are packed. No I/O.
+"""The layout of records in ZooKeeper, and the packed form of staged writes. No I/O.
 
     format                     version of this layout, as decimal text
     revision                   set by each write, to an id of the write
@@ -6,7 +6,7 @@
     staged/<id>/<number>       parts of a write that is too large for one transaction
     pending                    id of the staged write that is decided, and not carried out to its end
     candidates/<id>.<feature level>-<number>
-                               ephemeral: a coordinator that runs, its address; the one with the lowest number leads
+                               ephemeral: a running coordinator's address; the one with the lowest number leads
 
 All is below a root: the path behind the addresses, ``/kera`` by default.
 """
@@ -23,53 +23,53 @@ from kera.server.feature_level import FEATURE_LEVEL
 
 _PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
 _EMPTY = "+"
-"""Stands where nothing is left to encode; percent-encoding never gives it."""
+"""Stands for an empty text; percent-encoding never results in it."""
 _TOP = _EMPTY * 2
 """Directory of the records whose key has one component."""
 
 
 def format_path(root: str) -> str:
-    """Path of the layout's version."""
+    """Return the path of the layout's version."""
     return f"{root}/format"
 
 
 def revision_path(root: str) -> str:
-    """Path of the node that each write changes."""
+    """Return the path of the node that each write changes."""
     return f"{root}/revision"
 
 
 def records_path(root: str) -> str:
-    """Below it are the directories of records."""
+    """Return the path above the directories of records."""
     return f"{root}/records"
 
 
 def record_path(root: str, key: str) -> str:
-    """Path of a record."""
+    """Return the path of a record."""
     return "/".join((records_path(root), *path_of(key)))
 
 
 def staged_path(root: str) -> str:
-    """Below it are the large writes."""
+    """Return the path above staged writes."""
     return f"{root}/staged"
 
 
 def pending_path(root: str) -> str:
-    """Path of the id of the large write that is decided."""
+    """Return the path of the id of the staged write that is decided."""
     return f"{root}/pending"
 
 
 def candidates_path(root: str) -> str:
-    """Below it are those who would lead."""
+    """Return the path above the candidates."""
     return f"{root}/candidates"
 
 
 def candidate_id(name: str) -> str:
-    """The name of the node of a coordinator of this version, up to its number; `name` is unique."""
+    """Return the prefix of the node's name of a coordinator of this version, up to its number; `name` is unique."""
     return f"{name}.{FEATURE_LEVEL}"
 
 
 def candidate_level(path: str) -> int:
-    """The feature level of the coordinator that has this node."""
+    """Return the feature level of the coordinator with this node."""
     level = path.rpartition("-")[0].rpartition(".")[2]
     return int(level) if level.isdecimal() else 0
 
@@ -88,13 +88,13 @@ def _unquoted(name: str) -> str:
 
 
 def path_of(key: str) -> tuple[str, str]:
-    """Directory and name of a record."""
+    """Return the directory and the name of a record."""
     head, slash, rest = key.partition("/")
     return (_quoted(head), _quoted(rest)) if slash else (_TOP, _quoted(key))
 
 
 def key_of(directory: str, name: str) -> str:
-    """The opposite of `path_of`."""
+    """Return the key of a directory and name: the inverse of `path_of`."""
     return _unquoted(name) if directory == _TOP else f"{_unquoted(directory)}/{_unquoted(name)}"
 
 
@@ -109,12 +109,13 @@ def may_have(directory: str, prefix: str) -> bool:
 # --- staged writes -------------------------------------------------------------------------------------------------
 
 _HEAD = struct.Struct(">HQq")
-"""Head of a change: length of the key, expected version, length of the value; -1: it is deleted. Key and value
-follow."""
+"""Head of a change: length of the key, expected version, length of the value (-1: delete the record). Key and
+value follow.
+"""
 
 
 def packed(writes: Iterable[Write]) -> bytes:
-    """A part of a large write as bytes."""
+    """Return a part of a large write as bytes."""
     pieces = []
     for write in writes:
         key = write.key.encode()
@@ -127,7 +128,7 @@ def packed(writes: Iterable[Write]) -> bytes:
 
 
 def unpacked(data: bytes) -> list[Write]:
-    """The opposite of `packed`."""
+    """Return the writes in such bytes: the inverse of `packed`."""
     writes, at = [], 0
     while at < len(data):
         key_bytes, version, value_bytes = _HEAD.unpack_from(data, at)

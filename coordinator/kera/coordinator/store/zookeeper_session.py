@@ -1,17 +1,17 @@
 """A session with ZooKeeper: requests from the event loop, with bounded waits and errors of ours.
 
-This is the only module that knows ZooKeeper's client, kazoo. Its threads and errors end here: results come back to the
-event loop, every wait is bounded, and whatever goes wrong is a `MetadataStoreFailed` (`MetadataStoreFull` where
-ZooKeeper refuses for want of room). Where the kind matters, it is one of the kinds below:
+This is the only module that uses ZooKeeper's client, kazoo. Its threads and errors end here: results come back to the
+event loop, every wait is bounded, and every failure is a `MetadataStoreFailed` (`MetadataStoreFull` where ZooKeeper
+refuses for want of room). Where the kind matters, it is one of these:
 
-    NodeMissing, NodeThere   what a request needs is not there, what it makes is there already
+    NodeMissing, NodeThere   a node that a request needs is missing, or a node that it makes exists already
     Refused                  one of a transaction's operations is impossible: nothing was changed
-    Lost                     it is not known whether the request was carried out
+    Lost                     it is unknown whether the request was carried out
 
-A session that expires is followed by a new one, unnoticed by its callers. Should kazoo itself come to an end,
-which only a defect does, all requests fail with `InternalError`: nothing would ever answer them.
+A new session follows one that expires, unnoticed by the callers. If kazoo itself ends, which only a defect causes, all
+requests fail with `InternalError`: they would never be answered.
 
-What is kept where, and who may write, is left to ``zookeeper_store`` and ``zookeeper_election``.
+``zookeeper_store`` and ``zookeeper_election`` define the content, and who may write.
 """
 
 from __future__ import annotations
@@ -54,51 +54,51 @@ log = get_logger("kera.zookeeper")
 
 ROOT_DEFAULT = "/kera"
 CONNECT_TIMEOUT_S = 15.0
-"""Bound on the first connection, at the start."""
+"""Time limit of the first connection, at the start."""
 CLOSE_TIMEOUT_S = 1.0
-"""Then the session is left to its time-out: a coordinator ends, whatever ails ZooKeeper."""
+"""Time limit of closing; after it the session ends by its time-out: a coordinator ends, whatever ails ZooKeeper."""
 ADDRESSES_MIN = 2
-"""Half of the time-out for a connection: a quarter is too short where packets are late and lost."""
+"""Each address gets half of the time-out to connect: a quarter is too short where packets are late and lost."""
 RETRY_INTERVAL_S = 0.1
 
-# The request may or may not have been carried out. (A connection that is closed is one of a session that has expired.)
+# The request may or may not have been carried out. (A closed connection belongs to an expired session.)
 _LOST = (ConnectionLoss, SessionExpiredError, SessionMovedError, OperationTimeoutError, TimeoutError)
 _IMPOSSIBLE = (BadVersionError, NoNodeError, NodeExistsError)
 
 Watch = Callable[[Any], None]
 """Called on kazoo's thread."""
 _Submit = Callable[[KazooClient], Any]
-"""Begins a request; gives kazoo's asynchronous result."""
+"""Begins a request; returns kazoo's asynchronous result."""
 Operation = Callable[[TransactionRequest], None]
 """Adds itself to a transaction."""
 
 
 def check(path: str, version: int = 0) -> Operation:
-    """A node is there, in this version; a node that is never set has 0."""
+    """Return the operation that requires a node in this version; a node that was never set has 0."""
     return lambda transaction: transaction.check(path, version)
 
 
 def make(path: str, value: bytes = b"") -> Operation:
-    """A node is made."""
+    """Return the operation that makes a node."""
     return lambda transaction: transaction.create(path, value)
 
 
 def put(path: str, value: bytes, version: int) -> Operation:
-    """A node of this version gets a value."""
+    """Return the operation that sets the value of a node of this version."""
     return lambda transaction: transaction.set_data(path, value, version)
 
 
 def remove(path: str, version: int = -1) -> Operation:
-    """A node of this version goes away; -1: of any."""
+    """Return the operation that removes a node of this version; -1: of any version."""
     return lambda transaction: transaction.delete(path, version)
 
 
 class NodeMissing(MetadataStoreFailed):
-    """A node is not there. Where that is not an error, it is caught."""
+    """A node does not exist. Callers for which that is no error catch this."""
 
 
 class NodeThere(MetadataStoreFailed):
-    """A node that was to be made is there already."""
+    """A node that was to be made exists already."""
 
 
 class Lost(MetadataStoreFailed):
@@ -106,34 +106,34 @@ class Lost(MetadataStoreFailed):
 
 
 class Refused(MetadataStoreFailed):
-    """The operation number `at` of a transaction is impossible, and so all of it."""
+    """The operation number `at` of a transaction is impossible, and so the whole transaction."""
 
     at: int = 0
 
 
 class ZooKeeperUnreachable(StartError):
-    """No server of the ensemble answered within the time that was given for the start."""
+    """No server of the ensemble answered within the time limit of the start."""
 
     code = "zookeeper_unreachable"
 
 
 class Node(NamedTuple):
-    """A node as it was read."""
+    """A node that was read."""
 
     value: bytes
     version: int
-    """From 0."""
+    """Version, from 0."""
 
 
 class ZooKeeperAddress(NamedTuple):
-    """``host:port,host:port/root``, taken apart."""
+    """The parts of ``host:port,host:port/root``."""
 
     hosts: str
     root: str
 
     @classmethod
     def parse(cls, text: str) -> ZooKeeperAddress:
-        """Raises `InvalidArgument`."""
+        """Parse an address. Raises `InvalidArgument`."""
         hosts, slash, path = text.strip().partition("/")
         for host in hosts.split(","):
             split_address(host.strip())
@@ -144,15 +144,16 @@ class ZooKeeperAddress(NamedTuple):
 
 
 class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's own, whose connections are encrypted: kazoo would take every authority of the operating system as well,
-    and never look at files that have changed.
+    """Kazoo's own handler with encrypted connections.
+
+    Kazoo's TLS would also trust every authority of the operating system, and never read files that have changed.
     """
 
     def __init__(self, tls: Tls) -> None:
         super().__init__()
         self._tls = tls
         self.problem = ""
-        """The problem of the last connection, as far as TLS is concerned."""
+        """The TLS error of the last connection; empty: none."""
 
     def create_connection(self, address: tuple[str, int], *, timeout: float, hostname: str, **_: Any) -> ssl.SSLSocket:
         sock = socket.create_connection(address, timeout)
@@ -181,22 +182,24 @@ class ZooKeeperSession:
         new_id: Callable[[], str] = random_id,
         tls: Tls | None = None,
     ) -> None:
-        """`new_id`: names what is made, as nobody else does. `tls`: connections are encrypted."""
+        """`new_id` returns unique names for nodes. `tls`: encrypts connections."""
         self.root = address.root
         self.hosts = address.hosts
         self.new_id = new_id
         self.timeout_s = session_timeout_ms / 1000
-        """After so long without a sign of us ZooKeeper ends the session, or later."""
+        """Time without a sign of us after which ZooKeeper ends the session, or later."""
         self.request_timeout_s = self.timeout_s
-        """By then a leader has stepped down."""
+        """Time limit of a request: by then a leader has stepped down."""
         self.attempt_timeout_s = self.timeout_s / 2
-        """Then it is sent again: one that comes just when kazoo begins a new session may be forgotten by it."""
+        """Time after which a request is sent again: kazoo may forget one that comes just when it begins a new
+        session.
+        """
         self._closing = False
         logger = logging.getLogger("kera.zookeeper.kazoo")
-        logger.setLevel(logging.CRITICAL)  # what matters of it is told below, or raised
+        logger.setLevel(logging.CRITICAL)  # what matters is logged below, or raised
         retry = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5, "ignore_expire": True}
         # kazoo gives each address its share of the time-out to answer when it connects. A server that is just starting
-        # may take a connection and never answer; with one address all of the time-out would be lost to it.
+        # may accept a connection and never answer; with one address that would cost the whole time-out.
         self._handler = SequentialThreadingHandler() if tls is None else _TlsHandler(tls)
         count = address.hosts.count(",") + 1
         hosts = ",".join([address.hosts] * math.ceil(ADDRESSES_MIN / count))
@@ -212,8 +215,8 @@ class ZooKeeperSession:
         self._note_granted_timeouts()
 
     def _note_granted_timeouts(self) -> None:
-        # Servers may give a session less time than it asked for, and kazoo keeps to itself how much. It does tell the
-        # caller of this method how long it may be silent: two thirds of it.
+        # Servers may grant a session less time than it asked for, and kazoo does not report how much. But this method
+        # returns how long a session may be silent: two thirds of the granted time.
         connection = self._client._connection  # noqa: SLF001
         connect = connection._connect  # noqa: SLF001
 
@@ -241,7 +244,7 @@ class ZooKeeperSession:
         new_id: Callable[[], str] = random_id,
         tls: Tls | None = None,
     ) -> ZooKeeperSession:
-        """A session with the ensemble at `address`. Raises `ZooKeeperUnreachable`."""
+        """Return a session with the ensemble at `address`. Raises `ZooKeeperUnreachable`."""
         self = cls(address, session_timeout_ms=session_timeout_ms, new_id=new_id, tls=tls)
         connected = self._client.start_async()
         loop = asyncio.get_running_loop()
@@ -265,37 +268,37 @@ class ZooKeeperSession:
     # --- requests ----------------------------------------------------------------------------------------------
 
     async def get(self, path: str) -> Node:
-        """Raises `NodeMissing`."""
+        """Return a node. Raises `NodeMissing`."""
         value, status = await self._ask(lambda client: client.get_async(path))
         return Node(value, int(status.version))
 
     async def version(self, path: str) -> int | None:
-        """The version of a node; None: it is not there."""
+        """Return the version of a node; None: it does not exist."""
         status = await self._ask(lambda client: client.exists_async(path))
         return None if status is None else int(status.version)
 
     async def children(self, path: str, watch: Watch | None = None) -> Sequence[str]:
-        """The names of the nodes in a node; `watch` is called when that changes. Raises `NodeMissing`."""
+        """Return the names of the nodes in a node; `watch` is called when they change. Raises `NodeMissing`."""
         return tuple(await self._ask(lambda client: client.get_children_async(path, watch)))
 
     async def make(self, path: str, value: bytes = b"") -> None:
-        """Make a node, if it is not there."""
+        """Make a node, unless it exists."""
         with contextlib.suppress(NodeThere):
             await self._ask(lambda client: client.create_async(path, value))
 
     async def delete(self, path: str) -> None:
-        """Remove a node, if it is there."""
+        """Remove a node, if it exists."""
         with contextlib.suppress(NodeMissing):
             await self._ask(lambda client: client.delete_async(path))
 
     async def make_ephemeral(self, prefix: str, value: bytes) -> None:
-        """Make a node that goes away with this session, under the next number behind `prefix`. Raises `Lost`, too."""
+        """Make a node that ends with this session, under the next number behind `prefix`. May also raise `Lost`."""
         await self._send(
             lambda client: client.create_async(prefix, value, ephemeral=True, sequence=True), self.request_timeout_s
         )
 
     async def owns(self, path: str) -> bool:
-        """Whether an ephemeral node is there, and goes away with this session: not with an earlier one."""
+        """Whether an ephemeral node exists and belongs to this session, not to an earlier one."""
         status = await self._ask(lambda client: client.exists_async(path))
         known = self._client.client_id
         return status is not None and known is not None and int(status.ephemeralOwner) == int(known[0])
@@ -305,9 +308,10 @@ class ZooKeeperSession:
         await self._ask(lambda client: client.sync_async(self.root))
 
     async def holds(self, *checks: Operation) -> bool:
-        """Whether all of `checks` hold, as a majority of the ensemble sees it between this call and its end.
+        """Whether all of `checks` hold for a majority of the ensemble at a time between this call and its end.
 
-        A mere look does not say that: a server that leads the ensemble no more, and does not know it, answers it.
+        A plain read does not prove that: a server that does not know that it leads the ensemble no more would answer
+        it.
         """
         try:
             await self._ask(_committing(checks))
@@ -316,9 +320,9 @@ class ZooKeeperSession:
         return True
 
     async def transact(self, operations: Sequence[Operation], timeout_s: float) -> int:
-        """Carry out all operations or none, sent once; returns the version of what the first one has put.
+        """Carry out all operations or none, sent once; return the version of the node that the first one has set.
 
-        Raises `Refused` or `Lost`, too.
+        May also raise `Refused` or `Lost`.
         """
         results = await self._send(_committing(operations), timeout_s)
         return int(results[0].version)
@@ -354,7 +358,7 @@ class ZooKeeperSession:
                 future.set_result(result.value)
 
         def answered(result: Any) -> None:  # on kazoo's thread
-            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(deliver, result)
 
         try:
@@ -368,7 +372,7 @@ class ZooKeeperSession:
         return value
 
     def _raise_for(self, results: list[Any]) -> None:
-        """Raise why a transaction failed, if it did. (A list of names has no errors in it.)"""
+        """Raise the cause if a transaction failed. (A list of names contains no errors.)"""
         for at, result in enumerate(results):
             if _is_cause(result):
                 error = self._translated(result)
@@ -398,7 +402,7 @@ class ZooKeeperSession:
 
     async def close(self) -> None:
         """End the session, which takes bounded time."""
-        # On a thread of its own, which may be left behind: kazoo waits for its threads, and they for the server.
+        # On a separate thread that may be left behind: kazoo waits for its threads, and they wait for the server.
         self._closing = True
         loop = asyncio.get_running_loop()
         done = loop.create_future()
@@ -408,7 +412,7 @@ class ZooKeeperSession:
                 done.set_result(None)
 
         def stop() -> None:
-            with contextlib.suppress(Exception):  # nobody can do anything about it
+            with contextlib.suppress(Exception):  # nothing can be done about it
                 self._client.stop()
                 self._client.close()
             with contextlib.suppress(RuntimeError):
@@ -438,5 +442,7 @@ def _committing(operations: Sequence[Operation]) -> _Submit:
 
 
 def _is_cause(result: object) -> bool:
-    """Whether an operation's result is why its transaction failed; of the others, the result says just that."""
+    """Whether an operation's result is the cause of its transaction's failure; the other results only report
+    the failure.
+    """
     return isinstance(result, BaseException) and not isinstance(result, RolledBackError | RuntimeInconsistency)

@@ -1,9 +1,10 @@
-"""Large writes of a metadata store in ZooKeeper, of more than fits into a transaction: see ``zookeeper_store``.
+"""Writes to a metadata store in ZooKeeper that are too large for one transaction: see ``zookeeper_store``.
 
-They are put into ``staged`` first. One transaction then makes ``pending``: so the write is decided. It is carried out
-part by part, each in a transaction that removes the part, and the last one ``pending`` as well. Whoever finds
-``pending``, to read or to write, does that first. The versions of all records are looked at before it is decided, and
-as that, too, depends on ``revision``, they are still the same then.
+Their parts are put into ``staged`` first. Then one transaction makes ``pending``: that decides the write. It is carried
+out part by part, each in a transaction that removes the part, and the last one also removes ``pending``. Every reader
+or
+writer that finds ``pending`` carries it out first. The versions of all records are checked before the decision. As the
+deciding transaction depends on ``revision``, they are still the same then.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ _ID = re.compile(rb"[A-Za-z0-9_-]+")
 
 
 class StagedWrites:
-    """Writes more to ZooKeeper than one transaction takes: all of it takes effect, or nothing."""
+    """Carries out writes to ZooKeeper that are too large for one transaction, all or nothing."""
 
     def __init__(self, session: ZooKeeperSession, transactions: ZooKeeperTransactions, bytes_max: int) -> None:
-        """`bytes_max`: of a transaction."""
+        """`bytes_max`: maximum of a transaction."""
         self._session = session
         self._transactions = transactions
         self._bytes_max = bytes_max
@@ -43,7 +44,7 @@ class StagedWrites:
     async def write(self, writes: Writes) -> None:
         """Carry out a write, however large. Only one at a time."""
         await self.carry_out()
-        for left in await self._transactions.children(self._staged):  # by those who ended before they had decided
+        for left in await self._transactions.children(self._staged):  # of coordinators that ended before the decision
             await self._remove(f"{self._staged}/{left}")
         name = self._session.new_id()
         directory = f"{self._staged}/{name}"
@@ -51,12 +52,12 @@ class StagedWrites:
 
         async def look() -> None:
             await self._transactions.note_revision()
-            await self.carry_out()  # after it: what is decided later has another revision
+            await self.carry_out()  # after it: a later decision has another revision
             await self._check(writes)
 
         decide = [*map(check, parts), make(self._pending, name.encode())]
         try:
-            await self._session.make(self._staged)  # unless somebody else has deleted it, it is there
+            await self._session.make(self._staged)  # it exists, unless another program has deleted it
             await self._session.make(directory)
             for path, part in zip(parts, self._parts(writes), strict=True):
                 await self._session.make(path, packed(part))
@@ -72,7 +73,7 @@ class StagedWrites:
         await self.carry_out()
 
     async def _check(self, writes: Writes) -> None:
-        """Whether the versions of all records are as expected. Raises `VersionConflict`."""
+        """Check that the versions of all records are as expected. Raises `VersionConflict`."""
         for start in range(0, len(writes), READS_IN_FLIGHT):
             some = writes[start : start + READS_IN_FLIGHT]
             found = await asyncio.gather(*(self._session.version(self._transactions.path(write.key)) for write in some))
@@ -82,7 +83,7 @@ class StagedWrites:
                     raise conflict(write, found_version)
 
     def _parts(self, writes: Writes) -> Iterator[list[Write]]:
-        """The changes among `writes`, in parts that fit into transactions."""
+        """Yield the changes among `writes`, in parts that fit into transactions."""
         part: list[Write] = []
         size = 0
         for write in writes:
@@ -95,16 +96,16 @@ class StagedWrites:
         yield part
 
     async def carry_out(self) -> None:
-        """Carry out what is pending, if anything; others may do so at the same time.
+        """Carry out the pending write, if there is one; others may do so at the same time.
 
-        Raises `MetadataDamaged` if it cannot be read: it was decided, so it must not be passed over.
+        Raises `MetadataDamaged` if it cannot be read: it was decided, so it must not be skipped.
         """
         name = await self._pending_id()
         if not name:
             return
         directory = f"{self._staged}/{name}"
         parts = sorted(await self._transactions.children(directory))
-        if not parts and await self._pending_id() == name:  # the last part would have taken `pending` along
+        if not parts and await self._pending_id() == name:  # the last part would have removed `pending`, too
             raise self._damaged(f"{directory}, which has it, is gone")
         for part in parts:
             path = f"{directory}/{part}"
@@ -113,7 +114,7 @@ class StagedWrites:
                 writes = self._unpacked(path, (await self._session.get(path)).value)
                 await self._transactions.commit(writes, list(map(remove, removed)))
             except (NodeMissing, Overtaken):
-                continue  # another one has done it
+                continue  # another coordinator has carried it out
         await self._remove(directory)
 
     async def is_pending(self) -> bool:
@@ -144,6 +145,6 @@ class StagedWrites:
         )
 
     async def _remove(self, directory: str) -> None:
-        """Remove a staged write, as far as others have not."""
+        """Remove the rest of a staged write, which others may remove at the same time."""
         for path in (*(f"{directory}/{name}" for name in await self._transactions.children(directory)), directory):
             await self._session.delete(path)

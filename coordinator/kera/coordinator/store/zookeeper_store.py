@@ -1,18 +1,18 @@
 """The metadata store that several coordinators share: ZooKeeper.
 
-Where things are in it says ``zookeeper_layout``; who leads is decided by ``zookeeper_election``.
+``zookeeper_layout`` defines its layout; ``zookeeper_election`` determines the leader.
 
-**Writes** are ZooKeeper's transactions. Each one puts its id into ``revision``, and only if that has the version that
-was seen last. This makes three things simple:
+**Writes** are ZooKeeper's transactions. Each one puts its id into ``revision``, on the condition that its version is
+the one that was seen last. This makes three things simple:
 
-* `ZooKeeperStore.list` reads many nodes, which belong to one moment if ``revision`` is the same before and after;
+* `ZooKeeperStore.list` reads many nodes; they belong to one moment if ``revision`` is the same before and after;
 * a write whose connection breaks before the answer is sent again, and carried out at most once;
-* if the version is another one, the id tells whether that was this very write.
+* if the version has changed, the id tells whether this very write has changed it.
 
-**Large writes**, of more than fits into a transaction, are decided by one, and carried out by several
+**Large writes**, which do not fit into a transaction, are decided by one transaction, and carried out by several
 (``zookeeper_staging``).
 
-**Versions** of records are ZooKeeper's plus one, as that counts from 0, also when a node is made anew.
+**Versions** of records are ZooKeeper's plus one: ZooKeeper counts from 0, even when a node is made again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kera.coordinator.store.zookeeper_transactions import Writes, ZooKeeperTrans
 
 FORMAT = 1
 TRANSACTION_BYTES_MAX = 1_040_000
-"""A server closes the connection to who sends more than ``jute.maxbuffer``: 1 MiB less a byte."""
+"""Maximum of a transaction: a server closes connections that send more than ``jute.maxbuffer``, 1 MiB less a byte."""
 LIST_ATTEMPTS = 20
 
 
@@ -59,7 +59,7 @@ class ZooKeeperStore:
         self._staging = StagedWrites(session, self._transactions, transaction_bytes_max)
         self._records = records_path(session.root)
         self._directories: set[str] = set()
-        """Those that are there, as KerA never removes one."""
+        """Directories that are known to exist, as KerA never removes one."""
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -67,7 +67,7 @@ class ZooKeeperStore:
     async def open(
         cls, session: ZooKeeperSession, *, transaction_bytes_max: int = TRANSACTION_BYTES_MAX
     ) -> ZooKeeperStore:
-        """The store below the session's root, which is made if it is not there.
+        """Return the store below the session's root, which is made if it does not exist.
 
         Raises `UnknownFormat`, `MetadataDamaged` if all records are gone, or `MetadataStoreFailed`.
         """
@@ -96,7 +96,7 @@ class ZooKeeperStore:
             await session.make(path)
         await session.sync()
         await self._transactions.note_revision()
-        await self._carry_out_pending()  # after it: what is decided later has another revision
+        await self._carry_out_pending()  # after it: a later decision has another revision
         return self
 
     async def get(self, key: str) -> StoredRecord | None:
@@ -104,7 +104,7 @@ class ZooKeeperStore:
         await self._carry_out_pending()
         path = self._transactions.path(key)
         found = await self._transactions.read(path)
-        if found is None:  # somebody may have deleted its directory as well
+        if found is None:  # another program may have deleted its directory as well
             self._directories.discard(path.rpartition("/")[0])
         return found
 
@@ -112,7 +112,7 @@ class ZooKeeperStore:
         """See `MetadataStore.list`."""
         for attempt in range(LIST_ATTEMPTS):
             if attempt:
-                await asyncio.sleep(RETRY_INTERVAL_S)  # someone is writing
+                await asyncio.sleep(RETRY_INTERVAL_S)  # another coordinator is writing
             await self._carry_out_pending()
             before = await self._transactions.revision()
             found = await self._read_all(prefix)
@@ -135,7 +135,7 @@ class ZooKeeperStore:
         await self._to_the_end(self._write(writes))
 
     async def close(self) -> None:
-        """See `MetadataStore.close`. What has been begun ends, which takes bounded time."""
+        """See `MetadataStore.close`. Waits for writes that have begun, which takes bounded time."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -148,7 +148,7 @@ class ZooKeeperStore:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # who waited for it may have given up
+            task.exception()  # the caller may have given up
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class ZooKeeperStore:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._session.request_timeout_s
         async with self._writing:
-            if loop.time() >= deadline:  # those before this one have waited for their answers for so long
+            if loop.time() >= deadline:  # earlier writes have waited this long for their answers
                 raise MetadataStoreFailed(
                     f"ZooKeeper at {self._session.hosts}: no answer in time", address=self._session.hosts
                 )
@@ -168,7 +168,7 @@ class ZooKeeperStore:
                 await self._staging.write(writes)
 
     async def _carry_out_pending(self) -> None:
-        """See to it that what is read after this is not older than this call, and nothing is pending."""
+        """Make later reads no older than this call, and carry out a pending write."""
         await self._session.sync()
         if await self._staging.is_pending():
             async with self._writing:
@@ -182,7 +182,7 @@ class ZooKeeperStore:
     # --- reading -----------------------------------------------------------------------------------------------
 
     async def _paths(self, prefix: str) -> dict[str, str]:
-        """The nodes that are there for the keys that start with `prefix`."""
+        """Return the paths of the nodes for the keys that start with `prefix`."""
         paths: dict[str, str] = {}
         for directory in await self._session.children(self._records):
             if may_have(directory, prefix):
@@ -194,7 +194,7 @@ class ZooKeeperStore:
         return paths
 
     async def _read_all(self, prefix: str) -> dict[str, StoredRecord] | None:
-        """All records whose key starts with `prefix`; None when one went away meanwhile."""
+        """Return all records whose key starts with `prefix`; None if one was removed meanwhile."""
         paths = await self._paths(prefix)
         keys = sorted(paths, key=str.encode)
         found: dict[str, StoredRecord] = {}
@@ -209,7 +209,7 @@ class ZooKeeperStore:
         return found
 
     def _check_written_here(self, key: str, found: str) -> None:
-        """Whether the node that was found for `key` is where KerA puts its record. Raises `MetadataDamaged`."""
+        """Raise `MetadataDamaged` unless the node that was found for `key` is where KerA puts its record."""
         if found != self._transactions.path(key):
             raise MetadataDamaged(
                 f"ZooKeeper at {self._session.hosts}: {found} is not a KerA record; delete it", path=found

@@ -1,4 +1,4 @@
-"""Transactions of a metadata store in ZooKeeper, and what is read of it: see ``zookeeper_store``."""
+"""Transactions and reads of a metadata store in ZooKeeper: see ``zookeeper_store``."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from kera.core.base.telemetry import get_logger
 log = get_logger("kera.zookeeper")
 
 _OPERATION_BYTES = 64
-"""Size of a transaction's operation, besides path and value."""
+"""Approximate size of a transaction's operation, without path and value."""
 
 Writes = Sequence[Write | Check]
 
 
 class Overtaken(Exception):
-    """Another one has done what a transaction was to do."""
+    """Another coordinator has already done what a transaction was to do."""
 
 
 class ZooKeeperTransactions:
-    """Below one root; each transaction depends on the revision that was seen last."""
+    """The transactions below one root; each depends on the revision that was seen last."""
 
     def __init__(self, session: ZooKeeperSession) -> None:
         self._session = session
         self._revision_path = revision_path(session.root)
         self._revision = 0
-        """Version of the node, as far as is known."""
+        """Version of the node, as far as it is known."""
 
     async def commit(
         self,
@@ -51,10 +51,11 @@ class ZooKeeperTransactions:
         look: Callable[[], Awaitable[None]] | None = None,
         between: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Carry out one transaction; `also` are operations besides those of `writes`. Takes bounded time.
+        """Carry out one transaction; `also`: operations besides those of `writes`. Takes bounded time.
 
-        Raises `Overtaken` if one of those is impossible. `look` is called before it is sent anew, and sees the same
-        as the transaction; `between` is called when another one has come first.
+        Raises `Overtaken` if one of `also` is impossible. `look` is called before the transaction is sent anew, and
+        sees the
+        same state as the transaction; `between` is called when another transaction has come first.
         """
         session, loop = self._session, asyncio.get_running_loop()
         deadline = loop.time() + session.request_timeout_s
@@ -81,7 +82,7 @@ class ZooKeeperTransactions:
                 refused = error
             else:
                 return
-            # Another write came between, or this one itself, the first time.
+            # Another write came first, or this very write has succeeded at an earlier attempt.
             seen, self._revision = await self._look()
             if seen == write_id:
                 return
@@ -95,7 +96,7 @@ class ZooKeeperTransactions:
     def _transaction(
         self, writes: Writes, also: Sequence[Operation], write_id: bytes
     ) -> tuple[list[Operation], list[Write | Check | None]]:
-        """A transaction, and for each of its operations which of `writes` it is for."""
+        """Return a transaction, and for each of its operations the write that it belongs to."""
         operations = [put(self._revision_path, write_id, self._revision), *also]
         owners: list[Write | Check | None] = [None] * len(operations)
         for write in writes:
@@ -109,7 +110,7 @@ class ZooKeeperTransactions:
         value = write.value if isinstance(write, Write) else None
         if write.expected_version == 0:
             yield make(path, value or b"")
-            if value is None:  # there is no operation for "is not there"; to make it and to remove it is one
+            if value is None:  # no operation requires that a node does not exist; making and removing it does
                 yield remove(path)
         elif isinstance(write, Check):
             yield check(path, version)
@@ -119,26 +120,28 @@ class ZooKeeperTransactions:
             yield put(path, value, version)
 
     def size(self, write: Write | Check) -> int:
-        """How many bytes a write takes of a transaction."""
+        """Return how many bytes a write takes of a transaction."""
         value = write.value if isinstance(write, Write) else None
         return len(self.path(write.key)) + _OPERATION_BYTES + len(value or b"")
 
     async def _refuse(self, write: Write | Check | None, error: Refused) -> None:
-        """Raise what `error` of the operation for `write` means."""
+        """Raise the error that `error` of the operation for `write` means."""
         if write is None:
             raise Overtaken(error.message)
         found = await self.read(self.path(write.key))
         found_version = found.version if found else 0
         if found_version == write.expected_version:
-            raise error  # it was not for the record, then: what it is in has gone
+            raise error  # the reason is not the record, but that its directory is gone
         raise conflict(write, found_version)
 
     async def revision(self) -> int:
-        """The revision that is there now."""
+        """Return the present revision."""
         return (await self._look()).version
 
     async def _look(self) -> Node:
-        """The node of the revision. It is made anew if somebody else has deleted it: else nothing could be written."""
+        """Return the revision's node. Makes it again if another program has deleted it, as nothing could be
+        written without it.
+        """
         try:
             return await self._session.get(self._revision_path)
         except NodeMissing:
@@ -147,11 +150,11 @@ class ZooKeeperTransactions:
             return await self._session.get(self._revision_path)
 
     async def note_revision(self) -> None:
-        """From now on, transactions are refused if another one has come since this call."""
+        """Note the present revision: transactions are refused from now on if another one has come since this call."""
         self._revision = await self.revision()
 
     async def read(self, path: str) -> StoredRecord | None:
-        """The record in a node, if it is there."""
+        """Return the record in a node, or None."""
         try:
             node = await self._session.get(path)
         except NodeMissing:
@@ -159,14 +162,14 @@ class ZooKeeperTransactions:
         return StoredRecord(node.value, node.version + 1)
 
     async def children(self, path: str) -> Sequence[str]:
-        """The names in a node; none if it is not there."""
+        """Return the names in a node; none if it does not exist."""
         try:
             return await self._session.children(path)
         except NodeMissing:
             return ()
 
     def path(self, key: str) -> str:
-        """Where a record is."""
+        """Return the path of a record."""
         return record_path(self._session.root, key)
 
 
