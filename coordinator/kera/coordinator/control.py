@@ -100,7 +100,7 @@ class Control:
         for stream_id in state.untold():
             self._work.start((stream_id, "tell"), lambda stream_id=stream_id: state.tell_again(stream_id))  # type: ignore[misc]
 
-    # --- brokers that are lost ---------------------------------------------------------------------------------
+    # --- lost brokers ------------------------------------------------------------------------------------------
 
     def _is_lost(self, broker_id: int) -> bool:
         brokers = self._state.brokers

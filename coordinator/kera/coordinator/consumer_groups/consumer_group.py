@@ -213,7 +213,7 @@ class ConsumerGroup:
         if balance:
             self.assignment.balance(now_s)
 
-    # --- from outside ------------------------------------------------------------------------------------------
+    # --- resets and deleted streams ----------------------------------------------------------------------------
 
     def resetting(
         self,

@@ -117,7 +117,7 @@ class Uses:
         """Return the consumer groups of `names` to forget, without those in `kept`."""
         return [name for name in names if name not in kept and self.expires_in_ms(name, now_s) == 0]
 
-    # --- what is stored ----------------------------------------------------------------------------------------
+    # --- stored records ----------------------------------------------------------------------------------------
 
     @property
     def dirty(self) -> bool:

@@ -158,7 +158,7 @@ class Planning:
         brokers = self._state.brokers
         return brokers.is_current(launch) and brokers.is_alive(launch.member_id)
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- evaluation ------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
         """Evaluate the constraints that are due, and log changes."""
@@ -298,7 +298,7 @@ class Planning:
             self._filling.grant(stream, budget.gather_us, self._state.clock.monotonic_s())
         self._filling.keep(steadied)
 
-    # -- what is there ---------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------------
 
     def view(self, name: str) -> View:
         """Return a constraint with its present evaluation."""

@@ -175,7 +175,7 @@ class LatencyService:
         self._records[name] = record
         self.planning.put(name, record.constraint)
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------------
 
     async def list_all(self, _: messages.ListLatencyConstraintsRequest) -> messages.ListLatencyConstraintsResponse:
         """List all constraints by name; the guard leaves out those that the caller may not see."""
@@ -240,7 +240,7 @@ class LatencyService:
             found.clock_error_us, found.own_linger_us = figures.clock_error_us, figures.own_linger_us
         return found
 
-    # -- who asks --------------------------------------------------------------------------------------------------
+    # -- rights of the caller --------------------------------------------------------------------------------------
 
     def _record(self, name: str, operation: Operation) -> messages.LatencyConstraintRecord:
         """Return a constraint if the caller has the right. Raises `UnknownLatencyConstraint` and `NotAllowed`."""

@@ -99,7 +99,7 @@ class ProducerOwners:
         """Return the handlers of requests, by method."""
         return {api.FIND_PRODUCERS: self._answer}
 
-    # --- ids that are given ----------------------------------------------------------------------------------------
+    # --- giving ids ------------------------------------------------------------------------------------------------
 
     async def give(self, principal: str) -> int:
         """Return the id of a new producer without a name; empty `principal`: it gets no owner. One call at a time."""
@@ -120,7 +120,7 @@ class ProducerOwners:
         self._open[principal] = producer_id + 1, block
         return producer_id
 
-    # --- whose an id is --------------------------------------------------------------------------------------------
+    # --- owners of ids ---------------------------------------------------------------------------------------------
 
     async def _answer(self, request: coordinator_pb2.FindProducersRequest) -> coordinator_pb2.FindProducersResponse:
         if len(request.uses) > USES_MAX:
@@ -195,7 +195,7 @@ class ProducerOwners:
             owner.anybody = producer_id < self._state.next_id(LAST_PRODUCER_ID)
         return owner
 
-    # --- streams that go -------------------------------------------------------------------------------------------
+    # --- deleted streams -------------------------------------------------------------------------------------------
 
     def forgotten(self, stream_id: int) -> Changes:
         """Return the changes to write with the deletion of a stream."""

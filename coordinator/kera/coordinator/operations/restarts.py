@@ -132,7 +132,7 @@ class Restarts:
             found.append(StreamletId(stream.stream_id, one.streamlet_id))
         return found
 
-    # --- its streamlets go to others ---------------------------------------------------------------------------
+    # --- handing streamlets over -------------------------------------------------------------------------------
 
     async def _hand_over(self, broker_id: int, owned: Sequence[StreamletId]) -> None:
         """Move streamlets to the other brokers; what cannot move stays. Ends when no more can be done."""
@@ -199,7 +199,7 @@ class Restarts:
             return error
         return None
 
-    # --- and back ----------------------------------------------------------------------------------------------
+    # --- giving streamlets back --------------------------------------------------------------------------------
 
     def advance(self) -> None:
         """Give back what can be given back now; called every heartbeat interval, and with each heartbeat."""

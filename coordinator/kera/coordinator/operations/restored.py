@@ -56,7 +56,7 @@ class Restored:
         if ledger.get(RESTORED) is not None:
             self._begin()
 
-    # --- what brokers say --------------------------------------------------------------------------------------
+    # --- reports of brokers ------------------------------------------------------------------------------------
 
     async def registers(self, request: coordinator_pb2.RegisterBrokerRequest) -> None:
         """Check whether a broker may register. Raises `Unavailable` if it has to wait: it asks again soon."""
@@ -122,7 +122,7 @@ class Restored:
         news = self._is_later(stream_id, version) and not self._unknown.is_stuck(stream_id)
         return news and is_later_version(self._numbers, version, self._state.coordinator_epoch)
 
-    # --- how far it is -----------------------------------------------------------------------------------------
+    # --- progress ----------------------------------------------------------------------------------------------
 
     async def _notice(self) -> None:
         """Begin to catch up, since a broker knows something that the metadata lack."""

@@ -181,7 +181,7 @@ class Recoveries:
         if self.records.report(launch, progress):
             self.advance_soon()
 
-    # --- going on ----------------------------------------------------------------------------------------------
+    # --- continuing --------------------------------------------------------------------------------------------
 
     def advance_soon(self) -> None:
         """Schedule `advance` after a rest, in which more events may come together."""

@@ -89,7 +89,7 @@ class Registry:
     def __len__(self) -> int:
         return len(self._subjects)
 
-    # -- what is there ---------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------------
 
     def subjects(self, prefix: str, after: str) -> tuple[list[str], bool]:
         """Return a page of subjects with versions and this prefix, sorted, behind `after`; and whether there
@@ -182,7 +182,7 @@ class Registry:
                 found.append(Version(number, Definition(kind, schema.definition, schema.message)))
         return found
 
-    # -- what becomes of it ----------------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------------------------
 
     def registered(
         self, subject: str, schema: messages.SchemaDefinition, *, new_id: int, by: str, now_us: int

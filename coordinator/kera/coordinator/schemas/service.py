@@ -194,7 +194,7 @@ class SchemaService:
         await self._state.write({**changes_of(change), **(more or {})})
         self._registry.apply(change)
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------------
 
     async def check(self, request: messages.CheckSchemaRequest) -> messages.CheckSchemaResponse:
         """Return the incompatibilities of a schema. Raises `InvalidSchema`."""
@@ -246,7 +246,7 @@ class SchemaService:
         ledger = self._state.ledger
         return [ledger.get(key) or b"" for key in ledger.children(path.rstrip("/"))]
 
-    # -- who asks --------------------------------------------------------------------------------------------------
+    # -- rights of the caller --------------------------------------------------------------------------------------
 
     def _check_may_register(self, subject: str) -> None:
         """Check that the caller may write to the stream or alter it. Raises `NotAllowed`, or `UnknownStream`."""

@@ -398,7 +398,7 @@ class ZooKeeperSession:
             kind = Lost
         return kind(f"ZooKeeper at {self.hosts}: {what}", address=self.hosts)
 
-    # --- the end -----------------------------------------------------------------------------------------------
+    # --- closing -----------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """End the session, which takes bounded time."""
