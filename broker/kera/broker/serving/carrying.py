@@ -1,9 +1,10 @@
-"""Chunks that were appended on their way to the level that is asked for, and whether there is a way.
+"""Brings appended chunks to the requested durability level, and checks before that whether it can be reached.
 
-A level is reached where backups have the chunk, or the disk has, or at once: who asked waits, see `Waiting`. A
-punctuation goes where the chunk behind it goes, and nobody waits for it, unless a producer has asked for it.
+A chunk reaches its level when backups have it, when the disk has it, or at once; until then its request waits, see
+`Waiting`. A punctuation goes the same way as the chunk behind it, but no request waits for it, unless a producer has
+asked for the punctuation.
 
-`gate` and `replicate` are where chunks enter replication, those that the native core appends as well as all others.
+Chunks enter replication through `gate` and `replicate`, whether the native core or Python appends them.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ Level: TypeAlias = common_pb2.Durability.ValueType
 
 
 class Lagging(ArenaFull):
-    """There is memory, but backups have to catch up first."""
+    """Memory is available, but backups have to catch up first."""
 
 
 class Carrying:
-    """Belongs to a writer."""
+    """Brings the chunks of one writer to their durability level."""
 
     def __init__(self, replication: Replication, memory: PersistenceManager, counters: Counters, lease: Lease) -> None:
         self._logs = replication.logs
@@ -49,7 +50,10 @@ class Carrying:
     def way(
         self, write: PendingWrite, stream: Stream, streamlet_id: int, entry: int
     ) -> tuple[Level, VirtualLog | None]:
-        """To which level a chunk of an entry goes, and by which log. Raises what keeps it from being appended."""
+        """Return the level that a chunk has to reach, and its virtual log; None: the stream is not replicated.
+
+        Raises the error that keeps the chunk from being appended.
+        """
         level = write.level or stream.durability
         if stream.by_disk and _PERSISTED in (level, stream.durability):
             self._memory.disk.check()
@@ -71,7 +75,7 @@ class Carrying:
         punctuation: Appended,
         level: Level,
     ) -> None:
-        """Have a punctuation follow the chunk behind it, which is not readable before it is."""
+        """Replicate and persist a punctuation like the chunk behind it, which does not become readable before it."""
         segment, end = punctuation.segment, punctuation.end
         if stream.durability == _LEADER:
             streamlet.publish(punctuation)
@@ -89,7 +93,7 @@ class Carrying:
         appended: Appended,
         level: Level,
     ) -> None:
-        """Have a chunk that is there reach its level, and `write` wait for that if it is asked to."""
+        """Bring an appended chunk to its level, and let `write` wait for that if the level asks for it."""
         entry, group_id, segment_id, position, first_record, duplicate, segment, end, same = appended
         stream_level = stream.durability
         if stream_level == _LEADER:
@@ -115,7 +119,7 @@ class Carrying:
                 status.same = same
 
     def check_backups(self, stream: Stream, logs: StreamLogs, log: VirtualLog, level: int) -> None:
-        """Raise `Unavailable`, `TooFewBackups` or `Lagging` before anything is appended that must not or cannot be."""
+        """Raise `Unavailable`, `TooFewBackups` or `Lagging` if a chunk must not or cannot be appended."""
         if not self._lease.holds:
             self._counters.writes_without_lease += 1
             raise Unavailable(
@@ -131,11 +135,11 @@ class Carrying:
             raise Lagging("backups are too far behind")
 
     def _replicate(self, write: PendingWrite, stream: Stream, log: VirtualLog, appended: Appended, level: int) -> None:
-        """Have a chunk replicated, unless that is under way."""
+        """Replicate a chunk, unless its replication is under way."""
         segment = appended.segment
         if appended.duplicate and level <= stream.durability:
             if segment is None or level == _LEADER or appended.end <= segment.durable_head:
-                return  # it has reached its level, or nobody waits for that
+                return  # the chunk has reached its level, or its level does not wait for backups
             batch = log.last()
             if batch is not None:
                 if write.wait_for(batch, 0, 1):
@@ -148,9 +152,9 @@ class Carrying:
     def gate(
         self, write: Waiting, stream: Stream, streamlet_id: int, producer_id: int, level: int
     ) -> tuple[VirtualLog, int] | None:
-        """Where chunks of a replicated stream go to, as long as those before take less than so many bytes.
+        """Return the virtual log for chunks of a replicated stream, and how many bytes may be appended to it.
 
-        None where it has to be said why they must not or cannot be appended.
+        Returns None if chunks must not or cannot be appended; the Python path then reports the reason.
         """
         logs = stream.logs
         invariant(logs is not None, "the stream is replicated", stream=stream.name)
@@ -179,9 +183,9 @@ class Carrying:
         answers: Any = 0,
         count: int = 0,
     ) -> None:
-        """Refer to chunks that follow each other in a virtual log; `count` answers wait, if their level asks for it.
+        """Append a reference to consecutive chunks to a virtual log; `count` answers wait if their level asks for it.
 
-        `answers`: which those are, see `Waiting`.
+        `answers`: identifies these answers, see `Waiting`.
         """
         batch = self._logs.append(log, segment, start, end, persist=_PERSISTED in (level, stream.durability))
         if count and level > _LEADER:
@@ -191,7 +195,7 @@ class Carrying:
 
 
 def written_last(entry: Entry) -> Appended | None:
-    """The last chunk of an entry, as if it were sent again. None: it is on disk, or was removed."""
+    """Return the last chunk of an entry as if it were sent again; None if it is only on disk, or was removed."""
     segment = next((each for each in reversed(entry.tail) if each.chunk_ends), None)
     if segment is None:
         return None

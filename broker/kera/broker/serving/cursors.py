@@ -1,4 +1,4 @@
-"""Cursors: positions as they travel, committing them, and removing what is before them."""
+"""Cursors: the wire form of positions, committing them, and removing the data before them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2
 
 CHANGES_MAX = 8192
-"""Cursors in one request to commit or to truncate: each waits for the disk, and results are kept until all are done."""
+"""Maximum number of cursors in one request to commit or to truncate.
+
+Each cursor waits for the disk, and the results are kept until all are done.
+"""
 Removal = asyncio.Future[KeraError | None]
-"""That was begun."""
+"""A removal that was begun; its result is the error, if it failed."""
 
 
 def position_of(cursor: common_pb2.Cursor) -> Position:
-    """A cursor's position in its entry."""
+    """Return a cursor's position in its entry."""
     return Position(cursor.group_id, cursor.segment_id, cursor.position) if cursor.group_id else EARLIEST
 
 
@@ -67,14 +70,14 @@ class CursorChanges:
     async def truncate_streamlets(
         self, call: Call[broker_pb2.TruncateStreamletsRequest]
     ) -> Reply[broker_pb2.TruncateStreamletsResponse]:
-        """Remove what is before cursors; answered when it cannot come back. What is gone already is not an error."""
+        """Remove the data before cursors; answer when it cannot come back. Truncating removed data is not an error."""
         results = await self._for_each(call, Operation.DELETE, self._truncate)
         return Reply(broker_pb2.TruncateStreamletsResponse(results=results))
 
     async def commit_cursors(
         self, call: Call[broker_pb2.CommitCursorsRequest]
     ) -> Reply[broker_pb2.CommitCursorsResponse]:
-        """Remember how far a consumer group has read: retention goes by it. Answered when that is on disk."""
+        """Remember how far a consumer group has read, which retention takes into account; answer when it is on disk."""
         consumer_group = call.message.consumer_group
         if not consumer_group or len(consumer_group.encode()) > CONSUMER_GROUP_BYTES_MAX:
             raise InvalidArgument(
@@ -94,9 +97,9 @@ class CursorChanges:
         operation: Operation,
         action: Callable[[Streamlet, Entry, Position], Awaitable[Removal | None]],
     ) -> list[broker_pb2.CursorResult]:
-        """Do something with each cursor of a request; one that fails does not fail its neighbours.
+        """Apply `action` to each cursor of a request; a cursor that fails does not affect the others.
 
-        Removals that actions begin are waited for together.
+        The removals that actions begin are awaited together.
         """
         cursors = call.message.cursors
         if len(cursors) > CHANGES_MAX:
@@ -139,7 +142,7 @@ class CursorChanges:
             resolve(streamlet, entry, position)
         except DataLost:
             if position < entry.start:
-                return None  # retention was there first
+                return None  # retention has moved the start meanwhile
             raise
         position = with_its_punctuation(entry, position)
         if position == EARLIEST or position <= entry.start:
@@ -147,7 +150,7 @@ class CursorChanges:
         return self._move_start(entry, position, ordinal_of(entry, position))
 
     def _truncate_before(self, streamlet: Streamlet, entry: Entry, position: Position) -> Removal | None:
-        """Remove what is here before a position that is at another broker."""
+        """Remove the data that this broker has before a position at another broker."""
         before = interval_before(streamlet.intervals, position.group_id)
         after = interval_after(streamlet.intervals, position.group_id)
         if before is None:
@@ -171,9 +174,9 @@ class CursorChanges:
             del self._removing[entry]
 
     async def _removed(self, entry: Entry, removal: Removal, until_s: float) -> None:
-        """Wait for a removal. Raises its error, and `Unavailable` when that takes too long."""
+        """Wait for a removal. Raises its error, and `Unavailable` if it takes too long."""
         left_s = max(0.0, until_s - asyncio.get_running_loop().time())
-        done, _ = await asyncio.wait([removal], timeout=left_s)  # it goes on if that is not long enough
+        done, _ = await asyncio.wait([removal], timeout=left_s)  # the removal goes on after a timeout
         if not done:
             raise Unavailable(
                 f"the broker could not report the new start of entry {entry.index} of streamlet"

@@ -1,4 +1,4 @@
-"""This broker's part of streamlets: their bounds, their groups, and the data behind a cursor."""
+"""Describes this broker's part of streamlets: their bounds, their groups, and the data behind a cursor."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2
 
 GROUPS_MAX = 4096
-"""Listed in one answer."""
+"""Maximum number of groups in one answer."""
 CURSORS_MAX = 65536
-"""Measured for one request."""
+"""Maximum number of cursors that one request measures."""
 STREAMLETS_MAX = 65536
-"""Named by one request for descriptions."""
+"""Maximum number of streamlets in one request for descriptions."""
 
 
 class Descriptions:
@@ -49,7 +49,7 @@ class Descriptions:
         now_us: Callable[[], int],
         may_promise: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        """`may_promise`: whether nobody else can own what this broker owns, and its clock is right, given a grace."""
+        """`may_promise`: whether the broker holds its lease, and its clock is right within a grace in microseconds."""
         self._may_promise = may_promise
         self._now_us = now_us
         self._counters = counters
@@ -61,7 +61,7 @@ class Descriptions:
     async def describe_streamlets(
         self, call: Call[broker_pb2.DescribeStreamletsRequest]
     ) -> Reply[broker_pb2.DescribeStreamletsResponse]:
-        """Starts and durable heads of all entries of streamlets, as far as they are here."""
+        """Return starts and durable heads of all entries of streamlets, as far as this broker has them."""
         if len(call.message.streamlet_ids) > STREAMLETS_MAX:
             raise InvalidArgument(f"at most {STREAMLETS_MAX} streamlets in a request", limit=STREAMLETS_MAX)
         return Reply(await self._turns.run(self._descriptions(call.message), id(call.peer)))
@@ -87,7 +87,7 @@ class Descriptions:
             info.leads = streamlet.intervals[0].leads
             could_us = could_promise_us(streamlet, self._now_us(), self._may_promise)
             for entry in streamlet.entries:
-                if entry.unsure is not None:  # its end would be before what may have been acknowledged, and was read
+                if entry.unsure is not None:  # its end may lie before data that was acknowledged or read
                     raise still_unsure(entry)
                 end, next_record = end_of(streamlet, entry)
                 row = info.entries.add(
@@ -123,20 +123,20 @@ class Descriptions:
             fill_cursor(row.promised_at, entry, end_of_written(entry))
 
     async def list_groups(self, call: Call[broker_pb2.ListGroupsRequest]) -> Reply[broker_pb2.ListGroupsResponse]:
-        """Groups of one of this broker's intervals with their durable bounds, in order."""
+        """Return groups of one of this broker's intervals with their durable bounds, in order."""
         return Reply(await self._turns.run(self._groups(call.message), id(call.peer)))
 
     def _groups(self, request: broker_pb2.ListGroupsRequest) -> Generator[None, None, broker_pb2.ListGroupsResponse]:
         streamlet = self._streamlet(request)
         interval = interval_of(streamlet.intervals, request.after_group_id + 1)
         if interval is None:
-            end = min(request.after_group_id + 1, NO_END - 1)  # a foreign client may ask behind the last id there is
+            end = min(request.after_group_id + 1, NO_END - 1)  # a foreign client may ask behind the last possible id
             return broker_pb2.ListGroupsResponse(complete=True, end_group_id=end)
         groups, complete = yield from list_groups(
             streamlet, request.after_group_id, min(request.groups_max or GROUPS_MAX, GROUPS_MAX)
         )
-        self._streamlet(request)  # it may have been dropped, and its groups with it: then they were not all
-        # Who believes that all groups are here would pass over those that another broker has in between.
+        self._streamlet(request)  # raises if it was dropped meanwhile, because the groups may then be incomplete
+        # A reader that takes the list for all groups would skip the groups of another broker in between.
         here = [group for group in groups if group.group_id < interval.end_group_id]
         response = broker_pb2.ListGroupsResponse(
             complete=complete or len(here) < len(groups), end_group_id=interval.end_group_id if interval.closed else 0
@@ -167,7 +167,7 @@ class Descriptions:
     ) -> Generator[None, None, broker_pb2.MeasureLagResponse]:
         response = broker_pb2.MeasureLagResponse()
         for cursor in cursors:
-            yield  # one may walk through a thousand segments
+            yield  # a single cursor may walk through a thousand segments
             lag = response.lags.add()
             try:
                 self._check(peer, Operation.DESCRIBE, cursor.stream_id)
@@ -187,7 +187,7 @@ class Descriptions:
 
 
 def _in_a_segment(streamlet: Streamlet, entry: Entry, position: Position) -> Position:
-    """A position as one that is in a segment, if there is one. Raises as `resolve`."""
+    """Return a position as a place in a segment; `EARLIEST` becomes the entry's start. Raises as `resolve`."""
     interval_at(streamlet, position.group_id)
     if position == EARLIEST:
         return entry.start

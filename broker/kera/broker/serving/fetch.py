@@ -1,9 +1,10 @@
-"""multiReadChunks: whole chunks from each range, as bytes.
+"""multiReadChunks: returns whole chunks from each range, as bytes.
 
-Readers of the same node need no copies: they are served by ``kera.broker.serving.push``.
+Readers on the same node need no copies: ``kera.broker.serving.push`` serves them.
 
-What a reader asks for is where it is: the persistence manager goes by that. A range that is on disk only is loaded
-first; a request of which another range has something does not wait for that, and finds it in memory the next time.
+The start of a range tells the persistence manager where the reader is. A range that is only on disk is loaded first. If
+another range of the request has data, the request does not wait for the load, and the next request finds the segment in
+memory.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ READ_BYTES_MAX = 16 << 20
 """Bound on one response, whatever the reader asks for."""
 READ_RANGES_MAX = 65536
 READ_RANGES_AT_ONCE = 32
-"""A request with more of them is handled in slices, and others in between."""
+"""A request with more ranges is handled in slices, with other requests in between."""
 READ_WAIT_MS_MAX = 60_000
 _ENTRIES = "entries"
 
@@ -52,9 +53,9 @@ class _Found(NamedTuple):
 
     reply: ReadReply
     found: bool
-    """It has something to tell."""
+    """Whether the reply has data, an error or a move, so the request need not wait."""
     missing: list[tuple[Entry, Key]]
-    """Segments that have to be loaded for more."""
+    """Segments that have to be loaded for more data."""
 
 
 class Fetches:
@@ -79,10 +80,10 @@ class Fetches:
         self._load_wait_s = limits.load_wait_ms / 1000
         self._slices = Slices(asyncio.get_running_loop())
         self.outgoing = Outgoing(memory.slots.slot_count)
-        self.read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # what the transports can send may be less
+        self.read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # the transports may allow less
 
     def read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
-        """Read from each range; when all are at their ends, wait for the first that is not."""
+        """Read from each range; when all are at their ends, wait for the first one that gets new data."""
         self._counters.read_requests += 1
         request = call.message
         if len(request.ranges) > READ_RANGES_MAX:
@@ -112,7 +113,7 @@ class Fetches:
         try:
             while True:
                 waiter.again()
-                # Other requests were handled since the last look: whom they woke was not us.
+                # Look again: requests handled since the last look did not wake this one.
                 look = await self._read_ranges_again(call, errors, waiter)
                 if look.found:
                     return look.reply
@@ -136,7 +137,7 @@ class Fetches:
     async def _loaded(
         self, wanted: tuple[Entry, Key], errors: dict[tuple[Entry, Key], KeraError], until: float
     ) -> bool:
-        """Wait until a segment is in memory, or has failed to be; False when time ran out."""
+        """Wait until a segment is in memory or its load has failed, which sets `errors`; False after `until`."""
         future: asyncio.Future[KeraError | None] = asyncio.get_running_loop().create_future()
         self._memory.loads.load(*wanted, lambda error: None if future.done() else future.set_result(error))
         try:
@@ -151,7 +152,7 @@ class Fetches:
     def _read_ranges(
         self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError], waiter: EntriesWaiter | None = None
     ) -> Generator[None, None, _Found]:
-        """Yields after each range, of which nothing is remembered but what the reply has. `waiter`: for the entries."""
+        """Read from each range, and yield before each; the reply keeps all results. `waiter`: gets the entries."""
         request = call.message
         response = broker_pb2.MultiReadChunksResponse()
         bulk: list[memoryview] = []
@@ -170,7 +171,7 @@ class Fetches:
                 if waiter is not None:
                     waiter.add(entry)
                 stop = position_of(wanted.end) if wanted.HasField("end") else None
-                # A response whose budget is used up still says where its other ranges stand, at no cost.
+                # After the budget is used up, the response still repeats the start of each range.
                 if budget <= 0:
                     continue
                 plan = plan_read(streamlet, start.entry, position_of(start), stop, budget, strict=budget < bytes_max)
@@ -184,11 +185,11 @@ class Fetches:
                 result.error.CopyFrom(error_to_message(error))
                 found = True
                 if isinstance(error, AnswersNotTaken):
-                    budget = 0  # nor would there be room for what the others have
+                    budget = 0  # the data of the other ranges would not fit either
                 continue
             streamlet.bytes_read += length
             budget -= length
-            found = found or length > 0 or plan.moved  # who is at the end of an interval goes on elsewhere at once
+            found = found or length > 0 or plan.moved  # after the end of an interval, the reader goes on elsewhere
             self._counters.bytes_read += length
         return _Found(Reply(response, bulk), found, missing)
 
@@ -227,7 +228,7 @@ class Fetches:
         entry.readers[id(peer)] = place_of(entry, position)
 
     def _forget(self, peer: Peer) -> None:
-        """A connection is gone."""
+        """Forget the reader of a closed connection."""
         entries: set[Entry] = peer.state.pop(_ENTRIES, set())
 
         def forget_some() -> bool:
@@ -240,7 +241,7 @@ class Fetches:
 
 
 def place_of(entry: Entry, position: Position) -> Key:
-    """The segment that a reader at `position` reads next, which need not exist yet."""
+    """Return the segment that a reader at `position` reads next; it need not exist yet."""
     key = (position.group_id, position.segment_id)
     segment = entry.resident.get(key)
     done = segment is not None and segment.closed and position.offset >= segment.head

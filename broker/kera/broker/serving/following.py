@@ -1,11 +1,10 @@
-"""Ranges of entries that a reader follows: woken by what happens to their entries, and in line for the disk.
+"""Ranges of entries that a reader follows: events of their entries wake them, and they queue for the disk.
 
-    append, load, move ──wake()──► the entry's followers, marked ──► each one's reader looks what there is for it
+    append, load, move ──wake()──► the entry's followers, marked ──► their readers look for new data
 
-What pushes (``kera.broker.serving.push``) and what keeps the ranges of those who pull
-(``kera.broker.serving.read_sessions``) have this in common. An append wakes the entry's followers, few at once and many
-in slices; who reads looks at what is marked, and at nothing else. Who is marked is not woken again before it was looked
-at.
+Push (``kera.broker.serving.push``) and read sessions (``kera.broker.serving.read_sessions``) share this module. An
+append wakes the entry's followers: a few at once, many in slices. A reader looks only at marked followers. A marked
+follower is not woken again before its reader has looked at it.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from kera.v1 import common_pb2
 
 
 class Follower:
-    """A range of an entry, as far as it has been given."""
+    """A range of an entry, and how far its reader has received it."""
 
     __slots__ = ("address", "end", "error", "mark", "marked", "missing", "place", "position", "timer", "watched")
 
     def __init__(self, start: common_pb2.Cursor, end: common_pb2.Cursor | None, mark: Callable[[Any], object]) -> None:
-        """`mark`: called with the follower when there may be something for it."""
+        """`mark`: called with the follower when it may have new data, or an error."""
         self.address = (start.stream_id, start.streamlet_id, start.entry)
         self.position = position_of(start)
         """Position of the next data."""
@@ -44,41 +43,41 @@ class Follower:
         self.place: Key | None = None
         """The segment that it reads next."""
         self.marked = False
-        """There may be something for it."""
+        """Whether its reader has to look at it."""
         self.missing: Key | None = None
-        """It waits for this segment to be loaded, or for its turn to wait."""
+        """The segment that it waits for, either while it is loaded, or in line for a load."""
         self.timer: Timer | None = None
-        """Ends that wait."""
+        """Ends the wait for a load."""
         self.error: KeraError | None = None
-        """Why it cannot be loaded."""
+        """Why the segment cannot be loaded."""
 
     @property
     def entry(self) -> Entry | None:
-        """That wakes it."""
+        """The entry that wakes it; None before the first look."""
         return None if self.watched is None else self.watched.entry
 
     def wake(self) -> None:
-        """There may be something for it."""
+        """Mark it, unless it is marked already or waits for a load."""
         if not self.marked and self.missing is None:
             self.mark(self)
 
     def listen(self) -> None:
-        """Be woken by what comes next, though it was not looked at."""
+        """Have the next event wake it, although its reader has not looked at it."""
         if self.watched is not None:
             self.watched.sleep(self)
 
     def unwatch(self) -> None:
-        """Stop waking it, and forget it as a reader."""
+        """Stop following the entry."""
         if self.watched is not None:
             self.watched.remove(self)
 
     def reads_at(self, entry: Entry, position: Position) -> None:
-        """Have what comes next kept in memory, if it can be; it is of the entry that is watched."""
+        """Record the position at which it reads the watched entry, so that memory keeps the next data if possible."""
         if self.watched is not None:
             self.watched.move(self, place_of(entry, position))
 
     def cursor(self, at: Position) -> common_pb2.Cursor:
-        """A position as it travels."""
+        """Return the wire form of a position in the entry."""
         stream_id, streamlet_id, entry = self.address
         return common_pb2.Cursor(
             stream_id=stream_id,
@@ -91,7 +90,7 @@ class Follower:
 
 
 class _Watched(EntryListener):
-    """An entry with followers, of whichever readers: what an append wakes, and has to pay for, is this alone."""
+    """An entry with the followers of all readers: an append wakes this one object, however many followers it has."""
 
     __slots__ = ("__weakref__", "_asleep", "_followers", "_places", "_slices", "_waking", "_woken_at_once", "entry")
 
@@ -101,25 +100,25 @@ class _Watched(EntryListener):
         self._woken_at_once = woken_at_once
         self._followers = 0
         self._asleep: dict[Follower, None] = {}
-        """Not looked at since they found nothing more."""
+        """The followers that the next event wakes."""
         self._waking: deque[Follower] = deque()
-        """The followers whose turn it is to be woken."""
+        """The followers that are being woken."""
         self._places: dict[Key, list[int]] = {}
-        """How many read each segment next. An entry knows where it is read, and not how often."""
+        """How many followers read each segment next. The entry itself knows the places, but not the numbers."""
 
     def add(self, follower: Follower) -> None:
-        """It follows the entry from now on."""
+        """Let a follower follow the entry from now on."""
         self._followers += 1
         self.entry.waiters.add(self)
         follower.watched = self
         self._asleep[follower] = None
 
     def sleep(self, follower: Follower) -> None:
-        """It is being looked at, and wants to know what happens from now on."""
+        """Let the next event wake a follower, whose reader looks at it now."""
         self._asleep[follower] = None
 
     def remove(self, follower: Follower) -> None:
-        """It follows the entry no more."""
+        """Stop waking a follower."""
         self._asleep.pop(follower, None)
         self.move(follower, None)
         follower.watched = None
@@ -128,7 +127,7 @@ class _Watched(EntryListener):
             self.entry.waiters.discard(self)
 
     def move(self, follower: Follower, place: Key | None) -> None:
-        """It reads another segment next; None: none."""
+        """Note that a follower reads another segment next; None: none."""
         before, follower.place = follower.place, place
         if before == place:
             return
@@ -144,7 +143,7 @@ class _Watched(EntryListener):
                 del self.entry.readers[id(count)]
 
     def wake(self) -> None:
-        """See `EntryListener`. Few are woken at once, many in the loop's next rounds."""
+        """See `EntryListener`. Wakes a few followers at once, the others in the loop's next rounds."""
         if self._asleep:
             self._waking.extend(self._asleep)
             self._asleep = {}
@@ -155,13 +154,13 @@ class _Watched(EntryListener):
         waking = self._waking
         for _ in range(min(len(waking), self._woken_at_once)):
             follower = waking.popleft()
-            if follower.watched is self:  # if not, it has ended, or follows another entry
+            if follower.watched is self:  # otherwise it has ended, or follows another entry
                 follower.wake()
         return bool(waking)
 
 
 class Watches:
-    """The entries that are followed. Belongs to one event loop."""
+    """The entries that have followers. Belongs to one event loop."""
 
     def __init__(self, slices: Slices, woken_at_once: int = ServingLimits().woken_at_once) -> None:
         self._slices = slices
@@ -169,7 +168,7 @@ class Watches:
         self._watched: WeakValueDictionary[Entry, _Watched] = WeakValueDictionary()
 
     def watch(self, follower: Follower, entry: Entry) -> None:
-        """Have a follower woken by an entry: call this before each look."""
+        """Let an entry wake a follower: call this before each look."""
         watched = follower.watched
         if watched is not None and watched.entry is entry:
             watched.sleep(follower)
@@ -182,7 +181,7 @@ class Watches:
 
 
 class Loading:
-    """The followers of one reader that wait for the disk: few at once, the others in line."""
+    """The followers of one reader that need the disk: a few load at once, the others wait in line."""
 
     def __init__(
         self,
@@ -200,11 +199,11 @@ class Loading:
 
     @property
     def waiting(self) -> bool:
-        """Whether anybody waits."""
+        """Whether a load is under way."""
         return self._loading > 0
 
     def load(self, follower: Follower, entry: Entry, key: Key) -> None:
-        """Mark `follower` when the segment is in memory, or is known not to come: then its `error` says why."""
+        """Load a segment, and mark `follower` when it is in memory, or when loading fails: `error` then says why."""
         follower.missing = key
         if self._loading >= self._at_once_max:
             self._in_line[follower] = None
@@ -216,7 +215,7 @@ class Loading:
         self._memory.loads.load(entry, key, lambda error: self._loaded(follower, key, error))
 
     def stop(self, follower: Follower) -> None:
-        """It waits no more."""
+        """End the wait of a follower, if it waits, and let the next one in line have its turn."""
         follower.missing = None
         self._in_line.pop(follower, None)
         if follower.timer is not None:
@@ -226,14 +225,14 @@ class Loading:
             self.next()
 
     def next(self) -> None:
-        """Let those whose turn it is look again what they need of the disk; who finds it taken gets in line again."""
+        """Mark the first followers in line, as many as may load now; one that finds no room for a load queues again."""
         for _ in range(min(len(self._in_line), self._at_once_max - self._loading)):
             follower, _ = self._in_line.popitem(last=False)
             follower.missing = None
             follower.mark(follower)
 
     def _loaded(self, follower: Follower, key: Key, error: KeraError | None) -> None:
-        if follower.missing == key:  # if not, it has ended, or waits no more
+        if follower.missing == key:  # otherwise it has ended, or no longer waits
             self.stop(follower)
             follower.error = error
             follower.mark(follower)

@@ -1,8 +1,8 @@
-"""The place at which something can be plugged into the handling of requests. Nothing of it is needed to write or read.
+"""Hooks that plug into the handling of requests. Writing and reading work without them.
 
-`RequestHooks` do nothing: what is plugged in overrides the methods that it needs. They are called for requests that
-reach a handler in Python, never for a chunk or a record. What the native core takes as a whole has no field that any of
-them looks at: a request with one is left to the handler (``take.c``).
+The methods of `RequestHooks` do nothing: a subclass overrides the methods that it needs. They are called for requests
+that reach a handler in Python, never for single chunks or records. The native core takes only requests without the
+fields that hooks look at; it leaves the others to the handler (``take.c``).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class RequestHooks:
     """Called by a broker's service."""
 
     def around_write(self, write: Write) -> Write:
-        """The handler of requests to write from now on."""
+        """Return the handler of write requests; it may wrap `write`."""
         return write
 
     def on_write(self, call: WriteCall) -> None:
-        """A request to write is handled next. What this raises is its answer."""
+        """Called before a write request is handled. An error that this raises becomes the answer."""
 
     def on_written(self, write: PendingWrite) -> None:
-        """A request to write is about to be answered. Something may be added to its response.
+        """Called before a write request is answered; may add to the response.
 
-        What this raises is logged. It is also called for a request to punctuate, of which `on_write` hears nothing.
+        An exception is only logged. Also called for a punctuate request, for which `on_write` is not called.
         """
 
     def on_read(self, call: ReadCall) -> None:
-        """A request to read is handled next. What this raises is its answer."""
+        """Called before a read request is handled. An error that this raises becomes the answer."""
 
     def on_read_answered(self, call: ReadCall, response: broker_pb2.MultiReadChunksResponse) -> None:
-        """A request to read is about to be answered. Something may be added to its response."""
+        """Called before a read request is answered; may add to the response."""

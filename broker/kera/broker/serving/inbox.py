@@ -1,4 +1,4 @@
-"""Requests of one reader of the push channel: carried out at once if they are little, else in slices, in its order."""
+"""Requests of one push reader, carried out in their order: small ones at once, others in slices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kera.core.errors import ProtocolError
 
 
 class Inbox:
-    """Belongs to one connection."""
+    """The requests of one connection that are not carried out yet."""
 
     def __init__(
         self,
@@ -20,7 +20,7 @@ class Inbox:
         on_idle: Callable[[], object],
         on_failed: Callable[[ProtocolError], object],
     ) -> None:
-        """`on_idle`: called when it is not `busy` any more; `on_failed`: when a later slice raises `ProtocolError`."""
+        """`on_idle`: called when a later slice has ended the last task; `on_failed`: when it raises `ProtocolError`."""
         self._slices = slices
         self._steps_at_once = steps_at_once
         self._on_idle = on_idle
@@ -30,22 +30,25 @@ class Inbox:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something left to do."""
+        """Whether tasks are left to do."""
         return bool(self._tasks)
 
     def add(self, task: Iterator[None]) -> None:
-        """Do a task, which yields after each step. Raises `ProtocolError` if the first steps do."""
+        """Add a task that yields after each step, and begin it if it is the only one.
+
+        Raises `ProtocolError` if its first steps do.
+        """
         self._tasks.append(task)
         if len(self._tasks) == 1 and self._do_some():
             self._slices.add(self._do_more)
 
     def close(self) -> None:
-        """Do nothing more; may be repeated."""
+        """Drop all tasks; may be repeated."""
         self._closed = True
         self._tasks.clear()
 
     def _do_some(self) -> bool:
-        """A few steps; returns whether there is more."""
+        """Do a few steps; return whether tasks are left."""
         tasks = self._tasks
         for _ in range(self._steps_at_once):
             if not tasks:

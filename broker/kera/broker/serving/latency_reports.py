@@ -1,4 +1,4 @@
-"""Latency reports that ride on requests, and the advice that goes back with the answers."""
+"""Latency reports that clients attach to requests, and the advice that answers carry back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kera.core.rpc.method import Peer
 from kera.v1 import broker_pb2, latency_pb2
 
 Usable = Callable[[Peer, Operation, int], Container[int]]
-"""The streamlets of a stream that are here; raises if a peer must not do that with it, or it is not here."""
+"""Returns the streamlets of a stream that are here; raises if the peer lacks the right, or the stream is not here."""
 
 
 class LatencyReports(RequestHooks):
@@ -28,9 +28,9 @@ class LatencyReports(RequestHooks):
         self._may_use_group = may_use_group
 
     def on_write(self, call: WriteCall) -> None:
-        """Check the report; for how long the writer may be held back counts for this request already.
+        """Check the report. Its limit on holding chunks back applies to this request already.
 
-        Raises `InvalidArgument`; what nobody measures may say anything.
+        Raises `InvalidArgument`; samples that the broker does not measure are not checked.
         """
         if not call.message.HasField("latency"):
             return
@@ -41,7 +41,7 @@ class LatencyReports(RequestHooks):
                 self._manager.replicate.limit(stream_id, report.held_us_max)
 
     def on_written(self, write: PendingWrite) -> None:
-        """Take the report, and give advice."""
+        """Evaluate the report, and add advice to the response."""
         if not write.request.HasField("latency"):
             return
         manager, report, response = self._manager, write.request.latency, write.response
@@ -67,7 +67,7 @@ class LatencyReports(RequestHooks):
             check(call.message.latency, self._measured)
 
     def on_read_answered(self, call: ReadCall, response: broker_pb2.MultiReadChunksResponse) -> None:
-        """Take the report, and give advice."""
+        """Evaluate the report, and add advice to the response."""
         if not call.message.HasField("latency"):
             return
         report, peer = call.message.latency, call.peer
@@ -92,7 +92,7 @@ class LatencyReports(RequestHooks):
         return self._manager.measures(sample.stream_id, sample.hop, sample.consumer_group)
 
     def _groups(self, report: latency_pb2.LatencyReport, peer: Peer) -> set[str]:
-        """Those on paths that the peer may use: nobody says what others take for their work."""
+        """Return the measured consumer groups of a report that the peer may use: it cannot report for others."""
         found = set()
         measures, reads = self._manager.measures, latency_pb2.HOP_HAND_OVER
         named = {(sample.stream_id, sample.consumer_group) for sample in report.samples}
@@ -108,7 +108,7 @@ class LatencyReports(RequestHooks):
     def _watched(
         self, report: latency_pb2.LatencyReport, peer: Peer, operation: Operation
     ) -> Mapping[int, Container[int]]:
-        """The streams of a report that have a budget, and that the peer may use so, with their streamlets."""
+        """Return the streams of a report, with their streamlets, that have a budget and allow the peer `operation`."""
         found: dict[int, Container[int]] = {}
         for stream_id in stream_ids(report):
             if self._manager.watches(stream_id):

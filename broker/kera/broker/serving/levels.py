@@ -1,4 +1,4 @@
-"""The levels at which a request asks for acknowledgement."""
+"""The durability levels at which a request can ask for acknowledgement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KNOWN = (
 
 
 def check_level(durability: int) -> None:
-    """Raises `InvalidArgument` for a level that only newer clients know."""
+    """Check that this version knows a level. Raises `InvalidArgument` for a level that only newer clients know."""
     if durability not in _KNOWN:
         raise InvalidArgument(
             f"level {level_name(durability)} is not known to this version", durability=level_name(durability)
@@ -22,6 +22,6 @@ def check_level(durability: int) -> None:
 
 
 def level_name(durability: int) -> str:
-    """The name of a level, or the number of one that only newer clients know."""
+    """Return the name of a level, or its number if only newer clients know it."""
     known = common_pb2.Durability.DESCRIPTOR.values_by_number.get(durability)
     return str(known.name) if known is not None else str(durability)

@@ -1,8 +1,7 @@
-"""locateChunks and listSegments: what ``kera.broker.log.locate`` finds, and loading the segments that it looks into.
+"""locateChunks and listSegments: run ``kera.broker.log.locate``, and load the segments that it has to look into.
 
-Loads are those of readers (``kera.broker.serving.fetch``): as long to wait for, and with the same errors. A request
-looks into one segment after the other, so it holds one of them in memory at a time, however little there is. Other
-requests are handled in between.
+Loads have the same time limit and errors as those of readers (``kera.broker.serving.fetch``). A request looks into one
+segment after the other, so it needs only one of them in memory at a time. Other requests are handled in between.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from kera.v1 import broker_pb2, common_pb2
 
 
 class _Lookup(NamedTuple):
-    """A query as it came, and where its answer goes."""
+    """A query, as received and as `locate` takes it, and the message for its answer."""
 
     wanted: broker_pb2.ChunkQuery
     query: Query
@@ -38,7 +37,7 @@ class _Lookup(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A query that needs a segment that is on disk only."""
+    """A query that needs a segment that is only on disk."""
 
     lookup: _Lookup
     entry: Entry
@@ -46,14 +45,14 @@ class _Waiting(NamedTuple):
 
 
 class _Turn:
-    """Lets other requests be handled whenever this one has walked through so many segments."""
+    """Lets other requests have their turn whenever this one has walked through `segments` segments."""
 
     def __init__(self, pace: TimeSlices, segments: int) -> None:
         self._pace = pace
         self._segments = self.left = segments
 
     async def took(self, segments: int) -> None:
-        """It has walked through so many more."""
+        """Note that the request has walked through further segments, and wait for its next turn if it has to."""
         self.left -= segments
         if self.left <= 0:
             self.left = self._segments
@@ -78,7 +77,7 @@ class Lookups:
         self._limits = limits
 
     async def locate(self, call: Call[broker_pb2.LocateChunksRequest]) -> Reply[broker_pb2.LocateChunksResponse]:
-        """One place, or error, per query."""
+        """Return one place, or error, per query."""
         queries, limits = call.message.queries, self._limits
         if len(queries) > limits.queries_max:
             raise InvalidArgument(f"at most {limits.queries_max} queries in a request", limit=limits.queries_max)
@@ -86,7 +85,7 @@ class Lookups:
         segments_max = max(limits.walk_segments_min, limits.walk_segments // max(1, len(queries)))
         load_until = asyncio.get_running_loop().time() + self._limits.load_wait_ms / 1000
         waiting: list[_Waiting] = []
-        await self._turns.turn(id(call.peer))  # of many that came together, not all begin at once
+        await self._turns.turn(id(call.peer))  # so that many simultaneous requests do not all begin at once
         turn = _Turn(self._turns.pace(id(call.peer)), limits.turn_segments)
         for wanted in queries:
             place = response.places.add()
@@ -99,7 +98,7 @@ class Lookups:
                 continue
             if step.missing is not None:
                 waiting.append(_Waiting(lookup, entry, step))
-        # Those last that wait for a recovery, which takes its time: what the others need is on this broker's disk.
+        # Queries that wait for a recovery come last, because it is slow: the others need only this broker's disk.
         waiting.sort(key=lambda each: each.step.missing is not None and each.entry.recovering(each.step.missing))
         loads = 0
         for each in waiting:
@@ -110,7 +109,7 @@ class Lookups:
         return Reply(response)
 
     async def _go_on(self, lookup: _Lookup, begun: Progress, segments_max: int, turn: _Turn) -> tuple[Entry, Step]:
-        """Go on with a query, through at most so many segments, and fill in its answer if it has one."""
+        """Continue a query through at most `segments_max` segments, and fill in its answer if it has one."""
         while True:
             entry, step = self._step(lookup, begun, min(segments_max, turn.left))
             segments_max -= step.walked
@@ -120,7 +119,7 @@ class Lookups:
             begun = step.progress
 
     def _step(self, lookup: _Lookup, begun: Progress, segments_max: int) -> tuple[Entry, Step]:
-        """Go on with a query, and fill in how far it got."""
+        """Continue a query within one turn, and fill in its answer, or how far it got."""
         start = lookup.wanted.start
         streamlet = self._streams.streamlet(start.stream_id, start.streamlet_id)
         entry = entry_of(streamlet, start.entry)
@@ -136,7 +135,7 @@ class Lookups:
     async def _look_into(
         self, waiting: _Waiting, loads_max: int, until_s: float, segments_max: int, turn: _Turn
     ) -> int:
-        """Load what a query needs until it is answered; returns how many segments these were."""
+        """Load the segments that a query needs until it is answered; return how many were loaded."""
         lookup, entry, step = waiting
         loads = 0
         while step.missing is not None:
@@ -154,7 +153,7 @@ class Lookups:
         return loads
 
     async def _load(self, entry: Entry, key: Key, until_s: float) -> None:
-        """Wait until a segment is in memory, or is not to be found any more."""
+        """Wait until a segment is in memory, or turns out to be removed. Raises if it cannot be loaded in time."""
         try:
             async with asyncio.timeout_at(until_s):
                 await until_done(lambda done: self._memory.loads.load(entry, key, done, ahead=False))
@@ -162,12 +161,12 @@ class Lookups:
             raise self._memory.loads.not_loaded(entry, key) from None
 
     def _let_go(self, segment: Segment | None) -> None:
-        """It was looked into: it need not be kept for that any more."""
+        """Note that the request needs a segment, if there is one, no longer."""
         if segment is not None:
             self._memory.slots.touched(segment)
 
     async def list_segments(self, call: Call[broker_pb2.ListSegmentsRequest]) -> Reply[broker_pb2.ListSegmentsResponse]:
-        """Segments of a range of one entry, as far as they are here."""
+        """Return the segments of a range of one entry, as far as this broker has them."""
         request = call.message
         start, end = position_of(request.start), position_of(request.end) if request.HasField("end") else None
         segments_max = min(request.segments_max or self._limits.list_segments_max, self._limits.list_segments_max)
@@ -198,7 +197,7 @@ class Lookups:
 
 
 def _query(wanted: broker_pb2.ChunkQuery) -> Query:
-    """A query from its wire form. Raises `InvalidArgument` for one that looks for nothing."""
+    """Return a query from its wire form. Raises `InvalidArgument` if it has no limit to look for."""
     limit = wanted.WhichOneof("limit")
     if limit is None:
         raise InvalidArgument("a query looks for records, bytes or a time")

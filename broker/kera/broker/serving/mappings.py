@@ -1,7 +1,8 @@
-"""Readers that map the memory of a domain, and the steps when one of them may not read it any more.
+"""Readers that have mapped the memory of a domain, and what the broker does when one of them loses its rights.
 
-Nobody can take a mapping back. So what is new goes elsewhere then: to a file that is given to those who still may.
-Whoever has shown a token may no longer once its time is up, whether it is still here or not: it may have been leaked.
+A mapping cannot be revoked. When a reader loses its rights, new data therefore goes to another file, which only readers
+with rights get. A reader that authenticated by a token loses its rights when the token expires, even if it has
+disconnected: the token may have been leaked.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from kera.server.access.requirements import Need
 log = get_logger("kera.push")
 
 GIVEN_MAX = 4096
-"""Identities that are remembered of a file: with more, it is renewed."""
+"""Maximum number of identities that are remembered for a file; with more, the file is renewed."""
 _NOW_S = -math.inf
 
 
 class Mappings:
-    """The mappings of all files of an arena that need a right."""
+    """The readers that have mapped files of an arena by a right, which they may lose."""
 
     def __init__(self, arena: Arena, memory: PersistenceManager, guard: Guard) -> None:
         self._arena = arena
@@ -35,15 +36,15 @@ class Mappings:
         self._guard = guard
         self._given: dict[ArenaFile, set[Identity]] = {}
         self._until_s = math.inf
-        """When the first of them may not read any longer, on the boot-time clock."""
+        """When the first identity loses its rights, on the boot-time clock."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the time of somebody is up: `renew`."""
+        """Whether the rights of an identity may have expired, so `renew` has to be called."""
         return self._guard.authenticator.now_s() >= self._until_s
 
     def check(self, peer: Peer, domain: str) -> None:
-        """Whether a peer may map the memory of a domain. Raises `NotAllowed`, and `AuthenticationFailed`."""
+        """Check that a peer may map the memory of a domain. Raises `NotAllowed` and `AuthenticationFailed`."""
         self._guard.check(peer, Need(Operation.READ, _resource(domain)))
         who = peer.identity
         if who is not None and not who.is_daemon and self._is_counted(who):
@@ -53,16 +54,16 @@ class Mappings:
             )
 
     def give(self, file: ArenaFile, who: Identity | None) -> None:
-        """Somebody is about to get a file. Those who could read all memory anyway need not be remembered."""
+        """Remember that `who` is about to get a file. Peers that may read all memory anyway are not remembered."""
         if who is None or who.is_daemon:
             return
         file.note_given()
         given = self._given.setdefault(file, set())
-        given.add(who if who.how == "jwt" else who._replace(until_s=math.inf))  # of others it is known otherwise
+        given.add(who if who.how == "jwt" else who._replace(until_s=math.inf))  # the guard tracks the others
         self._until_s = _NOW_S if len(given) > GIVEN_MAX else min(self._until_s, self._good_until_s(who))
 
     def renew(self) -> list[ArenaFile]:
-        """See whether somebody has lost what it was given; returns the files that are in use no more for that."""
+        """Replace the files of which a holder has lost its rights; return the files that were replaced."""
         renewed = [
             file
             for file, given in self._given.items()
@@ -79,7 +80,7 @@ class Mappings:
         return renewed
 
     def _has_lost(self, who: Identity, domain: str) -> bool:
-        """Whether something was taken from somebody: the right, or what it had shown to be known by."""
+        """Whether an identity has lost its right to read the domain, or the credentials that identified it."""
         door = self._guard.authenticator
         return (
             not door.is_still(who)
@@ -89,7 +90,7 @@ class Mappings:
         )
 
     def _good_until_s(self, who: Identity) -> float:
-        """How long it is good what somebody has shown: a session ends, but not the password that it came from."""
+        """Return when the credentials of `who` expire: a session or a token does, a password does not."""
         if who.token_id:
             until_s = self._guard.authenticator.accounts.until_s(who.token_id)  # it may have been renewed
             return _NOW_S if until_s is None else until_s
@@ -100,5 +101,5 @@ class Mappings:
 
 
 def _resource(domain: str) -> str:
-    """As rules call it."""
+    """Return the name of a domain in access rules."""
     return f"domain:{domain}"

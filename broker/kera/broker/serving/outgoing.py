@@ -1,13 +1,13 @@
 """The memory that answers hold while they are being sent: slots of the arena, and copies.
 
-An answer refers to the bytes of a segment where they are, so its slot cannot be used again until the reader has taken
-them. Readers who do not take their answers would stop the writers in that way. Promises:
+An answer refers to the bytes of a segment in its slot, so the slot cannot be reused until the reader has taken them.
+Without bounds, readers that do not take their answers could block the writers. The bounds:
 
-* Answers hold at most one slot of `ARENA_SHARE`, those to one connection at most one of `CONNECTION_SHARE`.
-* What would go beyond that is copied, and so is what readers may not hold (``PersistenceManager.may_lease``). All
-  copies together have at most `COPIED_BYTES_MAX` bytes, those for one connection a part of that; whoever has none gets
-  one answer, however large.
-* What would go beyond that, too, is refused with `AnswersNotTaken`, and the reader asks again.
+* Answers hold at most one in `ARENA_SHARE` slots, and the answers to one connection at most one in `CONNECTION_SHARE`.
+* Further data is copied, and so is data that readers may not hold (``PersistenceManager.may_lease``). All copies
+  together have at most `COPIED_BYTES_MAX` bytes, and the copies for one connection a part of that. A connection without
+  copies may exceed its own part by one copy.
+* Data beyond these bounds is refused with `AnswersNotTaken`, and the reader asks again.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from kera.core.rpc.method import Peer
 
 
 class AnswersNotTaken(Unavailable):
-    """There is no memory for another answer. Whoever gets it need not ask for more within the same answer."""
+    """There is no memory for another answer. A handler that gets this error need not add more to the same answer."""
 
 
 ARENA_SHARE = 4
-"""One slot of so many may be held by answers."""
+"""Answers may hold one in this many slots."""
 CONNECTION_SHARE = 16
-"""One slot of so many may be held by the answers to one connection; but always `CONNECTION_SLOTS_MIN`."""
+"""The answers to one connection may hold one in this many slots, and at least `CONNECTION_SLOTS_MIN`."""
 CONNECTION_SLOTS_MIN = 2
 COPIED_BYTES_MAX = 64 << 20
 COPIES_SHARE = 4
-"""One byte of so many of the copies may be for one connection."""
+"""One connection may have one in this many of the `COPIED_BYTES_MAX` bytes."""
 _HELD = "memory held by answers"
 
 
 @dataclass(slots=True)
 class _Held:
-    """By the answers to one connection."""
+    """The memory that the answers to one connection hold."""
 
     slots: Counter[int] = field(default_factory=Counter)
-    """How often each is held."""
+    """How often each slot is held."""
     copied_bytes: int = 0
 
 
 class Outgoing:
-    """The outgoing answers of one broker. Everything happens on its loop."""
+    """The outgoing answers of one broker. Used on its loop only."""
 
     def __init__(self, slot_count: int, *, copied_bytes_max: int = COPIED_BYTES_MAX) -> None:
         self._slots_max = max(1, slot_count // ARENA_SHARE)
@@ -58,11 +58,14 @@ class Outgoing:
 
     @property
     def slots(self) -> int:
-        """That answers hold now."""
+        """The number of slots that answers hold now."""
         return len(self._slots)
 
     def give(self, peer: Peer, slot: Slot, begin: int, end: int, *, lend: bool = True) -> memoryview:
-        """Bytes of a slot, for an answer to `peer`; `lend`: the slot may be held. Raises `AnswersNotTaken`."""
+        """Return bytes of a slot for an answer to `peer`; they are copied unless `lend` and the bounds allow a lease.
+
+        Raises `AnswersNotTaken`.
+        """
         held: _Held | None = peer.state.get(_HELD)
         if held is None:
             held = peer.state[_HELD] = _Held()

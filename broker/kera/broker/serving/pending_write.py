@@ -17,39 +17,39 @@ WriteReply = Reply[broker_pb2.MultiWriteChunksResponse]
 
 
 class Waiting(Protocol):
-    """A request whose chunks are appended, or several: their answers may wait for backups."""
+    """One or several requests whose chunks are being appended: their answers may wait for backups."""
 
     pump: bool
-    """Replication may have something to do."""
+    """Whether replication may have work to do."""
 
     def wait_for(self, batch: Batch, answers: Any, count: int) -> int:
-        """So many answers wait until backups have a batch. Returns how many requests wait that did not before."""
+        """Let `count` answers wait until backups have `batch`; return how many requests begin to wait for it."""
         ...
 
 
 class PendingWrite:
-    """A request to write chunks: decided chunk by chunk, then answered when what it promises holds.
+    """A request to write chunks: decided chunk by chunk, then answered when its chunks have reached their levels.
 
-    What most requests leave as it is, is not set in each of them but in the class.
+    Fields that most requests never change are set in the class, not in each instance.
     """
 
     at = 0
     """Where the next chunk to decide starts."""
     decided = False
-    """Each chunk has a status."""
+    """Whether each chunk has a status."""
     pump = False
-    """Replication may have something to do, now that chunks were decided."""
+    """Whether replication may have work to do, now that chunks were decided."""
     batches = 0
-    """How many of those in `placed` are not on backups yet."""
+    """Number of batches in `placed` that are not on backups yet."""
     error: KeraError | None = None
-    """Why they are not."""
+    """Why batches could not be replicated."""
     refused = False
-    """A status has an error."""
+    """Whether a status has an error."""
     done = False
     future: Answer[WriteReply] | None = None
-    """The future of the reply, if that is not there at once."""
+    """The future of the reply, unless the request is answered at once."""
     deadline_s = 0.0
-    """For room in memory."""
+    """When the request stops waiting for room in memory, as a time of the loop."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class PendingWrite:
         peer: Peer,
         go_on: Callable[[PendingWrite], None],
     ) -> None:
-        """`go_on` is called when it waits for backups no longer."""
+        """`go_on` is called when the request no longer waits for backups."""
         self.request = request
         self.level = request.durability
-        """To acknowledge at; 0: each chunk at that of its stream."""
+        """The level at which chunks are acknowledged; 0: each chunk at the level of its stream."""
         self.bulk = bulk
         self.peer = peer
         self.go_on = go_on
@@ -69,14 +69,17 @@ class PendingWrite:
         self.response = broker_pb2.MultiWriteChunksResponse()
         self.statuses = self.response.statuses
         self.placed: list[tuple[range, Batch]] = []
-        """Statuses that wait for backups, each few with what goes there."""
+        """Ranges of statuses that wait for backups, each with its batch."""
         self.wanted: list[tuple[Segment, int]] = []
-        """Data that have to be on disk before the answer."""
+        """Segments, and the heads up to which they have to be on disk before the answer."""
         self.waiting: list[int] = []
-        """The statuses that it concerns."""
+        """The statuses that wait for the disk."""
 
     def wait_for(self, batch: Batch, first: int, count: int) -> int:
-        """So many statuses are not answers before backups have `batch`, from the one after the next `first` on."""
+        """Let `count` statuses wait until backups have `batch`; the first one is `first` behind the present ones.
+
+        Returns how many requests begin to wait for the batch.
+        """
         at = len(self.statuses) + first
         self.placed.append((range(at, at + count), batch))
         waiters, replicated = batch.waiters, self._replicated
@@ -93,7 +96,7 @@ class PendingWrite:
             self.go_on(self)
 
     def fill_places(self) -> None:
-        """On which backups each chunk is; or that it is not known."""
+        """Fill in the backups of each chunk, or an error if it could not be replicated."""
         statuses, told = self.statuses, set[int]()
         for indexes, batch in self.placed:
             place = batch.place
@@ -110,7 +113,7 @@ class PendingWrite:
                 segment.backup_ids.extend(place.backups)
 
     def set_errors(self, indexes: Iterable[int], error: KeraError | None) -> None:
-        """Have statuses say this, if there is an error."""
+        """Replace statuses by `error`, if there is one."""
         if error is None:
             return
         for index in indexes:

@@ -1,8 +1,9 @@
-"""Producers' statements about times: nothing older comes behind the present data (docs/epochs.md).
+"""Punctuations: producers' statements that no older data follows the present data (docs/epochs.md).
 
-A punctuation is written into each entry of the streamlets that a request names, and answered when all of them have
-reached its level. An entry that has got so far already gets none, so it does no harm to ask twice, or too late: the
-answer then waits for what there is. One to which nothing was ever written gets none either, as it holds nothing up.
+A punctuation is written into each entry of the streamlets that a request names. The request is answered when all
+punctuations have reached its level. An entry whose watermark is as late already gets no punctuation, so a repeated or
+late request does no harm: its answer waits for the data that exists. An entry to which nothing was ever written gets
+none either, because it does not delay the watermark.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2
 
 STREAMLETS_MAX = 65536
-"""Named by one request."""
+"""Maximum number of streamlets in one request."""
 PunctuateCall = Call[broker_pb2.PunctuateRequest]
 
 
@@ -46,7 +47,7 @@ class Punctuations:
         memory.events.room.listen(self._room.set)
 
     async def punctuate(self, call: PunctuateCall) -> Reply[broker_pb2.PunctuateResponse]:
-        """Each streamlet has an answer of its own."""
+        """Write punctuations into the entries of streamlets; each streamlet has its own result."""
         request = call.message
         self._check(call)
         write = PendingWrite(
@@ -74,7 +75,7 @@ class Punctuations:
         return Reply(response)
 
     def _check(self, call: PunctuateCall) -> None:
-        """Raises `InvalidArgument`, `UnknownStream`, `NotAllowed`, `QuotaExceeded` for what is refused as a whole."""
+        """Check a request as a whole. Raises `InvalidArgument`, `UnknownStream`, `NotAllowed` or `QuotaExceeded`."""
         request = call.message
         if not request.streamlet_ids:
             raise InvalidArgument("a punctuation needs at least one streamlet")
@@ -105,7 +106,7 @@ class Punctuations:
 
     def _indexes(self, stream_id: int, streamlet_id: int, timestamp_us: int) -> list[int]:
         stream, streamlet = self._owned(stream_id, streamlet_id)
-        streamlet.check_time(timestamp_us, "a punctuation")  # also where there is no entry to get one
+        streamlet.check_time(timestamp_us, "a punctuation")  # also if no entry gets one
         return [entry.index for entry in _written(stream, streamlet.streamlet_id)]
 
     def _owned(self, stream_id: int, streamlet_id: int) -> tuple[Stream, Streamlet]:
@@ -123,18 +124,18 @@ class Punctuations:
         index: int,
         until_s: float,
     ) -> bool:
-        """Append one, when there is room for it."""
+        """Append a punctuation once there is room for it; return whether the entry needed one."""
         while True:
             self._room.clear()
             stream, streamlet = self._owned(request.stream_id, streamlet_id)
             streamlet.check_time(request.timestamp_us, "a punctuation")
             entry = streamlet.entries[index]
-            if entry.unsure is not None:  # what was in it last may be gone, and its times with it
+            if entry.unsure is not None:  # its last data, and the times in it, may be lost
                 raise still_unsure(entry)
             try:
                 return self._writer.punctuate(write, stream, streamlet, entry, request.timestamp_us)
             except ArenaFull as error:
-                if "domain" in error.attributes:  # it waits for no room here
+                if "domain" in error.attributes:  # waiting is no use
                     raise
                 if self._writer.made_room(write):
                     continue
@@ -146,7 +147,7 @@ class Punctuations:
 
 
 def _written(stream: Stream, streamlet_id: int) -> Iterator[Entry]:
-    """The entries to which anything was ever written, here or where it was before."""
+    """Yield the entries that were ever written to, at this broker or an earlier owner."""
     for entry in stream.streamlets[streamlet_id].entries.made:
         if entry.next_record or watermark_of(entry) != NO_TIME:
             yield entry

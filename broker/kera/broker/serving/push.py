@@ -1,23 +1,23 @@
-"""Push: readers of this node are told where new chunks lie in memory (thesis 7.4.2). State only, no sockets.
+"""Push: tells readers on this node where new chunks lie in memory (thesis 7.4.2). State only, no sockets.
 
     append, load, move ──wake()──► subscription, marked ──call_soon──► flush ──► RUNS, END
                                                                          ▲
                                       TAKEN opens the window, RELEASE ends leases
 
-* A **subscription** is a range of an entry that is pushed over one connection (`lane` in messages). It goes on where
-  its last run has ended, by the rules of ``kera.broker.log.read_plan``; so what is on disk and is loaded first, and
-  what is appended meanwhile, follow each other without gap or repeat.
-* A **flush** is one per connection and round of the loop at most, whatever has happened in it: a run is all that became
-  readable of a segment meanwhile. Subscriptions take turns, and so do connections (``kera.broker.slices``).
-* What is appended to a stream whose latency constraint leaves time for that is **held** back, until it is due or large
-  (``kera.broker.latency.holding``): then one flush tells of all of it. Only consumers of groups wait.
-* What a reader asks for is done at once if it is little, and else in slices, in its order.
-* The **window** bounds what was pushed and is not taken. A run may exceed it when nothing else is outstanding, or a
-  large chunk would never come; until then, a subscription whose turn it is keeps its place before the others.
-* A **lease** per run keeps its slot, until the reader releases it or is gone. Readers who hold too much of the memory,
-  or need what is in its reserve, are told to pull: they get copies then, and others get the memory.
+* A **subscription** is a range of an entry that is pushed over one connection (`lane` in messages). Each run begins
+  where the last one ended, by the rules of ``kera.broker.log.read_plan``. So data that is loaded from disk and data
+  that is appended meanwhile follow each other without gap or repeat.
+* A **flush** happens at most once per connection and round of the loop. A run has all that has become readable of a
+  segment since the last one. Subscriptions take turns, and so do connections (``kera.broker.slices``).
+* The broker **holds** back appended data of streams whose latency constraint leaves time for that, until it is due or
+  large (``kera.broker.latency.holding``): then one flush announces all of it. Only consumers in groups wait.
+* The broker carries out small requests of a reader at once, and others in slices, in their order.
+* The **window** bounds the data that was pushed and not taken yet. A run may exceed it when nothing else is
+  outstanding, or a large chunk would never be pushed. Until then, the subscription keeps its turn.
+* A **lease** per run keeps its slot until the reader releases it or disconnects. Readers that hold too much of the
+  memory, or need segments from its reserve, have to pull: they get copies, and others get the memory.
 
-`ProtocolError` means that the peer is not to be trusted any more: who calls `received` closes the connection then.
+`ProtocolError` means that the peer cannot be trusted any more: the caller of `received` then closes the connection.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ Reason = push_pb2.PushEnd.Reason
 
 
 class ReaderLeases:
-    """The slots of memory that a reader of this node holds: a leased slot is not reused. Belongs to one connection."""
+    """The slots of memory that a reader on this node holds: a leased slot is not reused. Belongs to one connection."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._counts: Counter[int] = Counter()
-        """By slot; none is 0."""
+        """Number of leases by slot; never 0."""
 
     def add(self, slot: Slot) -> None:
-        """The reader gets another run of chunks in this slot."""
+        """Lease a slot for another run that the reader gets."""
         slot.lease()
         self._counts[slot.index] += 1
 
     def release(self, index: int) -> None:
-        """The reader has let go of one. Raises `ProtocolError` if it had none."""
+        """End one lease of a slot. Raises `ProtocolError` if the reader has none."""
         left = self._counts[index] - 1
         if left < 0:
             raise ProtocolError(f"slot {index} is not leased to this reader", slot=index)
@@ -80,17 +80,17 @@ class ReaderLeases:
         self._arena.slot(index).release()
 
     def release_all(self) -> None:
-        """The reader is gone; may be repeated."""
+        """End all leases; may be repeated."""
         counts, self._counts = self._counts, Counter()
         for index, count in counts.items():
             self._arena.slot(index).release(count)
 
     @property
     def too_many(self) -> bool:
-        """Whether all readers hold half of the memory, or this one a quarter.
+        """Whether all readers hold more than half of the memory, or this one more than a quarter.
 
-        Of the latter, what is being written to does not count: it is in memory in any case, and many subscriptions that
-        follow their entries lease all of it for a moment.
+        Open segments do not count towards the quarter: they are in memory in any case, and a reader with many
+        subscriptions that keep up leases all of them for a moment.
         """
         arena, mine = self._arena, self._counts
         slots = arena.slot_count
@@ -113,15 +113,15 @@ class Push:
         holds: Holds | None = None,
         hold_timer: HoldTimer | None = None,
     ) -> None:
-        """`holds`: how long readers of a stream may be told of nothing; None: they never wait.
+        """`holds`: how long data of a stream may be held back from readers; None: it never is.
 
-        `hold_timer`: tells when something is due; it goes with `holds`.
+        `hold_timer`: calls back when held data is due; required with `holds`.
         """
         self.limits = limits or PushLimits()
         self._holds = holds
         self._hold_timer = hold_timer
         self.waits: Mapping[int, Hold] = {} if holds is None else holds.of
-        """The streams of which readers may be told later; looked at for each append."""
+        """The streams whose data may be held back; looked at for each append."""
         self._held = Held[Subscription]()
         if hold_timer is not None:
             hold_timer.listen(self.give_due)
@@ -135,7 +135,7 @@ class Push:
         self.window_bytes_max = window_bytes_max(arena.slot_count, arena.slot_bytes)
 
     def holds_back(self, subscription: Subscription) -> bool:
-        """Whether what was appended for a subscription may wait for more; then it is marked when it is due."""
+        """Whether a subscription's new data may wait for more; if so, the subscription is marked when it is due."""
         holds, entry = self._holds, subscription.entry
         if holds is None or entry is None or subscription.address[0] not in holds.of:
             return False
@@ -154,11 +154,11 @@ class Push:
         return True
 
     def let_go(self, subscription: Subscription) -> None:
-        """It has ended."""
+        """Forget that a subscription, which has ended, is held back."""
         self._held.discard(subscription)
 
     def give_due(self) -> None:
-        """Mark what was held for as long as it may be."""
+        """Mark the held subscriptions that are due."""
         if self._holds is not None and self._held:
             for subscription in self._held.take(self._holds.now_s() if self._holds.of else math.inf):
                 if not subscription.marked and subscription.missing is None:
@@ -171,30 +171,30 @@ class Push:
 
 
 class Subscription(Follower):
-    """A range of an entry, as far as it has been pushed."""
+    """A range of an entry, and how far it has been pushed."""
 
     __slots__ = ("_connection", "_waits", "number")
 
     def __init__(
         self, connection: PushConnection, number: int, wanted: push_pb2.PushLane, waits: Mapping[int, Hold]
     ) -> None:
-        """`waits`: the streams of which readers may be told later."""
+        """`waits`: the streams whose data may be held back."""
         super().__init__(wanted.start, wanted.end if wanted.HasField("end") else None, connection.mark)
         self.number = number
         self._connection = connection
         self._waits = waits
 
     def wake(self) -> None:
-        """There may be something for it; it may be that this can wait."""
+        """Mark it, unless it is marked already, waits for a load, or its new data may be held back."""
         if not self.marked and self.missing is None:
             if self._waits and self._connection.holds_back(self):
-                self.listen()  # for what makes it too large to wait
+                self.listen()  # further appends may make the data too large to wait
             else:
                 self.mark(self)
 
 
 class PushConnection:
-    """The subscriptions, window and leases of one reader. Flushes send it runs in the order of each entry."""
+    """The subscriptions, window and leases of one reader. Flushes send the runs of each entry in order."""
 
     def __init__(
         self,
@@ -206,28 +206,28 @@ class PushConnection:
         on_idle: Callable[[], object] = lambda: None,
         on_failed: Callable[[ProtocolError], object] = lambda _: None,
     ) -> None:
-        """`send`: takes a message, and never waits; who cannot take more calls `pause` first.
+        """`send`: takes a message without waiting; a transport that cannot take more calls `pause` first.
 
-        `file`: what it has mapped; None: that of the default domain.
+        `file`: the file that the reader has mapped; None: the default domain's file.
         `may_read`: raises an error for the id of a stream that the peer may not read; None: it may read all.
 
-        `on_idle`: called when it is not `busy` any more; `on_failed`: when the peer turns out not to be trusted then.
+        `on_idle`: called when a later slice has ended `busy`; `on_failed`: called when it raises `ProtocolError`.
         """
         self._push = push
         self._send = send
         self._may_read = may_read
         self._file = file or push.arena.file()
-        """The file that the reader has mapped: it gets references to chunks in it, and copies of others."""
+        """The file that the reader has mapped: it gets references to chunks in it, and has to pull others."""
         self._inbox = Inbox(push.slices, push.limits.steps_at_once, on_idle=on_idle, on_failed=on_failed)
         self.consumer_group = ""
         self._window_bytes = push.window_bytes_max
         self._outstanding_bytes = 0
-        """Pushed and not taken."""
+        """Bytes that were pushed and not taken yet."""
         self._subscriptions: dict[int, Subscription] = {}
         self._marked: OrderedDict[Subscription, None] = OrderedDict()
         """The subscriptions whose turn it is, in this order."""
         self._blocked = False
-        """The first of them wants more than the window has room for."""
+        """Whether the first marked subscription needs more room than the window has."""
         self._loading = Loading(push.memory, push.loop, at_once_max=push.limits.loads_at_once)
         self._leases = ReaderLeases(push.arena)
         self._scheduled = self._paused = self._lost = False
@@ -236,7 +236,7 @@ class PushConnection:
     # -- from the reader -----------------------------------------------------------------------------------------
 
     def received(self, kind: PushKind, body: bytes) -> None:
-        """A message has arrived. Raises `ProtocolError`."""
+        """Handle a message of the reader. Raises `ProtocolError`."""
         if kind == PushKind.TAKEN and not self.busy:
             self._taken(taken_of(body))
         else:
@@ -244,11 +244,11 @@ class PushConnection:
 
     @property
     def busy(self) -> bool:
-        """Whether it has yet to do what has arrived: read no more from the peer for now."""
+        """Whether earlier messages are not handled completely yet: then read no more from the peer for now."""
         return self._inbox.busy
 
     def _handled(self, kind: PushKind, body: bytes) -> Iterator[None]:
-        """Do what a message asks for; yields after each part."""
+        """Handle a message; yields after each part."""
         match kind:
             case PushKind.RELEASE:
                 yield from self._release(numbers_of(body))
@@ -265,7 +265,7 @@ class PushConnection:
         ends: list[bytes] = []
         for number in numbers:
             subscription = self._subscriptions.get(number)
-            if subscription is not None:  # if not, its end is on its way
+            if subscription is not None:  # otherwise its end is on its way
                 ends.append(self._end(subscription, Reason.CANCELLED))
             if len(ends) == self._push.limits.flush_subscriptions_max:
                 self._send(b"".join(ends))
@@ -319,16 +319,16 @@ class PushConnection:
             yield
 
     def pause(self) -> None:
-        """Send nothing more for now: the reader does not take it."""
+        """Send nothing more for now, because the reader does not take messages."""
         self._paused = True
 
     def resume(self) -> None:
-        """End what `pause` began."""
+        """Send again after `pause`."""
         self._paused = False
         self._schedule()
 
     def lost(self) -> None:
-        """The connection is gone, and with it its subscriptions and leases; may be repeated."""
+        """End the subscriptions and leases of a connection that is gone; may be repeated."""
         if self._lost:
             return
         self._lost = True
@@ -346,18 +346,18 @@ class PushConnection:
     # -- to the reader -------------------------------------------------------------------------------------------
 
     def holds_back(self, subscription: Subscription) -> bool:
-        """Whether what was appended for a subscription may wait for more."""
+        """Whether a subscription's new data may wait for more."""
         return bool(self.consumer_group) and self._push.holds_back(subscription)
 
     def mark(self, subscription: Subscription) -> None:
-        """There may be something for a subscription."""
+        """Mark a subscription, which may have new data, and schedule a flush."""
         subscription.marked = True
         self._marked[subscription] = None
         if not self._scheduled:
             self._schedule()
 
     def _schedule(self) -> None:
-        """Flush in the next round, if that is of any use."""
+        """Schedule a flush in the next round, if it could send anything."""
         if (
             self._marked
             and self._outstanding_bytes < self._window_bytes
@@ -367,7 +367,7 @@ class PushConnection:
             self._push.slices.add(self._flush)
 
     def _flush(self) -> bool:
-        """Push what there is, for one subscription after the other. If there is more, it has scheduled itself."""
+        """Push the data of marked subscriptions in turn. If more is left, this schedules the next flush."""
         if self._paused or self._lost:
             self._scheduled = False
             return False
@@ -388,11 +388,11 @@ class PushConnection:
                     break
             except KeraError as error:
                 ends.append(self._end(subscription, Reason.FAILED, error))
-            except Exception as error:  # as of a request: whatever happens is told
+            except Exception as error:  # as for a request, the reader gets every error
                 log.exception("cannot push", address=list(subscription.address), position=list(subscription.position))
                 ends.append(self._end(subscription, Reason.FAILED, error))
         self._loading.next()
-        self._scheduled = False  # from here on: what was marked meanwhile was seen
+        self._scheduled = False  # only here: `_schedule` below sees what was marked meanwhile
         if runs:
             self._send(encode(PushKind.RUNS, b"".join(runs)))
         if ends:  # behind the runs of the same subscriptions
@@ -401,7 +401,7 @@ class PushConnection:
         return False
 
     def _advance(self, subscription: Subscription, runs: list[bytes], ends: list[bytes]) -> bool:
-        """Take the next step of a subscription; False when it has to wait for the window. Raises as `plan_read`."""
+        """Push the next data of a subscription; False if it has to wait for the window. Raises as `plan_read`."""
         if subscription.error is not None:
             raise subscription.error
         push = self._push
@@ -447,13 +447,13 @@ class PushConnection:
         *,
         behind: bool,
     ) -> bool:
-        """Lease what a plan has found, say where it is, and advance the subscription; False if some may not be had.
+        """Lease the ranges of a plan, add their runs, and advance the subscription; False if some cannot be leased.
 
-        `behind`: there is more in the entry than the plan.
+        `behind`: the entry has data behind the plan.
         """
         push, leases, length = self._push, self._leases, 0
         position, first = plan.next, len(runs)
-        lags = [0]  # of a single range that is all there is, as of each append when its reader keeps up
+        lags = [0]  # for a single range up to the end of the entry: the usual case for a reader that keeps up
         if behind or len(plan.ranges) != 1:
             lags = [lag_records(streamlet, entry, Position(*segment.key, end)) for segment, _, end in plan.ranges]
         for (segment, begin, end), lag in zip(plan.ranges, lags, strict=True):
@@ -487,7 +487,7 @@ class PushConnection:
         return len(runs) - first == len(plan.ranges)
 
     def _end(self, subscription: Subscription, reason: Reason.ValueType, error: BaseException | None = None) -> bytes:
-        """End a subscription; returns the message that says so."""
+        """End a subscription; return the message that tells the reader."""
         self._forget(subscription)
         return self._ended(subscription, reason, error)
 
@@ -510,7 +510,7 @@ class PushConnection:
 
 
 def _check_end(streamlet: Streamlet, entry: Entry, end: Position) -> None:
-    """Refuse an end that will not come: what is not there yet cannot be known to be the end of a chunk."""
+    """Raise `InvalidCursor` for an end beyond the durable head: no chunk is known to end there."""
     interval = interval_of(streamlet.intervals, end.group_id)
     if interval is not None and not interval.closed and end > end_of(streamlet, entry)[0]:
         raise InvalidCursor(

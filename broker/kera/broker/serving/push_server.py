@@ -1,17 +1,19 @@
-"""Serves the push channel on a unix socket: who may connect, descriptors of the arena, bytes in and out.
+"""Serves the push channel on a unix socket: admits readers, passes descriptors of the arena, and moves bytes.
 
-What is pushed is decided in ``kera.broker.serving.push``. Readers of the broker's own user, and of root, are given
-memory at once. Others are not served at all, unless the broker is told to, and knows who may do what; then they get the
-memory of domains all of which they may read, and what they read of it are streams that they may read.
+``kera.broker.serving.push`` decides what is pushed. Readers that run as the broker's own user or as root get memory at
+once. Readers of other users are served only if the socket is open to them (`ANY_USER`) and a guard knows their rights.
+Such a reader can map the memory of a domain only if it may read the whole domain, and can subscribe only to streams
+that it may read.
 
-Limits: `CONNECTIONS_MAX`, of which others than the broker's own user and root have half, and among these
-`STRANGERS_MAX` have no memory yet: the oldest of the user that has most makes room. Per connection,
-`WRITE_BUFFER_BYTES_MAX` of messages that its reader has not taken, and a few more: then nothing is pushed and nothing
-is read any more until it has; `MESSAGE_S_MAX` for one of its messages to come; and, until it has been given memory,
-`STRANGER_BYTES_MAX` for a message and `STRANGER_S_MAX` in all.
+Limits: at most `CONNECTIONS_MAX` connections. Other users than the broker's own and root have at most half of them, and
+at most `STRANGERS_MAX` of these have no memory yet: a further one replaces the oldest of the user that has most. A
+connection buffers about `WRITE_BUFFER_BYTES_MAX` of messages that its reader has not taken; beyond that, the broker
+neither pushes to it nor reads from it until the reader takes them. A message of a reader has to arrive within
+`MESSAGE_S_MAX`. Until a reader has memory, its messages are limited to `STRANGER_BYTES_MAX`, and it is disconnected
+after `STRANGER_S_MAX`.
 
-Every `ALIVE_INTERVAL_MS` each reader is told that the broker is there. One that hears nothing knows that the broker
-stands still, and looks for another one that has taken over.
+Every `ALIVE_INTERVAL_MS` the broker sends each reader a sign of life. A reader that receives nothing concludes that the
+broker hangs, and looks for another broker that has taken over.
 """
 
 from __future__ import annotations
@@ -58,11 +60,11 @@ CONNECTIONS_MAX = 1024
 STRANGERS_MAX = 128
 WRITE_BUFFER_BYTES_MAX = 1 << 20
 MESSAGE_S_MAX = 30.0
-"""From the first byte of a reader's message to its last."""
+"""Maximum time from the first byte of a reader's message to its last."""
 STRANGER_S_MAX = 10.0
-"""Until a reader has been given memory."""
+"""Maximum time until a reader has memory."""
 _ABORT_S = 1.0
-"""An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
+"""Maximum wait for aborted connections; they are gone in the loop's next round, so this is only a safeguard."""
 
 
 class PushServer:
@@ -85,7 +87,7 @@ class PushServer:
         guard: Door | None = None,
         mode: int = OWN_USER,
     ) -> None:
-        """`mode`: of the socket; with `ANY_USER`, readers of other users get what `guard` lets them have."""
+        """`mode`: the socket's access mode; with `ANY_USER`, `guard` decides what readers of other users get."""
         self.push = push
         self.connections_max = min(connections_max, CONNECTIONS_MAX)
         self.uid_of = uid_of
@@ -94,14 +96,14 @@ class PushServer:
         self._alive_interval_ms = alive_interval_ms
         self.connections: set[_Connection] = set()
         self.others: set[_Connection] = set()
-        """Those of them that are of other users."""
+        """The connections of other users."""
         self.others_max = max(1, self.connections_max // 2)
         self.strangers = Crowd[_Connection](min(STRANGERS_MAX, max(1, self.others_max // 2)))
-        """Those of them that have no memory yet."""
+        """The connections of other users that have no memory yet."""
         self.closing = False
         self.stranger_s_max = stranger_s_max
         self.guard = guard if isinstance(guard, Guard) else None
-        """The guard, which decides what others may read."""
+        """Decides what other users may read."""
         self.serves_others = mode == ANY_USER and self.guard is not None
         self._mode = mode
         self.arena = arena
@@ -115,11 +117,11 @@ class PushServer:
         self._alive_timer: asyncio.TimerHandle | None = None
 
     def bind(self, path: Path) -> None:
-        """Take `path`, which is removed at close; see `bind_unix`. Nobody can connect before `start`."""
+        """Bind the socket to `path`, which `close` removes; see `bind_unix`. Readers can connect after `start`."""
         self._socket, self._path = bind_unix(path, self._mode), path
 
     async def start(self, broker_id: int, broker_epoch: int) -> None:
-        """Serve, as the broker that the coordinator has registered."""
+        """Serve readers under the id and epoch that the coordinator has given."""
         invariant(self._socket is not None, "a push server is bound before it starts")
         self._hello = push_pb2.PushHello(
             version=VERSION, broker_id=broker_id, broker_epoch=broker_epoch, alive_interval_ms=self._alive_interval_ms
@@ -129,7 +131,7 @@ class PushServer:
         self._tell_alive()
 
     def hello(self, file: ArenaFile | None) -> bytes:
-        """The greeting of who gets a file with it; None: it gets nothing yet."""
+        """Return the greeting for a reader that gets `file` with it; None: it gets no memory yet."""
         hello = push_pb2.PushHello()
         hello.CopyFrom(self._hello)
         if file is not None:
@@ -141,7 +143,7 @@ class PushServer:
         return encode(PushKind.HELLO, hello.SerializeToString())
 
     def _renew(self) -> None:
-        """End those who read what is not in use any more: they come back for what is."""
+        """Disconnect the readers of files that were renewed: they reconnect and get the new file."""
         renewed = [] if self.mappings is None else self.mappings.renew()
         for connection in [each for each in self.connections if each.file in renewed]:
             connection.abort()
@@ -183,23 +185,23 @@ class _Connection(asyncio.Protocol):
         self._state: PushConnection | None = None
         self._peer = Peer("push", "", end=self.abort)
         self._is_own = False
-        """The peer is a process of the broker's own user, or of root."""
+        """Whether the peer is a process of the broker's own user, or of root."""
         self.file: ArenaFile | None = None
-        """The file that it was given."""
+        """The file that the reader got."""
         self._opened = False
-        """It has asked for the memory of a domain, and got it, or for what is in the one that it was given."""
+        """Whether the reader has opened a domain, or used the memory that it got without asking."""
         self._stranger: asyncio.TimerHandle | None = None
-        """Runs until it was given something."""
+        """Disconnects a reader that does not get memory in time."""
         self._authenticating: asyncio.Task[None] | None = None
         self.paused = False
-        """The reader takes nothing."""
+        """Whether the reader has stopped taking messages."""
         self._messages = self._messages_seen = 0
         self._unfinished_s: float | None = None
-        """Since when the same message has been unfinished."""
+        """When an unfinished message was first noticed, if it is still unfinished."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def abort(self) -> None:
-        """Go now; leases end at once."""
+        """Disconnect at once, and end the reader's leases."""
         self._server.others.discard(self)
         if self._state is not None:
             self._state.lost()
@@ -207,7 +209,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def tell_alive(self, now_s: float) -> None:
-        """Say that we are here, to a reader that takes what it is sent; end one that does not finish a message."""
+        """Send a sign of life to a reader that takes messages; disconnect one that does not finish a message."""
         if self._state is None or self._transport is None or self._transport.is_closing() or self.paused:
             return
         self._transport.write(ALIVE)
@@ -241,7 +243,7 @@ class _Connection(asyncio.Protocol):
         self._stranger = loop.call_later(server.stranger_s_max, self._took_too_long)
 
     def _admit(self, transport: asyncio.BaseTransport) -> bool:
-        """Whether the peer may be here."""
+        """Whether the peer may connect; logs and counts a refusal."""
         server, totals = self._server, self._server.push.totals
         with self._real_socket(transport) as sock:
             uid = server.uid_of(sock)
@@ -268,7 +270,7 @@ class _Connection(asyncio.Protocol):
 
     @staticmethod
     def _real_socket(transport: asyncio.BaseTransport) -> socket.socket:
-        """A duplicate: the loop's own is not a real socket everywhere."""
+        """Return a duplicate of the transport's socket: the loop's own is not a real socket everywhere."""
         return socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
 
     def _took_too_long(self) -> None:
@@ -290,12 +292,12 @@ class _Connection(asyncio.Protocol):
         """Give the peer the memory of a domain; False if it is gone."""
         server, transport = self._server, self._transport
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
-            return False  # it is to come behind what was written, and must not wait
+            return False  # the descriptor has to follow what was written, and sending it must not wait
         hello = server.hello(file)
         if server.mappings is not None:
             server.mappings.give(file, self._peer.identity)
         try:
-            fd = file.open_for_readers()  # not the broker's own, by which readers could write
+            fd = file.open_for_readers()  # the broker's own descriptor would let readers write
             try:
                 with self._real_socket(transport) as sock:
                     if socket.send_fds(sock, [hello], [fd]) != len(hello):
@@ -303,7 +305,7 @@ class _Connection(asyncio.Protocol):
             finally:
                 os.close(fd)
         except OSError:
-            return False  # it is gone already
+            return False  # the peer has disconnected
         self.file = file
         server.strangers.remove(self)
         if self._stranger is not None:
@@ -401,7 +403,7 @@ class _Connection(asyncio.Protocol):
         self.abort()
 
     def _read_on(self) -> None:
-        """Read from the peer again, unless it takes nothing, or there is something to do of what it has sent."""
+        """Read from the peer again, unless it takes no messages, or its earlier requests are not carried out yet."""
         if self._transport is None or self.paused or (self._state is not None and self._state.busy):
             return
         self._unfinished_s = None
@@ -414,7 +416,7 @@ class _Connection(asyncio.Protocol):
             self.paused = True
             if self._state is not None:
                 self._state.pause()
-            self._transport.pause_reading()  # what it asks for would be answered
+            self._transport.pause_reading()  # its requests would cause more answers
 
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""

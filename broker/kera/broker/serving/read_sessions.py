@@ -1,17 +1,16 @@
-"""Read sessions: what a reader asks for again and again is kept, so requests and answers name only what changes.
+"""Read sessions: the broker keeps the ranges that a reader reads, so requests and answers name only what changes.
 
-Who pulls thousands of ranges would else ask for all of them anew after each chunk. A session keeps them, each with
-where it is, as push does (``kera.broker.serving.following``): what is appended marks a range, and a request looks at
-the ranges that are marked, at no others.
+Without a session, a reader that pulls thousands of ranges would repeat all of them after each chunk. A session keeps
+the ranges and their positions, as push does (``kera.broker.serving.following``): an append marks a range, and a request
+looks only at marked ranges.
 
-* **Steps.** Step 0 begins a session, or begins it anew, with all its ranges. Each later request has the step that
-  follows the one whose answer has come; so ranges have advanced by what the reader has got, and by nothing else. After
-  any other outcome the reader begins anew: it knows where it is. What does not follow is refused with `SessionLost`.
-* **Turns.** Marked ranges are looked at in the order in which they were marked; of which there is more goes behind the
-  others. A chunk that does not fit beside what an answer has already keeps its range in front.
-* **Bounds.** A session, a connection and all of them have so many ranges at most (`ServingLimits`). A session
-  beyond these is not kept: it is answered, and begins anew each time.
-  Sessions end with their connection.
+* **Steps.** Step 0 begins or restarts a session, with all its ranges. Each later request has the step after the one
+  whose answer the reader has received, so ranges advance only by data that the reader has received. A request with any
+  other step is refused with `SessionLost`. After any failure the reader restarts the session: it knows its positions.
+* **Turns.** Ranges have their turn in the order in which they were marked; a range with more data goes behind the
+  others. A range whose next chunk does not fit into the rest of an answer stays in front.
+* **Bounds.** `ServingLimits` bounds the ranges of a session, of a connection and of all connections. A session beyond
+  these bounds is answered, but not kept: its reader restarts it each time. Sessions end with their connection.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2
 
 ROUSED_AT_ONCE = 8
-"""Requests that wait, in a round of the loop."""
+"""Waiting requests that are resumed in a round of the loop."""
 _SESSIONS = "read sessions"
 
 
@@ -65,35 +64,35 @@ class _Range(Follower):
 
 
 class _Session:
-    """The ranges that one reader repeats in its requests, and the order in which marked ones get their turn."""
+    """The ranges that one reader reads, and the order in which marked ranges get their turn."""
 
     def __init__(self, session_id: int, loading: Loading, rouse: Callable[[_Session], None], *, kept: bool) -> None:
-        """`rouse`: has `roused` called, at once or soon."""
+        """`rouse`: calls `roused`, at once or soon."""
         self.session_id = session_id
         self.loading = loading
         self._rouse = rouse
         self.kept = kept
-        """It goes on behind the answer."""
+        """Whether the session continues after the answer."""
         self.ranges: dict[int, _Range] = {}
         """By handle."""
         self.marked: OrderedDict[_Range, None] = OrderedDict()
         """The ranges whose turn it is, in this order."""
         self.step = 0
-        """Number of the request that was taken last."""
+        """Number of the last request."""
         self.busy = False
-        """That request has not been answered."""
+        """Whether the last request has not been answered yet."""
         self.closed = False
         self._woken: asyncio.Future[None] | None = None
 
     def mark(self, item: _Range) -> None:
-        """There may be something for a range."""
+        """Mark a range, which may have new data, and wake the waiting request."""
         if not self.closed:
             item.marked = True
             self.marked[item] = None
             self._wake()
 
     def remove(self, item: _Range) -> None:
-        """A range is wanted no more."""
+        """Remove a range from the session, and stop following its entry."""
         self.ranges.pop(item.handle, None)
         self.marked.pop(item, None)
         self.loading.stop(item)
@@ -122,13 +121,13 @@ class _Session:
             self._rouse(self)
 
     def roused(self) -> None:
-        """Its request goes on."""
+        """Let the waiting request go on."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
 
 class _Kept:
-    """The sessions that are kept of one connection."""
+    """The kept sessions of one connection."""
 
     def __init__(self) -> None:
         self.by_id: dict[int, _Session] = {}
@@ -147,7 +146,7 @@ class _Answer:
 
     @property
     def used(self) -> bool:
-        """Something goes with it already."""
+        """Whether the answer has data already."""
         return self.left < self.bytes_max
 
 
@@ -182,14 +181,14 @@ class ReadSessions:
         self._outgoing = outgoing
         self._read_bytes_max = read_bytes_max
         self.ranges = 0
-        """Number of ranges over all sessions that are kept."""
+        """Number of ranges over all kept sessions."""
         self._slices = Slices(asyncio.get_running_loop())
         self._watches = Watches(self._slices, limits.woken_at_once)
         self._ended: deque[_Session] = deque()
-        """To be forgotten."""
+        """Closed sessions whose ranges have to be removed."""
         self._to_rouse: dict[_Session, None] = {}
         self._roused = 0
-        """In this round of the loop."""
+        """Number of requests resumed in this round of the loop."""
 
     def read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
         """Take one step of a session. Raises `SessionLost` and `InvalidArgument`."""
@@ -228,7 +227,7 @@ class ReadSessions:
                 loading = session.loading.waiting
                 if answer.response.results or (loop.time() >= until and not loading):
                     return self._reply(call, session, answer)
-                await session.woken(None if loading else until)  # what is loaded has a time limit of its own
+                await session.woken(None if loading else until)  # loads have their own time limit
         except BaseException:
             self._end(call.peer, session)
             raise
@@ -243,7 +242,7 @@ class ReadSessions:
     # -- sessions ------------------------------------------------------------------------------------------------
 
     def _session_of(self, call: ReadCall) -> _Session:
-        """The session of a request. Raises `SessionLost`."""
+        """Return the session of a request; step 0 begins one. Raises `SessionLost`."""
         request, peer = call.message, call.peer
         sessions = self._kept_of(peer)
         session = sessions.by_id.get(request.session_id)
@@ -287,7 +286,7 @@ class ReadSessions:
         for handle in request.removed:
             yield
             gone = session.ranges.get(handle)
-            if gone is not None:  # if not, it has ended
+            if gone is not None:  # otherwise the range has ended already
                 self._remove(peer, session, gone)
         for wanted in request.ranges:
             yield
@@ -323,13 +322,13 @@ class ReadSessions:
             self.ranges -= 1
 
     def _end(self, peer: Peer, session: _Session) -> None:
-        """A session is over; may be repeated."""
+        """End a session; may be repeated."""
         self._close(peer, session)
         if self._forget():
             self._slices.add(self._forget)
 
     def _close(self, peer: Peer, session: _Session) -> None:
-        """Have a session forgotten; may be repeated."""
+        """Close a session, and queue it for the removal of its ranges; may be repeated."""
         if session.closed:
             return
         session.close()
@@ -341,7 +340,7 @@ class ReadSessions:
         self._ended.append(session)
 
     def _forget(self) -> bool:
-        """Take ranges of ended sessions away, a few; returns whether there are more."""
+        """Remove a few ranges of ended sessions; return whether more are left."""
         for _ in range(self._limits.forgotten_at_once):
             if not self._ended:
                 return False
@@ -353,7 +352,7 @@ class ReadSessions:
         return bool(self._ended)
 
     def _lost(self, peer: Peer) -> None:
-        """A connection is gone."""
+        """End the sessions of a closed connection."""
         sessions = self._kept_of(peer)
 
         def close_some() -> bool:
@@ -369,7 +368,7 @@ class ReadSessions:
     # -- waking --------------------------------------------------------------------------------------------------
 
     def _rouse(self, session: _Session) -> None:
-        """Let a request that waits go on: a few in each round of the loop, as each has something to do then."""
+        """Resume a waiting request: a few in each round of the loop, because each then has work to do."""
         if self._roused < ROUSED_AT_ONCE:
             session.roused()
         else:
@@ -385,7 +384,7 @@ class ReadSessions:
             del self._to_rouse[session]
             self._rouse(session)
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------
 
     def _read_marked(self, call: ReadCall, session: _Session) -> Generator[None, None, _Answer]:
         """Read the ranges that are marked now, in turn; yields after each."""
@@ -409,12 +408,15 @@ class ReadSessions:
                 result.ended = True
                 self._remove(call.peer, session, item)
                 if isinstance(error, AnswersNotTaken):
-                    break  # nor would there be room for what the others have
+                    break  # the data of the other ranges would not fit either
         session.loading.next()
         return answer
 
     def _advance(self, peer: Peer, session: _Session, item: _Range, answer: _Answer) -> bool:
-        """Take the next step of a range; False when it does not fit into what is left. Raises as `plan_read`."""
+        """Read the next data of a range; False if it does not fit into the rest of the answer.
+
+        Raises as `plan_read`.
+        """
         if item.error is not None:
             raise item.error
         stream_id, streamlet_id, index = item.address
@@ -441,7 +443,7 @@ class ReadSessions:
         return True
 
     def _give(self, peer: Peer, here: _Place, item: _Range, plan: ReadPlan, answer: _Answer) -> None:
-        """Put what a plan has found into an answer, and advance the range by it."""
+        """Put the data of a plan into an answer, and advance the range by it."""
         views = [
             self._outgoing.give(peer, segment.slot, begin, end, lend=self._memory.slots.may_lease(segment))
             for segment, begin, end in plan.ranges

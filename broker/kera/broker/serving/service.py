@@ -1,7 +1,7 @@
-"""The broker's remote operations: thesis tables 6.1 and 6.2, and what the coordinator asks.
+"""The broker's remote operations: thesis tables 6.1 and 6.2, and the coordinator's calls.
 
-Which part handles which call is here; what each does, in the part: ``write``, ``fetch`` and ``read_sessions``,
-``lookups``, ``cursors``, ``descriptions``, ``thesis_api``, and ``kera.broker.ownership.orders`` for the coordinator's.
+This module maps each call to the part that handles it: ``write``, ``fetch`` and ``read_sessions``, ``lookups``,
+``cursors``, ``descriptions``, ``thesis_api``, and ``kera.broker.ownership.orders`` for the coordinator's calls.
 """
 
 from __future__ import annotations
@@ -62,21 +62,23 @@ class BrokerService:
         guard: Door | None = None,
         hooks: Sequence[RequestHooks] = (),
     ) -> None:
-        """`pump`: carries out what replication wants to be done; `check_payloads`: whether they must hold records.
+        """Create the handlers.
 
-        `guard`: in front of them; None: there is none.
-        `hooks`: what is plugged in, the last one outermost.
-        `orders`: by default those of any coordinator that is not older than one before it, and nothing is taken over.
+        `pump`: starts the requests to backups that are due; `check_payloads`: whether payloads must hold records.
+        `guard`: checks the rights of callers; None: everybody may do everything.
+        `hooks`: the plugged-in request hooks, the last one outermost.
+        `orders`: by default, orders of any coordinator are carried out unless its epoch is older than one seen before,
+        and nothing is taken over.
         """
         limits = limits or ServingLimits()
         self._guard = guard = guard or Door()
         self.orders = orders or Orders(streams, memory, coordinator=CoordinatorEpoch(confirmed=False))
         self.lease = lease or Lease()
-        """To be renewed by who hears of the coordinator."""
+        """The broker's lease; each answer of the coordinator renews it."""
         self.clock_offset = clock_offset or ClockOffset()
-        """To be measured by who hears of the coordinator."""
+        """The offset of the broker's clock, measured by each answer of the coordinator."""
         self.producer_owners = ProducerOwners()
-        """To be asked for by who reaches the coordinator."""
+        """The owners of producer ids; another component asks the coordinator for unknown ones."""
         self.latencies = Latencies()
         check = checking(guard)
         self.writer = Writer(
@@ -126,16 +128,16 @@ class BrokerService:
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def may_promise(self, grace_us: int) -> bool:
-        """Whether nobody else can own what this broker owns, and whoever will can keep what is promised."""
+        """Whether no other broker can own this broker's streamlets, and a later owner can keep a promise made now."""
         return self.lease.holds and self.clock_offset.is_within(grace_us)
 
     def registered(self, broker_id: int, owned: Iterable[common_pb2.StreamInfo], broker_epoch: int = 0) -> None:
-        """The coordinator has given this launch its id and epoch, and the streams of which anything is here."""
+        """Note that the coordinator has given this launch its id, epoch, and the streams that it stores parts of."""
         self.orders.registered(broker_id, broker_epoch, owned)
         self._registered.set_result(broker_id)
 
     async def close(self) -> None:
-        """End what is under way for the coordinator."""
+        """End the coordinator's orders that are under way."""
         await self.orders.close()
 
     def service(self) -> Service:
@@ -164,7 +166,7 @@ class BrokerService:
             api.DROP_STREAM: self._drop_stream,
             **self._guard.service(),
         }
-        # Before the guard, which would say of any stream that it is not here.
+        # This check comes before the guard: until the registration, the guard would report each stream as unknown.
         served = {method: self._once_registered(handler) for method, handler in self._guard.guarded(handlers).items()}
         return {**served, **self._guard.guarded(others)}
 
@@ -174,7 +176,7 @@ class BrokerService:
         return {} if writes is None else {api.MULTI_WRITE_CHUNKS: self._guard.taker(writes.take, of_daemons=False)}
 
     def _once_registered(self, handler: Handler) -> Handler:
-        """Refuse what comes earlier: a client who was here before the restart would be told that its stream is gone."""
+        """Refuse calls before the registration, or clients from before a restart would see their stream as unknown."""
 
         def checked(call: Call[Any]) -> Reply[Any] | Awaitable[Reply[Any]]:
             if not self._registered.done():
@@ -184,7 +186,7 @@ class BrokerService:
         return checked
 
     def _read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
-        """Read from ranges that the request names, or from those of a session."""
+        """Read from the ranges of the request, or from the ranges of its session."""
         begun_s = perf_counter()
         for hooks in self._hooks:
             hooks.on_read(call)
@@ -208,19 +210,19 @@ class BrokerService:
     async def _seal_streamlets(
         self, call: Call[broker_pb2.SealStreamletsRequest]
     ) -> Reply[broker_pb2.SealStreamletsResponse]:
-        """Take no more chunks for streamlets, and say where they end when all of that is durable."""
+        """Stop taking chunks for streamlets; return where they end, once all their data is durable."""
         return Reply(broker_pb2.SealStreamletsResponse(states=await self.orders.seal(call.message)))
 
     async def _take_over(self, call: Call[broker_pb2.TakeOverRequest]) -> Reply[broker_pb2.TakeOverResponse]:
-        """Find out from backups where streamlets of a lost broker end, which this one is to have."""
+        """Find out from backups where streamlets of a lost broker end that this broker is to own."""
         return Reply(await self.orders.take_over(call.message))
 
     async def _open_streamlets(
         self, call: Call[broker_pb2.OpenStreamletsRequest]
     ) -> Reply[broker_pb2.OpenStreamletsResponse]:
-        """Have what is assigned to this broker, with the configuration that the stream has now.
+        """Open the streamlets assigned to this broker, with the stream's current configuration.
 
-        The coordinator may ask before its answer to the registration has arrived: such a request waits for it.
+        This request may arrive before the coordinator's answer to the registration; it then waits for that answer.
         """
         await asyncio.shield(self._registered)
         return Reply(broker_pb2.OpenStreamletsResponse(lacking=await self.orders.open(call.message)))

@@ -1,7 +1,7 @@
 """Rights on a stream, checked again when a request gets to it.
 
-Many ranges or cursors take their time, and those of a read session are kept: a stream that was not here when the
-request came may be by then, and nobody has asked whether who named its id may see it.
+A request with many ranges or cursors takes a while, and a read session keeps its ranges. A stream that was unknown when
+the request arrived may be here by then, and the first check did not cover it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CheckStream = Callable[[Peer, Operation, int], None]
 
 
 def nothing_is_kept(_peer: Peer, _operation: Operation, _stream_id: int) -> None:
-    """A `CheckStream` where everybody may do everything."""
+    """Allow everything: the `CheckStream` of a broker without access control."""
 
 
 CheckGroup = Callable[[Peer, str], None]
@@ -26,14 +26,14 @@ CheckGroup = Callable[[Peer, str], None]
 
 
 def checking_groups(door: Door) -> CheckGroup:
-    """The same of consumer groups."""
+    """Return the check for the use of consumer groups by peers behind `door`."""
     if not isinstance(door, Guard):
         return lambda _peer, _name: None
     return lambda peer, name: door.check(peer, Need(Operation.USE, group(name)))
 
 
 def checking(door: Door) -> CheckStream:
-    """The check for peers behind `door`."""
+    """Return the check of rights on streams for peers behind `door`."""
     if not isinstance(door, Guard):
         return nothing_is_kept
 

@@ -1,11 +1,11 @@
-"""Requests to write that the native core carries out as they lie in a buffer; everything else is Python's.
+"""Write requests that the native core carries out directly in a buffer; Python handles everything else.
 
-`append` has it append the chunks that come next of a request, each the next one of a producer that is known, up to the
-first that is anything else. `take` has it carry out whole requests in a connection's buffer (``kera.core.rpc.taking``):
-one whose chunks all go to one segment, and those behind it of the same kind with it. Either does what
-``kera.broker.serving.write`` does in Python, which says what is right.
+`append` lets the native core append the next chunks of a request, as long as each is the next chunk of a known
+producer. `take` lets it carry out whole requests in a connection's buffer (``kera.core.rpc.taking``): a request whose
+chunks all go to one segment, together with the similar requests that follow it. Both do what
+``kera.broker.serving.write`` does in Python; that module is the reference.
 
-Answers that wait for backups are held here: as one, for all requests of a connection whose chunks are one run.
+Answers that wait for backups are held here, together for all requests of a connection whose chunks form one run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kera.v1 import broker_pb2
 log = get_logger("kera.broker")
 
 _HELD = struct.Struct("<QI")
-"""Before the statuses of a request: its id, and how many bytes they are."""
+"""Precedes the statuses of a request: its id, and the size of the statuses in bytes."""
 
 
 class NativeWrites:
@@ -58,10 +58,10 @@ class NativeWrites:
         as_usual: Callable[[], bool],
         access: WriteAccess | None,
     ) -> None:
-        """`take_writes`: the native core's function; `pump`: carries out what replication wants.
+        """`take_writes`: the native core's function; `pump`: starts the requests to backups that are due.
 
-        `as_usual`: whether no request has to wait or be refused for others. `access`: who may write to which streams;
-        None: everybody to all.
+        `as_usual`: returns False while other requests wait for room, or the broker is fenced. `access`: the rights to
+        write; None: everybody may write to all streams.
         """
         self._take_writes = take_writes
         self._memory = memory
@@ -80,7 +80,7 @@ class NativeWrites:
         )
 
     def append(self, write: PendingWrite) -> None:
-        """Append the chunks that come next of a request, up to one that is out of the ordinary."""
+        """Append the next chunks of a request, up to one that needs to be handled in Python."""
         memory, at, most = self._memory, write.at, REQUEST_CHUNKS_MAX - len(write.statuses)
         rules = self._rules if self._access is None else self._access.rules_for(write.peer, self._rules)
         end, _, _, statuses, chunks, records, size = self._take_writes(
@@ -92,7 +92,10 @@ class NativeWrites:
             self._count(chunks, records, size)
 
     def take(self, asker: Asker, frames: memoryview, requests_max: int) -> Taken:
-        """Carry out requests, see `kera.core.rpc.taking.Taker`. None is before the registration: no stream is open."""
+        """Carry out requests, see `kera.core.rpc.taking.Taker`.
+
+        Before the registration no stream is open, so no request is taken.
+        """
         if not self._as_usual():
             return NOTHING
         taking, memory = Taking(asker, self._latencies), self._memory
@@ -118,7 +121,7 @@ class NativeWrites:
 
 
 class Taking:
-    """Requests of a connection that are taken with one call."""
+    """The requests of a connection that one call takes."""
 
     __slots__ = ("_asker", "_latencies", "begun_s", "pump")
 
@@ -129,24 +132,24 @@ class Taking:
         self.pump = False
 
     def wait_for(self, batch: Batch, held: bytes, requests: int) -> int:
-        """The answers to so many requests are held, with these statuses, until backups have a batch."""
+        """Hold the answers to `requests` requests, with these statuses, until backups have a batch."""
         batch.waiters.append(partial(self._answer, batch, held, requests))
         return requests
 
     def _answer(self, batch: Batch, held: bytes, requests: int, error: KeraError | None) -> None:
-        """Backups have the chunks of so many requests, or there is an error."""
+        """Answer `requests` requests: backups have their chunks, or there is an error."""
         self._asker.answer(_answers(batch, held, requests, error), requests)
         self._latencies.appends_waited.observe(perf_counter() - self.begun_s, requests)
 
 
 def _answers(batch: Batch, held: bytes, requests: int, error: KeraError | None) -> bytes:
-    """The frames of answers that were held for a batch."""
+    """Return the frames of answers that were held for a batch."""
     place = batch.place
     try:
         if native is None or not batch.completed or place is None:
             return refused_answers(held, error or NotReplicated("the chunk could not be replicated"))
         answers: bytes = native.held_answers(held, place.virtual_segment_id, place.backups)
-    except Exception as failure:  # the others that wait for the batch have nothing to do with it
+    except Exception as failure:  # it must not affect other requests that wait for the batch
         log.exception("answers cannot be made", requests=requests)
         message = error_to_message(failure)
         ids = [request_id for request_id, _ in _held(held)]
@@ -155,7 +158,7 @@ def _answers(batch: Batch, held: bytes, requests: int, error: KeraError | None) 
 
 
 def refused_answers(held: bytes, error: KeraError) -> bytes:
-    """The frames of answers that were held, when all chunks that they are about have the same error."""
+    """Return the frames of held answers, with the same error for each chunk."""
     message = error_to_message(error)
     frames = []
     for request_id, statuses in _held(held):
@@ -168,7 +171,7 @@ def refused_answers(held: bytes, error: KeraError) -> bytes:
 
 
 def _held(held: bytes) -> Iterator[tuple[int, bytes]]:
-    """The id of each request and the statuses of its answer."""
+    """Yield the id of each request and the statuses of its answer."""
     at = 0
     while at < len(held):
         request_id, size = _HELD.unpack_from(held, at)

@@ -1,8 +1,8 @@
 """The discovery calls of thesis tables 6.1 and 6.2, for clients that go through a streamlet group by group.
 
-A broker answers for the groups that it has. Each answer about groups has the streamlet's intervals, too: the brokers
-that have the others. Which groups a consumer group was given is only in memory: after a start, or a move, it is given
-all of them again.
+A broker answers for the groups that it has. Each answer about groups also has the streamlet's intervals, which name the
+brokers that have the other groups. The broker keeps only in memory which groups it has given to a consumer group: after
+a restart or a move of the streamlet, it gives all of them again.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from kera.core.rpc import Call, Reply
 from kera.v1 import broker_pb2, common_pb2
 
 CONSUMER_GROUPS_MAX = 1024
-"""Consumer groups for which it is remembered, per streamlet, which groups they were given; beyond that, the one that
-was silent for longest is forgotten."""
+"""Consumer groups whose given groups are remembered, per streamlet; beyond that, the group that has been silent for
+longest is forgotten."""
 
 
 class GivenGroups:
-    """Up to which group each consumer group was given the groups of one streamlet."""
+    """The last group of one streamlet that each consumer group was given."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
-        """By consumer group, the one unheard of for longest first."""
+        """By consumer group; the group that has been silent for longest comes first."""
 
     def next(self, streamlet: Streamlet, consumer_group: str, groups_max: int) -> list[tuple[int, Entry]]:
-        """The next groups that this consumer group was not given yet, at most `groups_max`, in order."""
+        """Return the next groups that this consumer group was not given yet, at most `groups_max`, in order."""
         last = self._last.pop(consumer_group, 0)
         found: list[tuple[int, Entry]] = []
         while len(found) < groups_max:
@@ -64,7 +64,7 @@ class ThesisApi:
         self._given: WeakKeyDictionary[Streamlet, GivenGroups] = WeakKeyDictionary()
 
     def get_next_groups(self, call: Call[broker_pb2.GetNextGroupsRequest]) -> Reply[broker_pb2.GetNextGroupsResponse]:
-        """Each group is given to a consumer group once."""
+        """Return groups of a streamlet; each group is given to a consumer group once."""
         request = call.message
         streamlet = self._streamlet(request)
         if not request.consumer_group:
@@ -90,7 +90,7 @@ class ThesisApi:
     async def get_next_segments(
         self, call: Call[broker_pb2.GetNextSegmentsRequest]
     ) -> Reply[broker_pb2.GetNextSegmentsResponse]:
-        """The segments of a group that a consumer does not know yet."""
+        """Return the segments of a group that a consumer does not know yet."""
         return Reply(await self._turns.run(self._next_segments(call.message), id(call.peer)))
 
     def _next_segments(
@@ -98,7 +98,7 @@ class ThesisApi:
     ) -> Generator[None, None, broker_pb2.GetNextSegmentsResponse]:
         streamlet, group_id = self._streamlet(request), request.group_id
         entry = group_entry(streamlet, group_id)
-        # Before the segments: what comes to the group meanwhile is behind what is told.
+        # Determined before the segments: if the group is closed, all its segments follow.
         response = broker_pb2.GetNextSegmentsResponse(group_closed=not streamlet.is_active(group_id, entry))
         for key, segment in entry.group_segments(group_id, request.after_segment_id):
             response.segments.append(_segment_info(key, segment))
@@ -108,7 +108,7 @@ class ThesisApi:
     def get_available_groups(
         self, call: Call[broker_pb2.GetAvailableGroupsRequest]
     ) -> Reply[broker_pb2.GetAvailableGroupsResponse]:
-        """The interval of groups that are here, and the brokers that have others."""
+        """Return the interval of groups that are here, and the brokers that have others."""
         first, last = self._streamlet(call.message).available_groups()
         owner_id, intervals = self._where(call.message)
         return Reply(
@@ -120,7 +120,7 @@ class ThesisApi:
     async def get_available_segments(
         self, call: Call[broker_pb2.GetAvailableSegmentsRequest]
     ) -> Reply[broker_pb2.GetAvailableSegmentsResponse]:
-        """The interval of segments of a group."""
+        """Return the interval of a group's segments."""
         return Reply(await self._turns.run(self._available_segments(call.message), id(call.peer)))
 
     def _available_segments(
@@ -135,9 +135,9 @@ class ThesisApi:
         return response
 
     def _where(self, request: Any) -> tuple[int, Iterable[common_pb2.GroupInterval]]:
-        """The owner of a streamlet that is here, and its intervals.
+        """Return the owner of a streamlet that is here, and its intervals.
 
-        The owner is 0 while the streamlet is sealed: another broker may have it already, and this one was not told.
+        The owner is 0 while the streamlet is sealed: another broker may own it already, unknown to this one.
         """
         stream, streamlet_id = self._streams.get(request.stream_id), request.streamlet_id
         owner_id = 0 if stream.streamlets[streamlet_id].sealed else stream.owners[streamlet_id]

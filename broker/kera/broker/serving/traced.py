@@ -1,10 +1,10 @@
-"""Writes that belong to a trace: how long an append took, and how long it waited for what its level promises.
+"""Spans for traced writes: how long an append took, and how long it waited for its durability level.
 
-    append     from when a request is handled until it is decided: verified, and in memory
-    replicate  from then until backups have it; or ``persist``: until the disk has it. Within `append`'s parent
+    append     from the start of the request until all its chunks are verified and in memory
+    replicate  from then until backups have them; or ``persist``: until the disk has them. Within `append`'s parent
 
-A request says in its own message that it is traced: nothing of its records is looked at but the header of its first
-chunk, for the stream's name. The core's way of many requests at once leaves those that are traced to this one.
+A request says in its message that it is traced; of its chunks, only the header of the first one is read, for the
+stream's name. The native core, which takes many requests at once, leaves traced ones to this path.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from kera.core.tracing.conventions import SYSTEM
 
 
 class TracedWrites(RequestHooks):
-    """Makes spans of writes that are traced."""
+    """Creates spans for traced writes."""
 
     def __init__(self, tracing: Tracing, streams: Streams) -> None:
         self._tracing = tracing
         self._streams = streams
 
     def around_write(self, write: Write) -> Write:
-        """Handles writes as `write` does."""
+        """Return a handler that calls `write`, and creates spans for traced requests."""
         return partial(self._traced, write)
 
     def _traced(self, write: Write, call: WriteCall) -> WriteReply | asyncio.Future[WriteReply]:
@@ -74,7 +74,7 @@ class TracedWrites(RequestHooks):
             return None
         try:
             return self._streams.by_id.get(verify_header(bulk, 0).stream_id)
-        except KeraError:  # the writer says so
+        except KeraError:  # the writer reports it
             return None
 
 

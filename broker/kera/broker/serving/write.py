@@ -1,15 +1,15 @@
-"""multiWriteChunks: verified chunks go to their streamlets, and are acknowledged when they reach their level.
+"""multiWriteChunks: appends verified chunks to their streamlets, and acknowledges them when they reach their level.
 
-Chunks of one connection are appended in the order in which they arrive. A request is decided within the call of its
-handler; only its answer may come later, when it waits for backups (level `replicated`, and `persisted` of a stream that
-is replicated) or for the disk (`persisted` of one that is not).
+The broker appends the chunks of one connection in the order of their arrival. The handler decides a request before it
+returns. Only the answer may come later: it waits for backups (level `replicated`, and `persisted` in a replicated
+stream) or for the disk (`persisted` in a stream without replicas).
 
-Back-pressure: when the memory is full, or backups are too far behind, a request waits for room, with a copy of what is
-left of it, and all later ones wait behind it. How much waits, and for how long, is bounded; beyond that writers are
-told (`ArenaFull`, `DiskFull`).
+Back-pressure: when the memory is full, or backups are too far behind, a request waits for room. It keeps a copy of its
+remaining chunks, and all later requests wait behind it. The number of waiting bytes and the wait are bounded; beyond
+these bounds writers get `ArenaFull` or `DiskFull`.
 
-A streamlet takes chunks while this broker owns it and it is not about to move; those of replicated streams, while the
-broker has its lease. When the broker learns that it was replaced (`fence`), nothing is acknowledged any more.
+A streamlet takes chunks while this broker owns it and it is not about to move; in a replicated stream, the broker must
+also hold its lease. When the broker learns that it was replaced (`fence`), it acknowledges nothing any more.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from kera.core.rpc.wire import error_to_message
 _logger = get_logger("kera.broker")
 
 RUN_BYTES_MAX = 256 << 10
-"""Maximum of chunks that follow each other in a segment and go to backups as one: few enough for batches to become
+"""Maximum size of consecutive chunks of a segment that go to backups as one; it is small enough for batches to become
 full."""
 
 _REPLACED = "a newer launch of this broker has taken over; ask the coordinator"
@@ -86,9 +86,9 @@ class Writer:
         access: WriteAccess | None = None,
         hooks: Sequence[RequestHooks] = (),
     ) -> None:
-        """`pump`: has carried out what replication wants; `check_payloads`: whether payloads must hold records.
+        """`pump`: starts the requests to backups that are due; `check_payloads`: whether payloads must hold records.
 
-        `access`: who may write to which streams; None: everybody to all. `hooks`: what is plugged in.
+        `access`: the rights to write; None: everybody may write to all streams. `hooks`: the plugged-in hooks.
         """
         self._streams = streams
         self._memory = memory
@@ -104,7 +104,7 @@ class Writer:
         self._access = access
         self._hooks = hooks
         self.native: NativeWrites | None = None
-        """Appends usual chunks, and takes usual requests from connections of frames; None: each is appended here."""
+        """Appends usual chunks, and takes usual requests from frame connections; None: all chunks are appended here."""
         if native is not None:
             bounds = replication.limits
             self.native = NativeWrites(
@@ -121,17 +121,17 @@ class Writer:
                 access=access,
             )
         self._fenced = False
-        """Nothing is acknowledged any more."""
+        """Whether this launch was replaced, so nothing may be acknowledged any more."""
         self._loop = asyncio.get_running_loop()
         self._queue: deque[PendingWrite] = deque()
-        """Requests that wait for room, in the order in which they came."""
+        """Requests that wait for room, in the order of their arrival."""
         self._queued_bytes = 0
         self._pump: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
         memory.events.room.listen(self._room.set)
 
     def write(self, call: WriteCall) -> WriteReply | asyncio.Future[WriteReply]:
-        """Append the chunks of a request; each has a status of its own."""
+        """Append the chunks of a request; the reply has a status for each."""
         self._counters.write_requests += 1
         request = call.message
         check_level(request.durability)
@@ -149,7 +149,7 @@ class Writer:
         return write.future
 
     def _wait_for_room(self, write: PendingWrite) -> bool:
-        """Queue a write for which there is no room; False when enough wait already, and it is refused."""
+        """Queue a write for which there is no room; False if too many bytes wait already and it was refused."""
         rest = len(write.bulk) - write.at
         if self._queued_bytes + rest > self._limits.room_bytes_max:
             self._refuse_rest(write, ArenaFull("the broker's memory is full, and enough requests wait for it already"))
@@ -163,14 +163,14 @@ class Writer:
         return True
 
     async def _decide_queue(self) -> None:
-        """Decide the requests that wait, one after the other: nobody overtakes."""
+        """Decide the waiting requests, in order."""
         while self._queue:
             write = self._queue[0]
-            if write.future is None or not write.future.cancelled():  # else its connection is gone
+            if write.future is None or not write.future.cancelled():  # otherwise its connection is gone
                 try:
                     await self._decide_when_there_is_room(write)
                     self.go_on(write)
-                except Exception as error:  # noqa: BLE001 - a defect: told like any other, and those behind it go on
+                except Exception as error:  # noqa: BLE001 - a defect: its writer gets it, and later requests go on
                     if write.future is not None and not write.future.done():
                         write.future.set_exception(error)
             self._queue.popleft()
@@ -191,13 +191,13 @@ class Writer:
                 return
 
     def fence(self) -> None:
-        """This launch was replaced: nothing is taken any more, and what still waits is not acknowledged."""
+        """Refuse all requests from now on, and acknowledge no waiting one: this launch was replaced."""
         self._fenced = True
-        self._room.set()  # who waits for room is refused
+        self._room.set()  # requests that wait for room are refused
         self._logs.fail(_replaced())
 
     def _decide(self, write: PendingWrite) -> bool:
-        """Append what can be; False when there is no room for the next chunk, True when all are decided."""
+        """Append chunks; False when there is no room for the next one, True when all are decided."""
         if self._fenced:
             self._refuse_rest(write, NotOwner(_REPLACED))
             return True
@@ -227,7 +227,7 @@ class Writer:
                     text = f"chunk at offset {at} is cut short: {end - at} of {header.chunk_bytes} bytes"
                     raise CorruptChunk(text, offset=at)
             except CorruptChunk as error:
-                # Where the next chunk starts is not known: this one and all that follow it are refused.
+                # The start of the next chunk is unknown, so this chunk and all that follow it are refused.
                 self._refuse_rest(write, error)
                 return True
             try:
@@ -238,7 +238,7 @@ class Writer:
                     check_payload(bulk, at, header, stream.schemas[header.schema_id])
                 self._append(write, stream, streamlet, bulk[at:chunk_end], header)
             except KeraError as error:
-                if isinstance(error, ArenaFull) and "domain" not in error.attributes:  # else it waits for no room here
+                if isinstance(error, ArenaFull) and "domain" not in error.attributes:  # else waiting is no use
                     write.pump = True
                     if self._backlog.make_room():
                         continue
@@ -250,7 +250,7 @@ class Writer:
             write.at = chunk_end
 
     def check_access(self, peer: Peer, stream: Stream) -> None:
-        """Raises as `WriteAccess.check`."""
+        """Check that a peer may write to a stream. Raises as `WriteAccess.check`."""
         if self._access is not None:
             self._access.check(peer, stream)
 
@@ -264,7 +264,7 @@ class Writer:
             raise stream.not_owner(header.streamlet_id)
         if header.schema_id not in stream.schemas:
             if header.schema_id > max(stream.schemas, default=0):
-                # The coordinator has yet to tell us: it could not when columns were added.
+                # The coordinator could not notify this broker when columns were added.
                 raise Unavailable(
                     f"this broker does not know schema {header.schema_id} of stream {stream.name!r} yet",
                     stream=stream.name,
@@ -301,9 +301,9 @@ class Writer:
     def punctuate(
         self, write: PendingWrite, stream: Stream, streamlet: Streamlet, entry: Entry, timestamp_us: int
     ) -> bool:
-        """Append a punctuation, if the log does not say as much already; whether one was appended.
+        """Append a punctuation, unless the entry's watermark is as late already; return whether one was appended.
 
-        What there is of the entry is one more that `write` waits for. Raises what appending a chunk raises.
+        `write` also waits for the punctuation, or else for the entry's last chunk. Raises as an append of a chunk.
         """
         if self._fenced:
             raise NotOwner(_REPLACED)
@@ -319,14 +319,14 @@ class Writer:
         return appended is not None
 
     def made_room(self, write: PendingWrite) -> bool:
-        """There was none for what `write` wants; whether there is by now."""
+        """Try to make room for `write`, for which there was none; return whether there is room now."""
         write.pump = True
         made = self._backlog.make_room()
         self._pump_replication()
         return made
 
     async def settle(self, write: PendingWrite) -> None:
-        """Wait until all that was appended for `write` has reached its level; its statuses say so, or why not."""
+        """Wait until all that was appended for `write` has reached its level, or has failed; the statuses say which."""
         write.decided = True
         if write.pump:
             self._pump_replication()
@@ -336,14 +336,14 @@ class Writer:
             await write.future
 
     def _refuse_rest(self, write: PendingWrite, error: KeraError | None) -> None:
-        """Refuse all chunks from `write.at` on; without `error`, for want of room."""
+        """Refuse all chunks from `write.at` on; without `error`, the reason is a lack of room."""
         if error is None:
             error = ArenaFull(
                 f"the broker's memory was full for {self._limits.room_wait_ms} ms: its disk, backups or readers are"
                 " slower than its writers",
                 slot_bytes=self._memory.slots.slot_bytes,
             )
-        # How many there are is only claimed, so no more are answered than the bytes have room for.
+        # The client only claims the number of chunks: answer no more than the bytes have room for.
         claimed = min(write.request.chunk_count, len(write.statuses) + len(write.bulk) // HEADER_BYTES)
         missing = max(1, claimed - len(write.statuses))
         self._counters.chunks_refused += missing
@@ -353,7 +353,7 @@ class Writer:
         write.at, write.decided, write.refused = len(write.bulk), True, True
 
     def go_on(self, write: PendingWrite) -> None:
-        """Answer a write that is decided, or wait for the next thing that it promises."""
+        """Answer a decided write, once it waits neither for backups nor for the disk."""
         if write.batches:
             return
         if write.placed:
@@ -373,7 +373,7 @@ class Writer:
         for hooks in self._hooks:
             try:
                 hooks.on_written(write)
-            except Exception:  # the others that wait for the batch have nothing to do with it
+            except Exception:  # it must not affect other requests that wait for the batch
                 _logger.exception("a hook has failed", hook=type(hooks).__name__)
         write.done = True
         future = write.future

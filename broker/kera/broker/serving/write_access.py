@@ -1,8 +1,8 @@
-"""Rights to write to streams, and under producers' ids: found out once, and remembered until rules change.
+"""Rights to write to streams and to use producer ids: checked once, and remembered until the rules change.
 
-What the native core appends goes to streams that it finds in a dictionary. Without security that has all there are;
-with it, each identity has one of its own, with those that it may write to. So that costs a request nothing. Likewise
-each identity has, by stream, the ids of producers under which it may write: one look for each run of chunks.
+The native core looks up the stream of a chunk in a dictionary. Without security, that dictionary holds all streams;
+with it, each identity has its own dictionary with the streams that it may write to, so access checks cost a request
+nothing. Likewise, each identity has, by stream, the producer ids that it may use: one lookup for each run of chunks.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from kera.server.access.requirements import Need
 
 IDENTITIES_MAX = 4096
 PRODUCERS_MAX = 100_000
-"""Ids of producers that are remembered of an identity."""
+"""Maximum number of producer ids that are remembered for an identity in a stream."""
 
 
 class AppendRules(NamedTuple):
-    """Which chunks the native core may append by itself, and how. C reads the fields in this order (``append.c``)."""
+    """Rules for chunks that the native core may append without Python. C reads the fields in order (``append.c``)."""
 
     streams: dict[int, Stream]
     """The streams that the caller may write to, by id."""
     gate: Callable[..., Any]
-    """Called once for a run of chunks of a replicated stream: its virtual log and the room there, or None."""
+    """Called once for a run of chunks of a replicated stream; returns its virtual log and the room there, or None."""
     replicate: Callable[..., None]
-    """Called with each run of chunks that is in a segment of a replicated stream."""
+    """Called with each run of chunks that was appended to a segment of a replicated stream."""
     record_type: type
     """The type of a producer's record."""
     run_bytes_max: int
@@ -49,21 +49,21 @@ class WriteAccess:
     """
 
     def __init__(self, guard: Guard, streams: Streams, owners: ProducerOwners) -> None:
-        """`owners`: whose the ids of producers are."""
+        """`owners`: the owners of producer ids."""
         self._guard = guard
         self._streams = streams
         self._owners = owners
         self._writable: dict[Identity, dict[int, Stream]] = {}
         self._producers: dict[Identity, dict[int, set[int]]] = {}
-        """Ids that an identity may write under, by stream."""
+        """The producer ids that an identity may use, by stream."""
         self._asked = owners.asks
-        """Whether a coordinator was asked for those."""
+        """Whether a coordinator was asked for the owners of these ids."""
         guard.known.forgotten += [self._writable.clear, self._producers.clear]
         streams.full.changed.listen(self._writable.clear)
         streams.dropped.listen(self._forget)
 
     def streams_of(self, peer: Peer) -> dict[int, Stream]:
-        """Those that a peer is known to be allowed to write to, and perhaps others later."""
+        """Return the streams that a peer is known to be allowed to write to; `check` may add others later."""
         who = peer.identity
         if who is None:
             return {}
@@ -77,11 +77,14 @@ class WriteAccess:
         return known
 
     def rules_for(self, peer: Peer, rules: AppendRules) -> AppendRules:
-        """The same rules for the streams and ids of producers that a peer is known to be allowed to use."""
+        """Return `rules`, restricted to the streams and producer ids that a peer is known to be allowed to use."""
         return AppendRules(self.streams_of(peer), *rules[1:-1], self.producers_of(peer))  # quicker than _replace
 
     def check(self, peer: Peer, stream: Stream) -> None:
-        """Raises `NotAllowed`, `UnknownStream` if the peer may not even know that it is there, and `QuotaExceeded`."""
+        """Check that a peer may write to a stream.
+
+        Raises `NotAllowed`, `UnknownStream` if the peer may not know that the stream exists, and `QuotaExceeded`.
+        """
         known = self.streams_of(peer)
         if stream.stream_id not in known:
             self._guard.check(peer, Need(Operation.WRITE, stream.stream_id))
@@ -89,7 +92,7 @@ class WriteAccess:
             known[stream.stream_id] = stream
 
     def producers_of(self, peer: Peer) -> dict[int, set[int]] | None:
-        """By stream, the ids that a peer is known to be allowed to write under; None: it may write under all."""
+        """Return, by stream, the producer ids that a peer is known to be allowed to use; None: it may use all."""
         who = peer.identity
         if who is None:
             return {}
@@ -106,7 +109,10 @@ class WriteAccess:
         return known
 
     def check_producer(self, peer: Peer, stream: Stream, producer_id: int) -> None:
-        """Raises `NotAllowed` for an id that is another one's; `Unavailable` while it is asked for whose it is."""
+        """Check that a peer may use a producer id.
+
+        Raises `NotAllowed` if the id belongs to another principal, and `Unavailable` until its owner is known.
+        """
         known = self.producers_of(peer)
         if known is None:
             return
