@@ -1,19 +1,19 @@
-"""The arena: a broker's shared memory, cut into equal slots that segments live in.
+"""The arena: a broker's shared memory, cut into equal slots that hold segments.
 
-Slots have their bytes in files, one for each memory domain (``arena_file``); there are as many as fit into the memory
-that the broker may use, whichever domains they are of.
+Slots have their bytes in files, one for each memory domain (``arena_file``). The number of slots, over all domains, is
+what fits into the memory that the broker may use.
 
-* A slot that is let go is used again, the last one first: its pages are the warmest. One of the same domain is taken
-  before those of others, whose memory is cleared and moves to the file of this one.
-* The row of a slot says which segment is in it and up to where. It is written after the bytes that it speaks of, so
-  the next launch of a broker that was killed finds every chunk that was appended (`Arena.attach`, `Slot.content`).
-* Its generation grows each time the slot is let go. A reader that maps the file compares generations before and after
-  it looks, and so never takes a new segment's bytes for the old one's.
-* A slot with leases is used again only when the last one is released (invariant 5 of the design). Leases of a launch
-  that was killed are taken over as one, which the owner ends when those readers have had time to let go.
+* The arena reuses the slot that was freed last, because its pages are the warmest. It prefers a slot of the same
+  domain; the memory of another domain's slot is cleared, and moves to the file of this domain.
+* The row of a slot says which segment is in it, and up to where. It is written after the bytes that it describes, so
+  the next launch of a killed broker finds every appended chunk (`Arena.attach`, `Slot.content`).
+* The generation of a slot grows each time it is freed. A reader that maps the file compares generations before and
+  after it reads, so it never takes a new segment's bytes for the old one's.
+* A leased slot is reused only after its last lease is released (invariant 5 of the design). The next launch takes over
+  the leases of a killed one as a single lease per slot, and ends it when the readers have had time to release theirs.
 
-Invariant: a slot is either free, or in use by exactly one segment, or retired and leased; and it has memory in one file
-at most.
+Invariant: a slot is either free, or in use by exactly one segment, or retired and leased or pinned; and it has memory
+in at most one file.
 """
 
 from __future__ import annotations
@@ -66,32 +66,33 @@ class Slot:
         """Offset of the slot's first byte, in each file of the arena."""
         self._bind(file)
         self.leases = 0
-        """Readers that still look at the slot's bytes."""
+        """Number of leases of readers that may still read the slot's bytes."""
         self.pins = 0
-        """Jobs of ours that read or write the slot's bytes. Unlike leases they end with the process."""
+        """Number of the broker's own jobs that read or write the slot's bytes. Unlike leases, they end with the
+        process."""
         self.retired = False
-        """No segment uses the slot any more; it is free as soon as there are no leases."""
+        """Whether the slot has no segment any more; it becomes free when it has no leases and pins."""
 
     def _bind(self, file: ArenaFile) -> None:
         row = file.row(self.index)
         self.file = file
-        """In which it has its memory, if it has any."""
+        """The file in which the slot has its memory, if it has any."""
         self._u64 = row.cast("Q")
         self.row = row.cast("I")
-        """The row of its segment, as numbers of 32 bits: the native core writes the heads."""
+        """The row of the slot as 32-bit numbers; the native core writes the heads there."""
         self.view = file.slot_view(self.index)
 
     @property
     def has_memory(self) -> bool:
-        """Whether it has memory in its file; else there is a hole."""
+        """Whether the slot has memory in its file, and not a hole."""
         return not self.row[HOLE]
 
     def move(self, file: ArenaFile) -> None:
-        """Have memory in `file`, and nowhere else. Raises `OSError`; then it has none at all."""
+        """Move the slot's memory to `file`. Raises `OSError`; then the slot has no memory."""
         if self.has_memory:
             if self.file is file:
                 return
-            self.row[HOLE] = 1  # first: a launch that is killed now leaves one without memory
+            self.row[HOLE] = 1  # first: if the broker is killed now, the slot counts as one without memory
             self.file.take_memory(self.index)
         self._bind(file)
         file.give_memory(self.index)
@@ -101,12 +102,12 @@ class Slot:
 
     @property
     def generation(self) -> int:
-        """How many segments have been here, this one included."""
+        """The number of segments that the slot has had, the present one included."""
         return self._u64[_GENERATION]
 
     @property
     def content(self) -> SlotContent | None:
-        """The segment in this slot, as its row says; None for a free slot."""
+        """The segment in this slot, according to its row; None for a free slot."""
         u64, u32 = self._u64, self.row
         if u32[_STATE] == _FREE:
             return None
@@ -124,27 +125,27 @@ class Slot:
 
     @property
     def open(self) -> bool:
-        """Whether its segment is still being written to."""
+        """Whether the segment in this slot still takes appends."""
         return self.row[_STATE] == _OPEN
 
     def assign(self, content: SlotContent) -> None:
-        """Write down whose slot this is now."""
+        """Write into the row which segment the slot holds now."""
         u64, u32 = self._u64, self.row
         u64[_STREAM_ID], u64[_GROUP_ID], u64[_FIRST_RECORD] = content.stream_id, content.group_id, content.first_record
         u32[_STREAMLET_ID], u32[_ENTRY], u32[_SEGMENT_ID] = content.streamlet_id, content.entry, content.segment_id
         u32[_HEAD], u32[_DURABLE_HEAD] = content.head, content.durable_head
-        u32[_STATE] = _CLOSED if content.closed else _OPEN  # last: from here on the row counts
+        u32[_STATE] = _CLOSED if content.closed else _OPEN  # last: this makes the row valid
 
     def write_head(self, head: int) -> None:
-        """Publish that the bytes before `head` are there."""
+        """Record that the bytes before `head` are written."""
         self.row[_HEAD] = head
 
     def write_durable_head(self, durable_head: int) -> None:
-        """Publish that the bytes before `durable_head` may be read."""
+        """Record that readers may read the bytes before `durable_head`."""
         self.row[_DURABLE_HEAD] = durable_head
 
     def write_closed(self) -> None:
-        """The segment takes no more appends."""
+        """Record that the segment takes no more appends."""
         self.row[_STATE] = _CLOSED
 
     def lease(self) -> None:
@@ -164,7 +165,7 @@ class Slot:
             self._let_go()
 
     def pin(self) -> None:
-        """Keep the slot until `unpin`, for a job of ours."""
+        """Keep the slot until `unpin`, for one of the broker's own jobs."""
         self.pins += 1
 
     def unpin(self) -> None:
@@ -182,7 +183,7 @@ class Slot:
             self._arena.released()
 
     def retire(self) -> None:
-        """The segment is gone: free the slot, now or when the last lease ends."""
+        """Free the slot, whose segment is gone: now, or when its last lease or pin ends."""
         invariant(not self.retired, "a slot was retired twice", slot=self.index)
         self.retired = True
         self.row[_STATE] = _FREE
@@ -190,7 +191,7 @@ class Slot:
             self._arena.reuse(self)
 
     def take_over(self) -> bool:
-        """After `Arena.attach`: count the leases of the last launch as one. Returns whether there were any."""
+        """Count the leases of the last launch as one, after `Arena.attach`. Return whether there were any."""
         self.leases = 1 if self.row[_LEASES] else 0
         self._arena.leased_slots += self.leases
         self.row[_LEASES] = self.leases
@@ -207,34 +208,34 @@ class Arena:
     def __init__(
         self, shm_dir: Path, owner: Owner, files: Iterable[ArenaFile], calls: FileCalls, *, left: bool = False
     ) -> None:
-        """`files`: one at least, of which `left` says whether an earlier launch has left them."""
+        """`files`: at least one; `left`: whether an earlier launch has left them."""
         self.released = Event[[]]()
-        """A slot has come free, or could: its last lease has ended."""
+        """Emitted when a slot has become free, or may now be freed because its last lease or pin has ended."""
         self._shm_dir = shm_dir
         self._owner = owner
         self._calls = calls
         self._files: dict[ArenaFile, list[Slot]] = {file: [] for file in sorted(files, key=_age)}
-        """With the free slots that have memory there."""
+        """The files, each with the free slots that have memory in it."""
         self._current = {file.domain: file for file in self._files if not (left and file.is_given)}
-        """The last one of each domain; the others are renewed, as are those of which only an earlier launch knew who
-        has mapped them."""
+        """The file of each domain that gives memory to slots. All other files are renewed; so are files that only an
+        earlier launch knew the readers of."""
         first, *_ = self._files
         self._geometry = first.geometry
         self.path = self._current.get(DEFAULT_DOMAIN, first).path
         self.slot_bytes = first.geometry.slot_bytes
         self._bare: list[Slot] = []
-        """Free, and without memory."""
+        """The free slots without memory."""
         self._slots = [Slot(self, index, self._found_in(index)) for index in range(first.geometry.slots)]
         self._slots_in = dict.fromkeys(self._files, 0)
-        """How many have their memory in each file."""
+        """Number of slots that have their memory in each file."""
         self.free_slots = 0
-        """How many slots can be allocated now."""
+        """Number of slots that can be allocated now."""
         self._short: set[str] = set()
-        """Domains of which slots could not have memory where it was wanted, and that was told."""
+        """Domains whose failure to get memory was logged already."""
         self.leased_slots = 0
-        """With at least one lease."""
+        """Number of slots with at least one lease."""
         self.inherited: list[Slot] = []
-        """Slots that readers of the last launch may still look at; each has one lease, to be released in the end."""
+        """Slots that readers of the last launch may still read; each has one lease, which the owner has to release."""
         for slot in reversed(self._slots):
             self._slots_in[slot.file] += slot.has_memory
             if not left:
@@ -256,7 +257,7 @@ class Arena:
         ephemeral: bool,
         calls: FileCalls = FILE_CALLS,
     ) -> Self:
-        """Make an arena of `arena_bytes` // `slot_bytes` slots in `shm_dir`. Half a second for each GiB.
+        """Create an arena of `arena_bytes` // `slot_bytes` slots in `shm_dir`; takes half a second for each GiB.
 
         Raises `SharedMemoryTooSmall` or `PathNotWritable`.
         """
@@ -266,9 +267,9 @@ class Arena:
 
     @classmethod
     def attach(cls, shm_dir: Path, data_dir: Path) -> Self | None:
-        """Take over the arena that a killed launch with this data directory has left; None when there is none.
+        """Take over the arena that a killed launch with this data directory has left; return None if there is none.
 
-        Slots that hold segments are not free: the caller looks at their `content` and keeps or retires each. Raises
+        Slots that hold segments are not free: the caller reads their `content`, and keeps or retires each. Raises
         `PathNotWritable` and `StartError`, see `ArenaFile.left_by`.
         """
         files = ArenaFile.left_by(shm_dir, data_dir)
@@ -279,7 +280,7 @@ class Arena:
         return cls(shm_dir, Owner(data_dir, ephemeral=False), alike, FILE_CALLS, left=True) if alike else None
 
     def _found_in(self, index: int) -> ArenaFile:
-        """Where a slot has its memory."""
+        """Return the file in which a slot has its memory; the first file if it has none."""
         with_memory = (file for file in self._files if file.has_memory(index))
         return next(with_memory, next(iter(self._files)))
 
@@ -293,24 +294,24 @@ class Arena:
 
     @property
     def paths(self) -> list[Path]:
-        """Paths of its files."""
+        """The paths of all files."""
         return [file.path for file in self._files]
 
     @property
     def slot_count(self) -> int:
-        """How many slots there are."""
+        """The number of slots."""
         return len(self._slots)
 
     def slots(self) -> Iterator[Slot]:
-        """All slots."""
+        """Iterate over all slots."""
         return iter(self._slots)
 
     def slot(self, index: int) -> Slot:
-        """The slot with this index."""
+        """Return the slot with this index."""
         return self._slots[index]
 
     def allocate(self, domain: str = DEFAULT_DOMAIN) -> Slot:
-        """A free slot, with memory in the file of `domain`. Raises `ArenaFull`."""
+        """Allocate a slot with memory in the file of `domain`. Raises `ArenaFull`."""
         if not self.free_slots:
             raise self.full()
         with contextlib.suppress(OSError, PathNotWritable, SharedMemoryTooSmall):
@@ -333,7 +334,7 @@ class Arena:
         return slot
 
     def _others(self) -> list[Slot]:
-        """Free slots that have their memory in another file: those of one that was renewed, or else of the most."""
+        """Return the free slots of another file: a renewed file if possible, otherwise the one with the most."""
         return max(self._files.items(), key=lambda item: (bool(item[1]) and self.is_renewed(item[0]), len(item[1])))[1]
 
     def _move(self, slot: Slot, file: ArenaFile) -> None:
@@ -351,13 +352,13 @@ class Arena:
         self._short.discard(file.domain)
 
     def _take_back(self) -> None:
-        """Have the memory that readers have put into holes, by looking there: it is missing now."""
+        """Free the pages that readers have brought into holes by reading them: that memory is needed now."""
         for file in self._files:
             if file.is_given:
                 file.clear_holes()
 
     def full(self) -> ArenaFull:
-        """The error for want of a slot."""
+        """Return the error that no slot is free."""
         return ArenaFull(
             f"the {len(self._slots)} segments of the broker's memory are in use;"
             " writing resumes when some are written to disk or released by their readers",
@@ -373,7 +374,7 @@ class Arena:
         return ArenaFull(text, domain=domain, slot_bytes=self.slot_bytes)
 
     def reuse(self, slot: Slot) -> None:
-        """Called by the slot itself when nobody uses it any more."""
+        """Make a slot available again; the slot calls this when it has no segment, lease or pin any more."""
         slot.advance_generation()
         self._add_free(slot)
         self.released()
@@ -385,7 +386,7 @@ class Arena:
     # -- domains ---------------------------------------------------------------------------------------------------
 
     def file(self, domain: str = DEFAULT_DOMAIN) -> ArenaFile:
-        """In which slots of a domain get their memory. Raises `SharedMemoryTooSmall` or `PathNotWritable`."""
+        """Return the file in which slots of a domain get memory. Raises `SharedMemoryTooSmall`, `PathNotWritable`."""
         file = self._current.get(domain)
         if file is None:
             number = 1 + max((each.number for each in self._files if each.domain == domain), default=-1)
@@ -397,7 +398,7 @@ class Arena:
         return file
 
     def file_for_readers(self, domain: str) -> ArenaFile:
-        """The same. Raises `Unavailable`: there may be room for it later."""
+        """Return the file of a domain, as `file`. Raises `Unavailable` if it cannot be created now."""
         try:
             return self.file(domain)
         except (PathNotWritable, SharedMemoryTooSmall) as error:
@@ -406,15 +407,15 @@ class Arena:
             ) from error
 
     def is_renewed(self, file: ArenaFile) -> bool:
-        """Whether slots of its domain get their memory in another file by now."""
+        """Whether slots of the file's domain no longer get memory in this file."""
         return not self.is_of(file, file.domain)
 
     def is_of(self, file: ArenaFile, domain: str) -> bool:
-        """Whether slots of a domain get their memory there now."""
+        """Whether slots of a domain get memory in this file now."""
         return self._current.get(domain) is file
 
     def renew(self, domain: str) -> None:
-        """From now on, slots of a domain get their memory in a file that nobody has mapped."""
+        """Let further slots of a domain get memory in a new file, which no reader has mapped yet."""
         file = self._current.pop(domain, None)
         if file is not None:
             self._drop_if_empty(file)
@@ -425,7 +426,7 @@ class Arena:
             file.close()
 
     def close(self, *, keep: bool = False) -> None:
-        """Remove the files, unless the next launch is to find them. See `ArenaFile.close`."""
+        """Close the files, and remove them unless `keep`: the next launch then finds them. See `ArenaFile.close`."""
         for file in self._files:
             file.close(keep=keep)
 

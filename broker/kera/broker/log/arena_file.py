@@ -1,28 +1,27 @@
-"""A file of shared memory that slots of the arena have their bytes in: one for each memory domain of a broker.
+"""A file of shared memory that has the bytes of arena slots: one for each memory domain of a broker.
 
     0            4096                     slots_at
     ┌────────────┬────────────────────────┬──────────┬──────────┬─────
     │ JSON head  │ 64-byte row × slots    │ slot 0   │ slot 1   │ …
     └────────────┴────────────────────────┴──────────┴──────────┴─────
 
-* Who maps a file sees all that is in it, so nothing is in it but what is of its domain. All files of a broker have the
-  same slots at the same places, and each slot has memory in one of them: in the others there is a hole, which its row
-  says, and which reads as zeros.
-* The first file is reserved and faulted in when it is made (a fresh page costs ten times a reused one), so a full file
-  system shows at the start and not as SIGBUS later. The others begin as holes, and slots get memory there before they
-  are written to.
-* A file that is *renewed* gets no further slots: what is new of its domain lies in another one, which those who had
-  mapped this one have not. One that was given to anybody who may lose the right to it says so, for the next launch,
-  which does not know to whom.
-* A file outlives a broker that is killed, and the next launch with the same data directory takes it over. That it has
-  the lock on the data directory shows that the owner is gone. Files of an ephemeral broker, which never comes back, are
-  removed by the next start of any broker of the same user; a lock on the file itself shows whether its owner lives.
-* The directory is everybody's. A file counts only if this user made it and no other user can open it; anything else
-  that has the name of an arena is left alone, with one warning. Names cannot be guessed.
+* A reader that maps a file sees all of it, so a file holds only data of its domain. All files of a broker have the same
+  slots at the same places, and each slot has memory in one of them. In the other files the slot is a hole: its row
+  there says so, and its bytes read as zeros.
+* The first file is reserved and faulted in when it is created, because a fresh page costs ten times a reused one. So a
+  full file system shows at the start, and not as SIGBUS later. The other files begin as holes, and slots get memory
+  there before they are written to.
+* A file that is *renewed* gets no further slots: new data of its domain goes to another file, which the readers of this
+  one have not mapped. A file that was given to a reader that may lose its right has a mark that says so, because the
+  next launch does not know the readers.
+* A file survives a killed broker, and the next launch with the same data directory takes it over; its lock on the data
+  directory proves that the owner is gone. The next start of any broker of the same user removes the files of an
+  ephemeral broker, which never comes back; a lock on the file itself shows whether its owner lives.
+* Any user can write to the directory. A file counts only if this user made it and no other user can open it. Anything
+  else that has the name of an arena is left alone, with one warning. Names cannot be guessed.
 
-A reader that maps a file can have the kernel put empty pages into its holes, by reading there. That takes up to the
-size of the arena for each file, until slots get memory there, or want some elsewhere and there is none, or the file is
-removed.
+A reader that maps a file can make the kernel put empty pages into its holes, by reading them. That takes up to the size
+of the arena for each file, until slots get memory there, or another file is short of memory, or the file is removed.
 """
 
 from __future__ import annotations
@@ -58,22 +57,22 @@ from kera.server.populating import populate
 log = get_logger("kera.arena")
 
 _GIVEN, _YES = b'"given": ', ord("1")
-"""In the head, and what is behind it of a file that is."""
+"""The mark in the head, and the byte behind it if the file was given to a reader that may lose its right."""
 HOLE = 15
-"""Place in a row, counted in u32, that is not 0 when the slot has no memory in this file."""
+"""Index of the u32 in a row that is not 0 when the slot has no memory in this file."""
 IGNORED_LOGGED_MAX = 10
-"""Files that one warning names."""
+"""Maximum number of files that one warning names."""
 
 
 class ArenaFile:
     """One file of shared memory: it holds the slots of one memory domain, and survives a broker that is killed."""
 
     def __init__(self, path: Path, fd: int, geometry: Geometry, domain: str, number: int, calls: FileCalls) -> None:
-        """Map the file behind `fd`, which is its own from now on. Raises `OSError`."""
+        """Map the file behind `fd`, which this object owns from now on. Raises `OSError`."""
         self.path = path
         self.domain = domain
         self.number = number
-        """Number of the file within its domain, from the first one on: the last one is in use."""
+        """Number of the file within its domain; the file with the highest number is in use."""
         self.geometry = geometry
         self._fd = fd
         self._calls = calls
@@ -93,10 +92,10 @@ class ArenaFile:
         reserved: bool = False,
         calls: FileCalls,
     ) -> Self:
-        """Make a file in `shm_dir` and lock it.
+        """Create a file in `shm_dir` and lock it.
 
-        `reserved`: take the memory of all slots at once, half a second for each GiB; else they are holes. Raises
-        `SharedMemoryTooSmall` or `PathNotWritable`.
+        `reserved`: allocate the memory of all slots at once, which takes half a second for each GiB; otherwise they are
+        holes. Raises `SharedMemoryTooSmall` or `PathNotWritable`.
         """
         size = geometry.file_bytes
         try:
@@ -133,10 +132,10 @@ class ArenaFile:
 
     @classmethod
     def left_by(cls, shm_dir: Path, data_dir: Path, calls: FileCalls = FILE_CALLS) -> list[Self]:
-        """Take over the files that a killed launch with this data directory, which is ours now, has left.
+        """Take over the files that a killed launch has left; the caller has locked its data directory.
 
-        Raises `PathNotWritable`, and `StartError` for a file of ours that others may have changed, or that a newer
-        version has made: what was acknowledged is in there.
+        Raises `PathNotWritable`, and `StartError` for a file of this broker that other users may have changed, or that
+        a newer version has made: it may hold acknowledged data.
         """
         found: list[Self] = []
         lock = lock_id(data_dir)
@@ -153,7 +152,7 @@ class ArenaFile:
 
     @classmethod
     def _take(cls, path: Path, data_dir: Path, lock: str, calls: FileCalls) -> Self | None:
-        """One of them; None if the file is not memory that was left to us. `lock`: of our data directory."""
+        """Take over one file; None if it was not left to this broker. `lock`: id of the lock on `data_dir`."""
         try:
             fd = open_own(path, os.O_RDWR)
         except PermissionError as error:
@@ -184,77 +183,77 @@ class ArenaFile:
 
     @property
     def is_given(self) -> bool:
-        """Whether anybody may have it mapped who could lose the right to it; so it is of one that does not say."""
+        """Whether a reader that may lose its right may have mapped the file; also True if the head has no mark."""
         return self._given_at is None or self._view[self._given_at] == _YES
 
     def note_given(self) -> None:
-        """Write down that somebody gets it who may lose the right to it."""
+        """Mark the file as given to a reader that may lose its right."""
         if self._given_at is not None:
             self._view[self._given_at] = _YES
 
     def _find_given(self) -> int | None:
-        """Where the head says whether it is given; None: it does not."""
+        """Return where the mark is in the head; None: the head has no mark."""
         at = self._memory.find(_GIVEN, 0, HEAD_BYTES)
         return None if at < 0 else at + len(_GIVEN)
 
     def has_memory(self, index: int) -> bool:
-        """Whether a slot has its memory here."""
+        """Whether a slot has its memory in this file."""
         return not self.row(index).cast("I")[HOLE]
 
     def row(self, index: int) -> memoryview:
-        """The row of a slot."""
+        """Return the row of a slot."""
         at = HEAD_BYTES + index * ROW_BYTES
         return self._view[at : at + ROW_BYTES]
 
     def slot_view(self, index: int) -> memoryview:
-        """The bytes of a slot."""
+        """Return the bytes of a slot."""
         at = self.geometry.slot_at(index)
         return self._view[at : at + self.geometry.slot_bytes]
 
     def give_memory(self, index: int) -> None:
-        """Have memory for a slot, all zeros. Raises `OSError` if there is none."""
+        """Allocate memory for a slot, all zeros. Raises `OSError` if there is none."""
         self._calls.reserve(self._fd, self.geometry.slot_at(index), self.geometry.slot_bytes)
 
     def take_memory(self, index: int) -> None:
-        """Make a hole of a slot, for those who have mapped it as well."""
+        """Turn a slot into a hole, also for processes that have mapped the file."""
         self._memory.madvise(mmap.MADV_REMOVE, self.geometry.slot_at(index), self.geometry.slot_bytes)
 
     def clear_holes(self) -> None:
-        """Have no memory where slots have none here."""
+        """Free the pages of all slots that have no memory in this file."""
         for index in range(self.geometry.slots):
             if not self.has_memory(index):
                 self.take_memory(index)
 
     def open_for_readers(self) -> int:
-        """A descriptor by which nobody can write. Raises `OSError`."""
-        # Not by its name, which may be another file's by now where the directory is not sticky.
+        """Return a new read-only descriptor. Raises `OSError`."""
+        # Not by its path: if the directory is not sticky, the path may name another file by now.
         return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self, *, keep: bool = False) -> None:
-        """Remove the file, unless the next launch is to find it.
+        """Close the file, and remove it unless `keep`: the next launch then finds it.
 
-        The memory itself goes when the last one who maps it lets it go.
+        The memory itself is freed when no process maps the file any more.
         """
         if not keep:
             self.path.unlink(missing_ok=True)
-        fcntl.flock(self._fd, fcntl.LOCK_UN)  # the mapping has a duplicate of the descriptor, which would keep it
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # the mapping has a duplicate of the descriptor, which would keep the lock
         os.close(self._fd)
 
 
 def _create_locked(shm_dir: Path, calls: FileCalls) -> tuple[Path, int]:
-    """A new file and its descriptor, which holds the lock."""
+    """Create a file; return its path and its descriptor, which holds the lock."""
     while True:
         path = shm_dir / f"kera-{os.getuid()}-{secrets.token_hex(16)}.arena"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            calls.lock(fd, fcntl.LOCK_EX)  # a broker that looks for orphans may have it, but not for long
+            calls.lock(fd, fcntl.LOCK_EX)  # a broker that looks for orphans may hold it briefly
             if os.fstat(fd).st_nlink:
                 return path, fd
         except OSError:
             path.unlink(missing_ok=True)
             os.close(fd)
             raise
-        os.close(fd)  # taken for an orphan between its creation and its lock
+        os.close(fd)  # another broker has removed it as an orphan, before it was locked
 
 
 def _unusable(shm_dir: Path, error: OSError) -> PathNotWritable:
@@ -277,11 +276,11 @@ def _too_small(shm_dir: Path, needed: int, available: int) -> SharedMemoryTooSma
 
 
 def remove_orphans(shm_dir: Path, data_dir: Path, *, keep: Collection[Path] = ()) -> list[Path]:
-    """Remove the arenas of dead brokers that are ours to remove, except `keep`; returns their paths.
+    """Remove the arenas of dead brokers, except `keep`; return the removed paths.
 
-    Ours are those of an earlier launch with the same `data_dir`, which is ours now, and those of ephemeral brokers of
-    the same user. A reader that still has one mapped can put off the latter by locking its descriptor, which costs no
-    more memory than the mapping does. Raises `PathNotWritable`.
+    These are arenas of an earlier launch with `data_dir`, which this launch has locked, and arenas of ephemeral brokers
+    of the same user. A reader that still maps an ephemeral broker's arena can delay its removal by locking its
+    descriptor; that costs no more memory than the mapping itself. Raises `PathNotWritable`.
     """
     removed, ignored = [], []
     lock = lock_id(data_dir)
@@ -292,13 +291,13 @@ def remove_orphans(shm_dir: Path, data_dir: Path, *, keep: Collection[Path] = ()
             fd = open_own(path)
         except FileNotFoundError:
             continue
-        except OSError as error:  # the directory is everybody's
+        except OSError as error:  # any user can create files in the directory
             ignored.append(f"{path.name}: {error.strerror}")
             continue
         try:
             head = ArenaHead.read(fd)
             if head is not None and not head.ephemeral and not _is_of(head, data_dir):
-                continue  # a broker that may come back for it
+                continue  # its broker may come back for it
             if _owner_is_gone(fd, head, lock):
                 path.unlink(missing_ok=True)
                 removed.append(path)
@@ -318,10 +317,10 @@ def remove_orphans(shm_dir: Path, data_dir: Path, *, keep: Collection[Path] = ()
 
 
 def _arenas_in(shm_dir: Path) -> list[Path]:
-    """Files with names like arenas of this user; none in a directory that does not exist."""
+    """Return the files that are named like arenas of this user; none if the directory does not exist."""
     try:
         return sorted(shm_dir.glob(f"kera-{os.getuid()}-*.arena"))
-    except OSError as error:  # a name that is too long; pathlib takes what is not a directory, or not ours, for empty
+    except OSError as error:  # the name is too long; for other errors pathlib finds nothing
         raise _unusable(shm_dir, error) from error
 
 
@@ -330,10 +329,11 @@ def _is_of(head: ArenaHead | None, data_dir: Path) -> bool:
 
 
 def _owner_is_gone(fd: int, head: ArenaHead | None, lock: str) -> bool:
-    """Whether nobody writes to a file any more; takes its lock, if that can be had. `lock`: of our own data directory.
+    """Whether the broker that wrote a file is gone; takes the file's lock if it is free.
 
-    A broker that has noted our own lock is gone: we hold that lock now. A lock on the file itself says less, as any
-    reader can take one by the descriptor that it was given, and keep it for as long as it likes.
+    `lock`: id of the lock on this broker's data directory. A file that names the same lock has a dead owner, because
+    this broker holds that lock now. A lock on the file itself proves less: any reader can take one by its descriptor,
+    and keep it.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -343,7 +343,7 @@ def _owner_is_gone(fd: int, head: ArenaHead | None, lock: str) -> bool:
 
 
 def _refuse_opened_to_others(path: Path, data_dir: Path, error: PermissionError) -> None:
-    """Raise `StartError` for memory of ours that other users have got access to. Anything else is not ours."""
+    """Raise `StartError` if `path` is memory of this broker that other users can access; ignore anything else."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

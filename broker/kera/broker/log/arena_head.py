@@ -1,9 +1,9 @@
-"""The head of an arena file: whose it is and how it is cut, as JSON in the file's first page.
+"""The head of an arena file: its owner and its layout, as JSON in the file's first page.
 
     {"given": 0, "format": 2, "data_dir": "/data", "lock": "2049:131", "ephemeral": false, "slot_bytes": …, …}
 
-`ArenaHead.read` takes any bytes: a start reads heads of files that it finds by name, and none of them may keep a broker
-from starting. Whether the file itself can be trusted is decided before (``kera.core.base.own_file``).
+`ArenaHead.read` accepts any bytes: a start reads the heads of files that it finds by name, and no content may keep a
+broker from starting. ``kera.core.base.own_file`` decides before whether the file itself can be trusted.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from kera.core.push import DEFAULT_DOMAIN
 
 FORMAT = 2
 DOMAIN_FORMAT = 3
-"""Format of files of other domains: a program that knows only format 2 does not take one of these for its arena."""
+"""Format of the files of other domains: a program that knows only format 2 does not take such a file for its arena."""
 HEAD_BYTES = 4096
 PAGE_BYTES = 4096
 ROW_BYTES = 64
 SLOT_BYTES_MAX = (1 << 32) - 1
-"""Rows count the bytes of a slot with 32 bits."""
+"""Rows have 32 bits for an offset in a slot."""
 FILE_BYTES_MAX = 1 << 62
 
 
 class Geometry(NamedTuple):
-    """How the files of an arena are cut; all of them are alike."""
+    """The layout of an arena's files; all of them have the same."""
 
     slot_bytes: int
     slots: int
@@ -45,7 +45,7 @@ class Geometry(NamedTuple):
         return self.slots_at + self.slots * self.slot_bytes
 
     def slot_at(self, index: int) -> int:
-        """Offset of a slot."""
+        """Return the offset of a slot."""
         return self.slots_at + index * self.slot_bytes
 
 
@@ -57,21 +57,21 @@ class Owner(NamedTuple):
 
 
 class ArenaHead(NamedTuple):
-    """The content of a head. The file itself may be incomplete, or of a format that this version does not know."""
+    """The content of a head. The file itself may be incomplete, or in a format that this version does not know."""
 
     data_dir: str
     ephemeral: bool
     format: int
     lock: str = ""
-    """`lock_id` of the data directory that the owner has locked; empty in files of earlier versions."""
+    """The `lock_id` of the data directory that the owner has locked; empty in files of earlier versions."""
     geometry: Geometry | None = None
-    """None: it says nothing of that which could be right."""
+    """None if the head has no valid layout."""
     domain: str = DEFAULT_DOMAIN
     number: int = 0
 
     @classmethod
     def read(cls, fd: int) -> Self | None:
-        """The head of the file behind `fd`; None when it has none: its maker died before it wrote one.
+        """Read the head of the file behind `fd`; None if it has none, because its creator died before writing it.
 
         Raises `OSError`.
         """
@@ -91,7 +91,7 @@ class ArenaHead(NamedTuple):
 
 
 def new_head(owner: Owner, geometry: Geometry, domain: str, number: int, *, reserved: bool) -> bytes:
-    """The head of a new file. As soon as readers may have it mapped, its ``given`` gets another digit."""
+    """Return the head of a new file. `ArenaFile.note_given` later changes the digit of ``given``."""
     content: dict[str, Any] = {
         "given": 0,
         "format": FORMAT if reserved else DOMAIN_FORMAT,

@@ -1,6 +1,7 @@
-"""Where the entries and groups of a streamlet start and end at this broker, and how much a reader has before it.
+"""The starts and ends of a streamlet's entries and groups at this broker, and how far a reader lags behind.
 
-Only what is durable at the stream's level counts. What is at other brokers is not part of it, though ordinals count it.
+Only data that is durable at the stream's level counts. Data at other brokers does not count, although ordinals do count
+its records.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from kera.broker.records import Key, SegmentRecord
 from kera.core.base.ids import EARLIEST, Position
 
 LAG_SEGMENTS_MAX = 1024
-"""Segments before a reader whose bytes are counted exactly; those behind them are estimated."""
+"""Segments of a reader's lag whose bytes are counted exactly; the bytes of further ones are estimated."""
 
 
 def ordinal_at(streamlet: Streamlet, entry: Entry, position: Position) -> int:
-    """Ordinal of the first record at or after `position`, within its interval or at that one's end."""
+    """Return the ordinal of the first record at or after `position`, but at most that of its interval's end."""
     interval = interval_of(streamlet.intervals, position.group_id)
     record = ordinal_of(entry, position)
     return min(record, interval.end_record(entry.index)) if interval is not None and interval.closed else record
 
 
 def end_of(streamlet: Streamlet, entry: Entry) -> tuple[Position, int]:
-    """Up to where readers can read here, and the ordinal of the next record to come there."""
+    """Return the position up to which readers can read here, and the ordinal of the next record there."""
     last, end = streamlet.intervals[-1], entry.end
     if last.inherits and end < last.start:
         return last.start, last.first_record(entry.index)
@@ -36,10 +37,11 @@ def end_of(streamlet: Streamlet, entry: Entry) -> tuple[Position, int]:
 
 
 def removed_before(streamlet: Streamlet, entry: Entry) -> tuple[Position, int] | None:
-    """Up to where an entry is gone, and the ordinal there, wherever that was: something of it was removed here.
+    """Return the position and ordinal before which an entry was removed; None if nothing was removed here.
 
-    Not where it once began while the streamlet was here before: that is older than all that is here now. And an
-    interval from which nothing was removed says nothing of what others have between it and the one before it here.
+    The start of an earlier time of the streamlet at this broker does not count: it is older than all that is here now.
+    If nothing was removed from the interval of the start, the end of the interval before it here counts, because other
+    brokers may have data in between.
     """
     first, before = streamlet.intervals[0], None
     if entry.start <= first.start or entry.start_record <= first.first_record(entry.index):
@@ -55,7 +57,7 @@ def removed_before(streamlet: Streamlet, entry: Entry) -> tuple[Position, int] |
 
 
 def lag_records(streamlet: Streamlet, entry: Entry, position: Position) -> int:
-    """Records of this broker between `position` and the durable head."""
+    """Return the number of this broker's records between `position` and the durable head."""
     end = entry.end
     if position >= end or end == EARLIEST:
         return 0
@@ -68,7 +70,7 @@ def lag_records(streamlet: Streamlet, entry: Entry, position: Position) -> int:
 
 
 def lag_bytes(entry: Entry, position: Position, records: int) -> int:
-    """Bytes of chunks between `position` and the durable head, where so many `records` are."""
+    """Return the bytes of chunks between `position` and the durable head, which have `records` records."""
     position = max(position, entry.start)
     key = (position.group_id, position.segment_id)
     found = entry.find(key)
@@ -84,9 +86,9 @@ def lag_bytes(entry: Entry, position: Position, records: int) -> int:
 
 
 def oldest_us(entry: Entry, position: Position) -> int:
-    """When the chunk at `position` was made; 0: there is none yet.
+    """Return when the chunk at `position` was made; 0 if there is none yet.
 
-    Of a segment that is on disk only, it is when its newest one was made: it is not loaded for that.
+    For a segment that is only on disk, return when its newest chunk was appended: it is not loaded for that.
     """
     position = max(position, entry.start)
     found: tuple[Key, Segment | SegmentRecord] | None
@@ -105,12 +107,12 @@ def oldest_us(entry: Entry, position: Position) -> int:
 
 
 class GroupBounds(NamedTuple):
-    """A group, as far as it is durable."""
+    """The durable part of a group."""
 
     group_id: int
     entry: int
     closed: bool
-    """Nothing more comes to it, and all of it is durable."""
+    """Whether the group gets no more data, and all of it is durable."""
     start: Position
     end: Position
     first_record: int
@@ -121,11 +123,11 @@ class GroupBounds(NamedTuple):
 def list_groups(
     streamlet: Streamlet, after_group_id: int, groups_max: int
 ) -> Generator[None, None, tuple[list[GroupBounds], bool]]:
-    """Groups behind one, in the order of their ids; and whether there are no more to be seen.
+    """Return the groups behind `after_group_id` in the order of their ids, and whether the list is complete.
 
-    Up to the first one of which nothing is durable: if later ones were listed before it, it would be overlooked. So
-    would one that is opened meanwhile, by an entry that had none left when it was asked; so none of these is listed.
-    Yields after each segment; the answer is of no one moment then, but each group that it has, was so at one.
+    The list ends at the first group without durable data: a reader that saw later groups would miss that one. For the
+    same reason, groups that are opened during the call are not listed. Yields after each segment, so the list is not a
+    snapshot of one moment, but the bounds of each group are.
     """
     found: list[GroupBounds] = []
     through_id = streamlet.next_group_id - 1
@@ -149,7 +151,7 @@ def list_groups(
 
 
 def _next_group(entry: Entry, after: int) -> int | None:
-    """The first one behind `after` of which anything is left, or to which more comes, all that it had being removed."""
+    """Return the first group behind `after` that has data left, or is open although all its data was removed."""
     left, head = entry.next_group(after), entry.head
     if left is None and head is not None and head.address.group_id > after:
         return head.address.group_id
@@ -157,10 +159,11 @@ def _next_group(entry: Entry, after: int) -> int | None:
 
 
 def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> Generator[None, None, GroupBounds | None]:
-    """The bounds of one group; None while nothing of it was ever durable, or if nothing is left of it and nothing more
-    comes.
+    """Return the bounds of one group.
+
+    Returns None if nothing of it was ever durable, or if all of it was removed and it gets no more data.
     """
-    active = streamlet.is_active(group_id, entry)  # first: what comes while others run is not in what was looked at
+    active = streamlet.is_active(group_id, entry)  # first: the walk does not see data that arrives between its steps
     start = entry.start if entry.start.group_id == group_id else None
     end, first_record, record, length, whole = EARLIEST, 0, 0, 0, True
     for key, segment in entry.group_segments(group_id):
@@ -179,7 +182,7 @@ def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> Generator
             break
         yield
     if not length and active and start is not None and start > Position(group_id, 1, 0):
-        end, record = start, entry.start_record  # all that was in it has been removed
+        end, record = start, entry.start_record  # all its data was removed
         return GroupBounds(group_id, entry.index, whole and not active, start, end, record, record, 0)
     if not length or start is None:
         return None
@@ -193,7 +196,7 @@ def _record_at(entry: Entry, segment: Segment | SegmentRecord, end: Position) ->
 
 
 def _told(entry: Entry, key: Key, segment: Segment | SegmentRecord) -> int:
-    """Bytes of a segment that are durable, and of which somebody may be told."""
+    """Return the durable bytes of a segment that lie before the entry's unsure tail."""
     durable = _durable(segment)
     if entry.unsure is None or not _is_unsure(entry, Position(*key, durable)):
         return durable

@@ -1,11 +1,12 @@
-"""Digests of chunks that were stored: by these a broker tells a repeat from another chunk with the same sequence. Pure.
+"""Digests of stored chunks: they distinguish a repeat from another chunk with the same sequence. Pure.
 
-A chunk that is in memory is compared by its header. Of the chunks that have left memory, the index keeps the digests of
-each producer's last ones (``kera.broker.storage.index_format``), so a comparison never reads a segment file.
+The broker compares a chunk that is in memory by its header. For chunks that have left memory, the index keeps the
+digests of each producer's last chunks (``kera.broker.storage.index_format``), so a comparison never reads a segment
+file.
 
-A digest guards against accident: two processes that use one producer id, a copied machine, a program with a defect. It
-is made of checksums, which somebody who means harm can forge. Strangers are kept away from a producer's id by
-``kera.broker.serving.write_access``, where security is on.
+A digest guards against accidents: two processes that use one producer id, a copied machine, a program with a defect. An
+attacker can forge it, because it is made of checksums. Where security is on, ``kera.broker.serving.write_access`` keeps
+others from using a producer's id.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ Numbers = npt.NDArray[np.uint64]
 
 
 def digest_of(header: ChunkHeader) -> bytes:
-    """The digest of one chunk.
+    """Return the digest of one chunk.
 
-    A producer repeats a chunk byte for byte: the checksum of its header covers the time at which it was made and the
-    checksum of its payload. A writer that chooses its id may make a chunk anew to repeat it, so of such chunks only the
+    A producer repeats a chunk byte for byte, so the header's checksum counts, which covers the creation time and the
+    payload's checksum. A writer that chooses its id may build a chunk anew to repeat it, so for such chunks only the
     payload counts, by its checksum and length.
     """
     other = header.payload_bytes if header.producer_id in PRODUCER_IDS else header.header_crc32c
@@ -40,7 +41,7 @@ def digest_of(header: ChunkHeader) -> bytes:
 
 
 def joined(one: Digests | None, other: Digests) -> Digests:
-    """Merge two runs of digests of one producer. If there is a gap between them, the later run is kept."""
+    """Merge two runs of digests of one producer. If they leave a gap, return the later run only."""
     if one is None:
         return other
     older, newer = sorted((one, other))
@@ -52,13 +53,13 @@ def joined(one: Digests | None, other: Digests) -> Digests:
 
 
 def join(known: dict[int, Digests], more: dict[int, Digests]) -> None:
-    """Add to what is known, by producer."""
+    """Merge the digests in `more` into `known`, by producer."""
     for producer_id, digests in more.items():
         known[producer_id] = joined(known.get(producer_id), digests)
 
 
 def digests_of(headers: Headers) -> dict[int, Digests]:
-    """By producer, of chunks in the order in which they were appended."""
+    """Return the digests of chunks by producer; `headers` are in the order of appending."""
     payload_crcs = headers["payload_crc32c"].astype(np.uint64)
     producers = headers["producer_id"].astype(np.uint64)
     others = np.where(producers >= _FIRST_CHOSEN_ID, headers["payload_bytes"], headers["header_crc32c"])
@@ -72,7 +73,7 @@ def digests_of(headers: Headers) -> dict[int, Digests]:
 
 
 def digests_in(segment: Segment) -> dict[int, Digests]:
-    """By producer, of the chunks of a segment in memory."""
+    """Return the digests of the chunks of a segment in memory, by producer."""
     ends = np.array(segment.chunk_ends, dtype=np.int64)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     for hole in segment.holes:

@@ -1,4 +1,4 @@
-"""An entry: an append-only chain of a streamlet, a log of segments of which the older ones are on disk.
+"""An entry: an append-only chain of segments in a streamlet, of which the older ones are on disk.
 
     start                    last_stored                                  end (durable head)
       │                           │                                           │
@@ -6,9 +6,9 @@
       ├── on disk and in the index ──┼── tail: in memory, not (all) on disk ──┤
              some of it in memory, too                the last one may be open
 
-What is on disk is always the older part: segments go into the index in the order of the log. So whatever happens to the
-memory, what is left is the log up to some point, without a hole. If a point was lost nevertheless, the positions behind
-it are a gap, which is remembered, and never given to other data.
+The older part is always on disk: segments go into the index in the order of the log. So if the memory is lost, the log
+up to some point is left, without a hole. The lost positions behind that point are a gap, which the entry remembers, and
+which no other data ever gets.
 
 Invariants: segments of the tail are newer than all stored ones, and in memory; only the last one may be open; ordinals
 of records have no gap.
@@ -46,7 +46,7 @@ class EntryListener:
     __slots__ = ()
 
     def wake(self) -> None:
-        """Called, possibly often, when a durable head has moved or the entry is gone."""
+        """Called, possibly often, when a durable head has moved or the entry was dropped."""
         raise NotImplementedError  # abstract: the service's waiter holds a future
 
 
@@ -82,7 +82,7 @@ class Entry(EntryProgress):
         self.index = log_id.entry
         self.segment_index = segment_index
         self.start = record.start
-        """Position of the first byte that is there; `EARLIEST` when nothing ever was."""
+        """Position of the first byte that is left; `EARLIEST` if the entry never had data."""
         self.start_record = record.start_record
         self.next_record = max(record.next_record, record.start_record)
         self.stored_record = self.next_record
@@ -92,28 +92,28 @@ class Entry(EntryProgress):
         self.stored_watermark_us = record.watermark_us
         """The greatest time in the stored part, or less, see `EntryRecord`."""
         self.removed_watermark_us = record.removed_watermark_us
-        """The greatest time of what was removed, or more."""
+        """The greatest time of the removed data, or more."""
         self.promised_us = NO_TIME
         self.last_stored: Key = (record.last_group_id, record.last_segment_id)
         self.stored_end = EARLIEST
-        """Where the stored part ends."""
+        """The end of the stored part."""
         self.gaps = list(record.gaps)
         self.by_replicas = False
-        """The durable head moves when backups have what is before it, and only that much goes to disk."""
+        """Whether the durable head follows the backups, and only data before it goes to disk."""
         self.unsure: UnsureTail | None = None
-        """See `UnsureTail`; None: there is none."""
+        """The unsure tail, if the entry has one."""
         self.memory_priority = 0
-        """Entries with a lower priority lose their data on disk from memory first."""
+        """Memory evicts stored data of entries with a lower priority first."""
         self.memory_domain = DEFAULT_DOMAIN
-        """In whose memory its segments are."""
+        """The domain in whose memory the entry's segments are."""
         self.tail = []
         self.resident: dict[Key, Segment] = {}
-        """Segments in memory or on their way there: the tail, and stored segments that are kept or were loaded."""
+        """Segments that are in memory or being loaded: the tail, and stored segments."""
         self.waiters = set()
         self.readers: dict[int, Key] = {}
-        """Where each connected reader is."""
+        """The segment that each connected reader reads next."""
         self.committed: dict[str, Position] = {}
-        """How far consumer groups have said that they have read."""
+        """The cursors that consumer groups have committed."""
         if self.last_stored != NO_SEGMENT:
             last = segment_index.segment(self.address(self.last_stored))
             self.stored_end = Position(*self.last_stored, last.length if last is not None else 0)
@@ -121,7 +121,7 @@ class Entry(EntryProgress):
                 self.stored_watermark_us = max(self.stored_watermark_us, last.max_timestamp_us)
 
     def address(self, key: Key) -> SegmentAddress:
-        """The full address of one of its segments."""
+        """Return the full address of one of the entry's segments."""
         return SegmentAddress(*self.log_id, *key)
 
     # -- what is there -----------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Entry(EntryProgress):
 
     @property
     def end(self) -> Position:
-        """The durable head, or where an unsure tail begins; `EARLIEST` when nothing ever was."""
+        """The durable head, or the start of an unsure tail; `EARLIEST` if the entry never had data."""
         if self.unsure is not None:
             return max(self.start, self.unsure.position)
         return written_end(self)
@@ -149,20 +149,20 @@ class Entry(EntryProgress):
         return self.stored_bytes + sum(segment.durable_head for segment in self.tail) - skipped
 
     def exists(self, key: Key) -> bool:
-        """Whether this segment is there."""
+        """Whether the entry has this segment, in memory or on disk."""
         return key in self.resident or (
             key <= self.last_stored and self.segment_index.segment(self.address(key)) is not None
         )
 
     def find(self, key: Key) -> Segment | SegmentRecord | None:
-        """A segment in memory, or the record of one on disk."""
+        """Return a segment in memory, or the record of a segment on disk; None if there is neither."""
         segment = self.resident.get(key)
         if segment is not None:
             return segment
         return self.segment_index.segment(self.address(key)) if key <= self.last_stored else None
 
     def following(self, key: Key) -> tuple[Key, Segment | SegmentRecord] | None:
-        """The segment behind `key`, which need not exist."""
+        """Return the first segment behind `key`; the segment of `key` itself need not exist."""
         if key < self.last_stored:
             found = self.segment_index.following(self.address(key))
             if found is not None:
@@ -174,7 +174,7 @@ class Entry(EntryProgress):
         return (self.tail[at].key, self.tail[at]) if at < len(self.tail) else None
 
     def first(self) -> tuple[Key, Segment | SegmentRecord] | None:
-        """The first segment of which anything is left."""
+        """Return the first segment that has data left."""
         key = (self.start.group_id, self.start.segment_id)
         found = self.find(key)
         if found is not None and self.start.offset < length_of(found):
@@ -182,14 +182,14 @@ class Entry(EntryProgress):
         return self.following(key)
 
     def segments(self, after: Key = NO_SEGMENT) -> Iterator[tuple[Key, Segment | SegmentRecord]]:
-        """All segments behind `after` of which anything is left, in order."""
+        """Iterate over the segments behind `after` that have data left, in order."""
         found = self.first() if after == NO_SEGMENT else self.following(after)
         while found is not None:
             yield found
             found = self.following(found[0])
 
     def group_segments(self, group_id: int, after_segment_id: int = 0) -> Iterator[tuple[Key, Segment | SegmentRecord]]:
-        """The segments of one group of which anything is left, behind one of them. Each is looked up anew."""
+        """Iterate over a group's segments behind `after_segment_id` that have data left; each is looked up anew."""
         before_start = (self.start.group_id, self.start.segment_id - 1)
         for key, segment in self.segments(max((group_id, after_segment_id), before_start)):
             if key[0] != group_id:
@@ -197,21 +197,21 @@ class Entry(EntryProgress):
             yield key, segment
 
     def next_group(self, after: int) -> int | None:
-        """The first group behind `after` of which anything is left."""
+        """Return the first group behind `after` that has data left."""
         start_group = self.start.group_id
         found = self.first() if after < start_group else self.following((after + 1, 0))
         return found[0][0] if found is not None else None
 
     def gap_at(self, position: Position) -> Gap | None:
-        """The gap that `position` is in."""
+        """Return the gap that contains `position`."""
         return next((gap for gap in self.gaps if gap.has(position)), None)
 
     def loss_before_start(self) -> Gap | None:
-        """A loss that ends where the entry starts: a reader from the earliest position has missed what was there."""
+        """Return the gap at the entry's start, if any: a reader from the earliest position has missed its records."""
         return next((gap for gap in self.gaps if gap.start < self.start <= gap.end and not gap.unseen), None)
 
     def distance(self, key: Key) -> tuple[int, int] | None:
-        """How far the nearest reader has to go to this segment, in groups and segments; None when none will come."""
+        """Return how far the nearest reader is before a segment, in groups and segments; None if no reader is."""
         behind = [reader for reader in self.readers.values() if reader <= key]
         if not behind:
             return None
@@ -221,14 +221,14 @@ class Entry(EntryProgress):
     # -- changes -----------------------------------------------------------------------------------------------
 
     def add(self, segment: Segment) -> None:
-        """A new segment at the end."""
+        """Add a new segment at the end."""
         self.tail.append(segment)
         self.resident[segment.key] = segment
         if self.start == EARLIEST:
             self.start, self.start_record = Position(*segment.key, 0), segment.first_record
 
     def record(self) -> EntryRecord:
-        """The entry's record for the index."""
+        """Return the entry's record for the index."""
         return EntryRecord(
             self.start,
             self.start_record,
@@ -242,7 +242,7 @@ class Entry(EntryProgress):
         )
 
     def record_with(self, segments: list[Segment]) -> EntryRecord:
-        """The record for the index when `segments`, the oldest of the tail, are stored."""
+        """Return the record for the index once `segments`, the oldest of the tail, are stored."""
         last = segments[-1]
         return self.record()._replace(
             next_record=last.first_record + last.record_count,
@@ -254,7 +254,7 @@ class Entry(EntryProgress):
         )
 
     def grafted(self, graft: Graft) -> EntryRecord:
-        """The record for the index when a graft is stored. Nothing of the tail is before it."""
+        """Return the record for the index once a graft is stored. The graft lies before the whole tail."""
         record = self.record()
         if _starts_with(self, graft):
             record = record._replace(start=graft.start, start_record=graft.start_record)
@@ -270,7 +270,7 @@ class Entry(EntryProgress):
         )
 
     def graft(self, graft: Graft) -> None:
-        """The index has it."""
+        """Add a graft, which the index has stored."""
         record = self.grafted(graft)
         self.start, self.start_record, self.stored_record = record.start, record.start_record, record.next_record
         self.stored_bytes, self.stored_segments = record.stored_bytes, record.stored_segments
@@ -281,12 +281,12 @@ class Entry(EntryProgress):
         self.go_on_from(graft.next_record)
 
     def recovering(self, key: Key) -> bool:
-        """Whether a segment has yet to come from backups."""
+        """Whether a segment still has to come from backups."""
         found = self.find(key)
         return isinstance(found, SegmentRecord) and found.to_come
 
     def stored(self, segment: Segment) -> None:
-        """The oldest segment of the tail is on disk and in the index."""
+        """Move the oldest segment of the tail, which is on disk and in the index now, to the stored part."""
         self.tail.pop(0)
         self.last_stored = segment.key
         self.stored_end = Position(*segment.key, segment.head)
@@ -298,17 +298,17 @@ class Entry(EntryProgress):
         segment.producers = {}
 
     def removed(self, length: int) -> None:
-        """The index has forgotten a stored segment."""
+        """Subtract a stored segment of `length` bytes, which was removed from the index."""
         self.stored_bytes -= length
         self.stored_segments -= 1
 
     def move_start(self, position: Position, record: int) -> None:
-        """Move the start to a position, with the ordinal `record`: the records before it are gone."""
+        """Move the start to a position with the ordinal `record`: the records before it are removed."""
         self.removed_watermark_us = max(self.removed_watermark_us, watermark_before(self, position))
         self.start, self.start_record = position, record
 
     def go_on_from(self, record: int) -> None:
-        """The next record has this ordinal, or a later one."""
+        """Let the next record have this ordinal, or a later one."""
         self.next_record = max(self.next_record, record)
 
     def wake(self) -> None:
@@ -321,8 +321,8 @@ class Entry(EntryProgress):
 class Entries:
     """The entries of a streamlet, by their index.
 
-    A stream may have a million, most of which are never written to. So one of which nothing was ever here is made when
-    somebody asks for it. To go through all of them makes them all; who looks for what is there goes through `made`.
+    A stream may have a million entries, and most are never written to. So the object of an entry without data is
+    made on the first access. Iterating makes all of them; code that only needs entries with data goes through `made`.
     """
 
     __slots__ = (
@@ -340,17 +340,17 @@ class Entries:
     def __init__(
         self, stream_id: int, streamlet_id: int, count: int, segment_index: SegmentLookup, made: Iterable[Entry] = ()
     ) -> None:
-        """`made`: those of which something is here."""
+        """`made`: the entries that have data here."""
         self._ref = stream_id, streamlet_id
         self.count = count
         self._segment_index = segment_index
         self.made_by_index = {entry.index: entry for entry in made}
-        """See `made`."""
+        """The entries in `made`, by index."""
         self._by_replicas = False
         self._memory_priority = 0
         self._memory_domain = DEFAULT_DOMAIN
         self.first_promise_us = NO_TIME
-        """See `promise`: of those that were not asked for yet."""
+        """The promise (see `promise`) of entries that are not made yet."""
         self._gone = False
 
     def __len__(self) -> int:
@@ -372,45 +372,45 @@ class Entries:
         return iter(self.made) if self._gone else map(self.__getitem__, range(self.count))
 
     def digests(self, producer_id: int) -> Digests | None:
-        """Digests of a producer's last chunks that have left memory; None: none are known."""
+        """Return the digests of a producer's last chunks that have left memory; None if none are known."""
         return self._segment_index.digests(*self._ref, producer_id)
 
     @property
     def made(self) -> list[Entry]:
-        """Those that were ever asked for, or of which something was here: in all others there is nothing."""
+        """The entries that had data here or were accessed, in order of their index: all others have no data."""
         return [self.made_by_index[index] for index in sorted(self.made_by_index)]
 
     def set_by_replicas(self, by_replicas: bool) -> None:  # noqa: FBT001 - what it sets is called so
-        """Set `Entry.by_replicas` of all."""
+        """Set `Entry.by_replicas` of all entries."""
         self._by_replicas = by_replicas
         for entry in self.made_by_index.values():
             entry.by_replicas = by_replicas
 
     def promise(self, promised_us: int) -> None:
-        """All were promised to get nothing older than this, those as well to which nothing was written yet."""
+        """Note the promise that no entry gets older data, including entries without data."""
         self.first_promise_us = max(self.first_promise_us, promised_us)
         for entry in self.made_by_index.values():
             entry.promised_us = max(entry.promised_us, promised_us)
 
     def set_memory_priority(self, priority: int) -> None:
-        """Set `Entry.memory_priority` of all."""
+        """Set `Entry.memory_priority` of all entries."""
         self._memory_priority = priority
         for entry in self.made_by_index.values():
             entry.memory_priority = priority
 
     def set_memory_domain(self, domain: str) -> None:
-        """Set `Entry.memory_domain` of all."""
+        """Set `Entry.memory_domain` of all entries."""
         self._memory_domain = domain
         for entry in self.made_by_index.values():
             entry.memory_domain = domain
 
     def drop(self) -> None:
-        """The streamlet is gone: who goes through all entries makes none any more."""
+        """Note that the streamlet is dropped: iterating makes no entries any more."""
         self._gone = True
 
 
 def state_of(segment: Segment) -> SegmentState:
-    """Where in its life a segment in memory is."""
+    """Return the state of a segment in memory."""
     entry = segment.entry
     if segment.loading:
         return SegmentState.LOADING
@@ -422,28 +422,28 @@ def state_of(segment: Segment) -> SegmentState:
 
 
 def _starts_with(entry: Entry, graft: Graft) -> bool:
-    """Whether an entry starts where a graft does from now on."""
+    """Whether an entry starts at the start of a graft from now on."""
     if graft.start == EARLIEST:
         return False
     if entry.start == EARLIEST:
         return True
     if graft.start < entry.start:
         return graft.segments > 0
-    # Nothing is left of what was here: what is between was removed, too, unless it is known to be lost.
+    # If the entry has no data left, the records up to the graft were removed, too, unless a gap says they are lost.
     is_empty = not (entry.stored_segments or entry.tail)
     return is_empty and not any(gap.start < graft.start for gap in (*entry.gaps, *graft.gaps))
 
 
 def written_end(entry: Entry) -> Position:
-    """The durable head, also behind an unsure tail: who was there before a recovery has seen what is before it."""
+    """Return the durable head, even in an unsure tail: before a recovery, readers have seen the data up to it."""
     for segment in reversed(entry.tail):
         if segment.durable_head:
             return Position(*segment.key, segment.durable_head)
-    return max(entry.start, entry.stored_end)  # not a segment of which nothing is durable: it may be lost yet
+    return max(entry.start, entry.stored_end)  # a segment without durable data does not count: it may still be lost
 
 
 def still_unsure(entry: Entry) -> Recovering:
-    """The error for requests of records behind the start of an entry's unsure tail."""
+    """Return the error for requests that need the entry's unsure tail."""
     _, streamlet_id, index = entry.log_id
     return Recovering(
         f"entry {index} of streamlet {streamlet_id} has just been recovered, and its last records may not be on as many"
@@ -458,5 +458,5 @@ def _key(segment: Segment) -> Key:
 
 
 def length_of(found: Segment | SegmentRecord) -> int:
-    """Bytes of chunks in a segment, in memory or on disk."""
+    """Return the bytes of chunks in a segment, in memory or on disk."""
     return found.head if isinstance(found, Segment) else found.length

@@ -11,15 +11,16 @@ from kera.v1 import common_pb2
 
 
 class EpochRules(NamedTuple):
-    """The rules of a stream with epochs; a stream without them has none."""
+    """The epoch rules of a stream; a stream without epochs has the defaults."""
 
     by_clock: bool = False
-    """The broker promises that nothing older than its clock says, less the grace, comes to entries."""
+    """Whether the broker promises that entries get no data older than its clock minus the grace."""
     grace_us: int = 0
     timestamp_ahead_us: int = 0
-    """So far ahead of the clock the times of chunks may be; 0: as far as they like."""
+    """Maximum by which the times of chunks may be ahead of the clock; 0: no limit."""
     clock_until_us: int = 0
-    """Up to then brokers have promised by their clocks, and do no more; 0: they never did, or do so now."""
+    """The time up to which brokers have promised by their clocks, if they no longer do; 0: they never did, or still
+    do."""
 
     @property
     def are_kept(self) -> bool:
@@ -28,7 +29,7 @@ class EpochRules(NamedTuple):
 
     @classmethod
     def of(cls, config: common_pb2.StreamConfig) -> EpochRules:
-        """The rules of a stream's configuration."""
+        """Return the rules of a stream's configuration."""
         if not config.epoch_ms:
             return cls(clock_until_us=config.clock_until_us)
         grace_ms = config.epoch_grace_ms if config.HasField("epoch_grace_ms") else EPOCH_GRACE_MS

@@ -1,4 +1,4 @@
-"""Events in a broker's log that concern other parts: made first, then handed to those that send and receive them."""
+"""Events in a broker's log that concern other parts: created first, then passed to their emitters and listeners."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Events:
 
     def __init__(self) -> None:
         self.disk_work = Event[[]]()
-        """The persistence manager may have something to plan."""
+        """Emitted when the persistence manager may have work to plan."""
         self.backup_work = Event[[]]()
-        """Replication may have something to send."""
+        """Emitted when replication may have data to send."""
         self.room = Event[[]]()
-        """Writers that waited for memory or for backups may go on."""
+        """Emitted when writers that waited for memory or for backups may go on."""
         self.gone = Event[[SegmentAddress]]()
-        """Nothing of a segment is left in the log, unless all of its stream goes."""
+        """Emitted when a segment was removed from the log completely, but not when its whole stream is dropped."""
         self.awaited = Event[[Entry, Key]]()
-        """A reader wants a segment that has yet to come from backups."""
+        """Emitted when a reader wants a segment that still has to come from backups."""

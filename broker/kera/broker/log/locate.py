@@ -1,14 +1,14 @@
-"""Where in an entry a reader would be after so many records or bytes, or at a time, and in which segments a range lies.
+"""Finds the place after a number of records or bytes, or at a time, in an entry, and lists the segments of a range.
 
-Pure, and no bytes of chunks are touched but headers. The index says of each segment how many bytes and records it has
-and which times, so most segments are passed over unseen; only where a boundary inside one is asked for, its chunks are
-looked at. If such a segment is on disk only, the answer names it: it has to be loaded first.
+Pure, and reads nothing of chunks but their headers. The index knows the bytes, records and times of each segment, so a
+search skips most segments; it looks at chunks only to find a boundary inside a segment. If such a segment is only on
+disk, the answer names it, and the caller has to load it first.
 
-Answers are for who reads on from them, and reading goes by its own rules (``kera.broker.log.read_plan``): only what is
-behind the durable head counts, and at the end of an interval that is closed it goes on at another broker. Two things
-differ, as nothing is read here: lost positions on the way (`Gap`) are passed over, and a damaged chunk (`Hole`) counts
-as one of those records that are missing there, of no time. Only a start that is lost is an error. An answer right
-behind what is lost or damaged says so (`FoundPlace.lost_from`): the record that was asked for may have been there.
+A reader can read on from an answer, so the rules of reading apply (``kera.broker.log.read_plan``): only data before the
+durable head counts, and behind the end of a closed interval the search continues at another broker. Two rules differ,
+because nothing is read here. The search passes over lost positions (`Gap`), and a damaged chunk (`Hole`) counts as one
+chunk with the records that are missing there, and without a time. Only a lost start is an error. An answer right behind
+a loss or damage says so (`FoundPlace.lost_from`): the record in question may have been there.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class Query(NamedTuple):
 
     end: Position | None = None
     records_max: int | None = None
-    """The furthest boundary with at most this many records before it, but at least one chunk, if there is one."""
+    """Find the furthest boundary with at most this many records before it, but at least one chunk if there is one."""
     bytes_max: int | None = None
-    """The same in bytes of chunks."""
+    """Find the furthest boundary with at most this many bytes of chunks before it, likewise."""
     timestamp_us: int | None = None
-    """The first chunk with a record at or after this time; the end if there is none."""
+    """Find the first chunk with a record at or after this time, or the end if there is none."""
 
 
 class Progress(NamedTuple):
-    """How far a search has got: all before `position` was passed over."""
+    """How far a search has got: it has passed over all chunks before `position`."""
 
     position: Position
-    """At first the start."""
+    """At first the start of the search."""
     bytes: int = 0
-    """Size of the chunks that were passed over."""
+    """Size of the chunks that the search has passed over."""
     start_record: int | None = None
-    """Ordinal at the start, as soon as it is known."""
+    """Ordinal at the start of the search, once it is known."""
     lost_from: Position | None = None
     """The start of something lost or damaged that ends at `position`."""
 
@@ -62,28 +62,28 @@ class FoundPlace(NamedTuple):
     record: int
     """Ordinal of the record there."""
     bytes: int
-    """Size of the chunks before it, from the start on."""
+    """Size of the chunks between the start and the place."""
     moved: bool = False
-    """It is behind `position`: at another broker, or to be looked for with another request."""
+    """Whether the place is behind `position`: at another broker, or to be found with another request."""
     lost_from: Position | None = None
-    """See `Progress.lost_from`. Not of a chunk that begins with records before the time that was asked for."""
+    """See `Progress.lost_from`. Not set for a chunk that also has records before the wanted time."""
 
 
 class Step(NamedTuple):
-    """A search, as far as it got."""
+    """The result of one step of a search."""
 
     place: FoundPlace | None
-    """None: `missing` has to be loaded before it can go on from `progress`."""
+    """The place; None: `missing` has to be loaded before the search can continue from `progress`."""
     progress: Progress
     walked: int
-    """Segments."""
+    """Number of segments that the step has walked through."""
     missing: Key | None = None
     cut: bool = False
-    """It was to go no further; `place` says how far it got."""
+    """Whether the step has reached its limit of segments; `place` then says how far it got."""
 
 
 class Bounds(NamedTuple):
-    """A part of a range that lies in one segment. It is not empty."""
+    """The part of a range that lies in one segment; not empty."""
 
     start: Position
     end: Position
@@ -97,15 +97,15 @@ class Listing(NamedTuple):
 
     segments: list[Bounds]
     next: Position
-    """Where to go on."""
+    """The position at which to continue."""
     complete: bool
-    """Nothing of the range is behind them here: `next` is its end, the durable head, or at another broker."""
+    """Whether these are the last parts here: `next` is the range's end, the durable head, or at another broker."""
     missing: Key | None = None
-    """Has to be loaded before more can be told."""
+    """The segment that has to be loaded before the listing can continue."""
 
 
 class _Piece(NamedTuple):
-    """A segment, and what of it a reader could read: from `offset` up to `limit`."""
+    """A segment, and the part of it that a reader could read: from `offset` up to `limit`."""
 
     key: Key
     found: Segment | SegmentRecord
@@ -114,12 +114,12 @@ class _Piece(NamedTuple):
 
     @property
     def segment(self) -> Segment | None:
-        """If its chunks can be looked at."""
+        """The segment, if it is in memory, so its chunks can be looked at."""
         return self.found if isinstance(self.found, Segment) and not self.found.loading else None
 
 
 def locate(streamlet: Streamlet, index: int, query: Query, begun: Progress, segments_max: int) -> Step:
-    """Go on with a search, through at most so many segments. Raises what `plan_read` raises for its start."""
+    """Continue a search through at most `segments_max` segments. Raises the errors of `plan_read` for its start."""
     entry = entry_of(streamlet, index)
     interval = interval_at(streamlet, begun.position.group_id)
     start = _first(entry, interval, begun.position)
@@ -142,7 +142,7 @@ def locate(streamlet: Streamlet, index: int, query: Query, begun: Progress, segm
 def _walk(
     streamlet: Streamlet, entry: Entry, interval: Interval, query: Query, begun: Progress, segments_max: int
 ) -> Step:
-    """Go on with a search from a place that is in the interval."""
+    """Continue a search from a place that is in the interval."""
     key, offset, passed = begun.position[:2], begun.position.offset, begun.bytes
     lost_from = begun.lost_from
     walked = 0
@@ -171,7 +171,7 @@ def _walk(
             return Step(_moved(interval, entry.index, here), begun, walked)
     here = Progress(Position(*key, offset), passed, begun.start_record, lost_from)
     if lost_from == here.position:
-        lost_from = None  # who reads from there is told
+        lost_from = None  # a reader from there gets the error itself
     record = _record_at(streamlet, entry, key, offset)
     if record is None:
         return Step(None, here, walked, missing=key)
@@ -181,7 +181,7 @@ def _walk(
 def list_segments(
     streamlet: Streamlet, index: int, start: Position, end: Position | None, segments_max: int
 ) -> Listing:
-    """The first parts of a range, at most so many. Raises what `plan_read` raises for its start."""
+    """Return the first parts of a range, at most `segments_max`. Raises the errors of `plan_read` for its start."""
     entry = entry_of(streamlet, index)
     interval = interval_at(streamlet, start.group_id)
     first = _first(entry, interval, start)
@@ -214,8 +214,9 @@ def list_segments(
 
 
 def _first(entry: Entry, interval: Interval, start: Position) -> Position | None:
-    """The position that a start stands for, which may be `EARLIEST`; `EARLIEST` itself if there never was anything;
-    None: it is elsewhere.
+    """Return the position that a start stands for, which may be `EARLIEST`.
+
+    Returns `EARLIEST` itself if the entry never had data, and None if the position is at another broker.
     """
     if start.group_id:
         return start
@@ -225,7 +226,7 @@ def _first(entry: Entry, interval: Interval, start: Position) -> Position | None
 
 
 def _pieces(entry: Entry, interval: Interval, key: Key, offset: int, end: Position | None) -> Iterator[_Piece]:
-    """The segments of an interval from a place on, up to `end` and what is durable; some may be empty."""
+    """Iterate over an interval's segments from a place up to `end` or the durable head; some pieces may be empty."""
     if entry.unsure is not None:
         end = entry.end if end is None else min(end, entry.end)
     found = entry.find(key)
@@ -251,7 +252,7 @@ def _readable(found: Segment | SegmentRecord, key: Key, end: Position | None) ->
 
 
 def _check_end(streamlet: Streamlet, piece: _Piece, end: Position | None) -> None:
-    """Raise `InvalidCursor` for an end that is not a boundary, as far as that can be seen."""
+    """Raise `InvalidCursor` for an end that is not a chunk boundary, if its segment is in memory."""
     if end is None or piece.segment is None or piece.key != end[:2] or piece.limit != end.offset:
         return
     if not piece.segment.is_boundary(end.offset):
@@ -259,7 +260,7 @@ def _check_end(streamlet: Streamlet, piece: _Piece, end: Position | None) -> Non
 
 
 def _goes_on_elsewhere(entry: Entry, interval: Interval, key: Key, here: Position, end: Position | None) -> bool:
-    """Whether a walk that has ended `here` is at the end of its interval."""
+    """Whether a walk that has ended `here` has reached the end of a closed interval."""
     return interval.closed and (end is None or here < end) and following_in(entry, key, interval) is None
 
 
@@ -271,9 +272,9 @@ def _moved(interval: Interval, index: int, here: Progress) -> FoundPlace:
 
 
 def _stop(piece: _Piece, query: Query, passed: int, start_record: int) -> int | None:
-    """How far a search gets in a segment; None: its chunks have to be looked at for that, and are on disk only.
+    """Return how far a search gets in a segment; None: that depends on its chunks, which are only on disk.
 
-    What is passed over without a look is all that is left of a segment, and there is nothing in it to stop at.
+    A search skips the rest of a segment without looking at chunks only if it cannot end there.
     """
     if query.records_max is not None:
         return _stop_by_records(piece, start_record + query.records_max, passed)
@@ -328,7 +329,7 @@ def _stop_by_time(piece: _Piece, timestamp_us: int) -> int | None:
 
 
 def _lost_before(piece: _Piece, stop: int, before: Position | None) -> Position | None:
-    """The start of damage that ends at `stop`; `before`: the start of a loss that ends where the piece begins."""
+    """Return the start of damage that ends at `stop`; `before`: the start of a loss that ends at the piece's start."""
     if stop == piece.offset:
         return before
     holes = piece.segment.holes if piece.segment is not None else ()
@@ -339,12 +340,12 @@ def _lost_before(piece: _Piece, stop: int, before: Position | None) -> Position 
 
 
 def _begins_before(segment: Segment, offset: int, timestamp_us: int | None) -> bool:
-    """A chunk begins before the time that is looked for: then the records before it were older, too."""
+    """Whether a chunk has records before the wanted time: then earlier records were older, too."""
     return timestamp_us is not None and segment.header_at(offset).min_timestamp_us < timestamp_us
 
 
 def _record_at(streamlet: Streamlet, entry: Entry, key: Key, offset: int) -> int | None:
-    """Ordinal of the first record at or after a boundary; None: the segment has to be looked into, and is on disk."""
+    """Return the ordinal of the first record at or after a boundary; None if it is inside a segment on disk."""
     here = Position(*key, offset)
     if here == entry.start:
         return entry.start_record
@@ -359,14 +360,14 @@ def _record_at(streamlet: Streamlet, entry: Entry, key: Key, offset: int) -> int
 
 
 def _record_in(segment: Segment, offset: int) -> int:
-    """Ordinal of the first record at or after a boundary. Where damage begins, it is that of its first record."""
+    """Return the ordinal of the first record at or after a boundary; at damage, of its first lost record."""
     if offset >= segment.head:
         return segment.first_record + segment.record_count
     hole = segment.hole_at(offset)
     if hole is None or offset < hole.start:
         return segment.header_at(offset).first_record
     begins = {each.end: each.start for each in segment.holes}
-    while offset in begins:  # back over damage, to the end of a chunk that can be asked
+    while offset in begins:  # back over damage, to the end of an intact chunk
         offset = begins[offset]
     if not offset:
         return segment.first_record

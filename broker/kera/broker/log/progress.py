@@ -1,9 +1,9 @@
 """The state that appending changes in a streamlet, an entry and a segment: the bases of `Streamlet`, `Entry` and
 `Segment`.
 
-Where the native core is there, they are types of its own: it appends to a place that it knows without a look at any
-object of Python. Its getters write down what it has put off (where the last chunks end, how far producers have got) and
-forget what it has remembered, so that others find what they find without it, and may change it.
+With the native core, these are types of the core, which can append to a known place without touching Python objects.
+Their getters first write down the state that the core has deferred (the ends of the last chunks, the progress of
+producers), and drop its cached state. So Python code sees the same state as without the core, and may change it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING or native is None:
 
     class SegmentProgress:
-        """How far a segment is filled, and with what."""
+        """How far a segment is filled, and what is in it."""
 
         __slots__ = (
             "chunk_ends",
@@ -39,36 +39,36 @@ if TYPE_CHECKING or native is None:
         )
 
         head: int
-        """Where the next chunk goes: bytes from the start of the slot."""
+        """Offset in the slot at which the next chunk goes."""
         durable_head: int
-        """Up to where readers may read."""
+        """Offset up to which readers may read."""
         closed: bool
-        """It takes no more appends."""
+        """Whether it takes no more appends."""
         dropped: bool
-        """Removed while it was busy, or open."""
+        """Whether it was removed while it was busy, or open."""
         record_count: int
         min_timestamp_us: int
         max_timestamp_us: int
         newest_us: int
         """When the newest chunk was appended here, by the broker's clock."""
         touched_ms: int
-        """When something was last appended, on the monotonic clock."""
+        """When a chunk was last appended, on the monotonic clock."""
         chunk_ends: array[int]
-        """Where each chunk ends, ascending: 4 bytes per chunk, and a read need not walk headers."""
+        """The ends of all chunks, ascending. A read need not walk headers, at a cost of 4 bytes per chunk."""
         producers: dict[int, ProducerRecord]
-        """Producers that have appended, each with its last sequence: stored in the index with the segment."""
+        """The progress of the producers that have appended; the index stores it with the segment."""
 
     class EntryProgress:
-        """The open end of an entry."""
+        """The end of an entry, which appending changes."""
 
         __slots__ = ("next_record", "promised_us", "tail", "waiters")
 
         next_record: int
         """Ordinal of the next record."""
         promised_us: int
-        """Readers were told that nothing older comes, and the log does not say so yet; `NO_TIME`: they were not."""
+        """The promise to readers that nothing older comes, if the log does not have it yet; `NO_TIME`: none."""
         tail: list[Segment]
-        """The segments that are not on disk, or not in the index yet; only the last one may be open."""
+        """The segments that are not yet on disk and in the index; only the last one may be open."""
         waiters: set[EntryListener]
         """Readers to wake when the durable head moves."""
 
@@ -76,18 +76,19 @@ if TYPE_CHECKING or native is None:
         """The state of a streamlet that appending needs and changes."""
 
         broker_epoch: int
-        """Epoch of the launch that took, or takes, its chunks."""
+        """Epoch of the launch that takes, or last took, its chunks."""
         takes_chunks: bool
-        """It is owned, and not sealed."""
+        """Whether it is owned, and not sealed."""
         bytes_appended: int
-        """Since the last report to the coordinator, as are the records."""
+        """Bytes appended since the last report to the coordinator."""
         records_appended: int
+        """Records appended since the last report to the coordinator."""
         timestamp_ahead_us: int
-        """How far ahead of the clock the times of chunks may be; 0: as far as they like."""
+        """Maximum by which the times of chunks may be ahead of the clock; 0: no limit."""
         first_epochs: Mapping[int, int]
         """See ``kera.broker.ownership.producer_fences``."""
         producers: dict[int, ProducerRecord]
-        """How far each got, the one longest unheard of first, see `ProducerLimits.in_order`."""
+        """The progress of each producer; the longest silent one comes first, see `ProducerLimits.in_order`."""
 
 else:
     SegmentProgress = native.SegmentProgress

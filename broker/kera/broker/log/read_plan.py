@@ -1,10 +1,10 @@
-"""Reading a streamlet: positions in, ranges of segments out; whole chunks only, and only behind the durable head.
+"""Reading a streamlet: turns positions into ranges of segments, with whole chunks before the durable head only.
 
-No bytes are touched: what the ranges are turned into (bytes on a socket, references into the arena) is the service's
-business. A range that is on disk is not waited for here: the plan names the segment that has to be loaded first.
+No bytes are touched here: the services turn the ranges into bytes on a socket, or references into the arena. Nor does
+planning wait for the disk: the plan names the segment that has to be loaded first.
 
-Of a streamlet that has moved, a part is read here and the rest at other brokers: at the end of an interval that is
-closed, reading goes on where the next one begins (``kera.broker.log.intervals``).
+Of a streamlet that has moved, this broker serves only a part: at the end of a closed interval, reading goes on where
+the next interval begins, at another broker (``kera.broker.log.intervals``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kera.core.errors import DataLost, InvalidCursor, NotOwner, UnknownGroup
 
 
 class Range(NamedTuple):
-    """Whole chunks of one segment, all behind its durable head."""
+    """Whole chunks of one segment, all before its durable head."""
 
     segment: Segment
     start: int
@@ -29,18 +29,18 @@ class Range(NamedTuple):
 
 
 class ReadPlan(NamedTuple):
-    """The result of a read, and the place where the next one goes on."""
+    """The ranges that a read returns, and the position of the next read."""
 
     ranges: list[Range]
     next: Position
     missing: Key | None = None
-    """The segment that `next` is in, if it has to be loaded from disk before anything more can be read."""
+    """The segment of `next`, if it has to be loaded from disk before the read can continue."""
     moved: bool = False
-    """`next` is where the following interval begins: nothing more will come to the one before it."""
+    """Whether `next` is the start of the following interval, because the interval before it gets no more data."""
 
 
 def entry_of(streamlet: Streamlet, index: int) -> Entry:
-    """One of the entries. Raises `InvalidCursor`."""
+    """Return an entry of a streamlet. Raises `InvalidCursor` if there is none with this index."""
     if not 0 <= index < len(streamlet.entries):
         raise InvalidCursor(
             f"streamlet {streamlet.streamlet_id} has {len(streamlet.entries)} entries, not an entry {index}",
@@ -52,21 +52,21 @@ def entry_of(streamlet: Streamlet, index: int) -> Entry:
 def plan_read(
     streamlet: Streamlet, index: int, start: Position, end: Position | None, bytes_max: int, *, strict: bool = False
 ) -> ReadPlan:
-    """Whole chunks from `start` on, up to `end`, the durable head or an interval's end, of at most `bytes_max` bytes.
+    """Plan a read of whole chunks from `start` up to `end`, the durable head or the end of the interval.
 
-    One chunk that is larger than `bytes_max` is returned all the same, alone: otherwise no reader would get past. Not
-    so if `strict`, for a reader who gets something else. Raises `NotOwner`, `InvalidCursor`, or `DataLost` with the
-    exact gap.
+    The chunks have at most `bytes_max` bytes. A single chunk that is larger is returned alone, or no reader could get
+    past it; but not if `strict`, for a reader that gets other data in the same answer. Raises `NotOwner`,
+    `InvalidCursor`, or `DataLost` with the exact gap.
     """
     entry = entry_of(streamlet, index)
-    if entry.unsure is not None:  # it is not an end that a reader has come to
+    if entry.unsure is not None:  # readers stop before the unsure tail, without having reached an end
         end = entry.end if end is None else min(end, entry.end)
     at_head = _plan_at_head(streamlet, entry, start, bytes_max) if end is None else None
     return at_head or _plan(streamlet, entry, start, end, bytes_max, strict=strict)
 
 
 def begins_at(plan: ReadPlan, start: Position) -> int:
-    """Where in its segment what a plan has found begins; 0 if that is at its beginning, or at `start`."""
+    """Return the offset in its segment at which a plan's data begins; 0 if the data begins at `start`."""
     if not plan.ranges:
         return 0
     segment, begin, _ = plan.ranges[0]
@@ -102,7 +102,7 @@ def _plan(
                 offset = stop
             closed = found.closed
         if not closed or offset < length_of(found) or entry.gap_at(Position(*key, offset)) is not None:
-            # Nothing more to read yet, the budget is used up, `end` is here, or the next read is told of the gap.
+            # No more data yet, the budget is used up, `end` is reached, or the next read has to report the gap.
             return ReadPlan(ranges, Position(*key, offset))
         following = following_in(entry, key, interval)
         if following is None or is_to_come(following[1]) or (end is not None and (*key, offset) >= end):
@@ -117,25 +117,26 @@ def _plan(
 def _behind_all(
     streamlet: Streamlet, entry: Entry, interval: Interval, here: Position, end: Position | None
 ) -> tuple[Position, Key | None, bool]:
-    """Where reading goes on when all of an interval was read, for a `ReadPlan`."""
+    """Return the last fields of a `ReadPlan` that has read all of an interval: where reading goes on."""
     if interval.closed:
         return interval.following, None, True
     return end if end is not None and _nothing_comes_before(streamlet, entry, end) else here, None, False
 
 
 def _nothing_comes_before(streamlet: Streamlet, entry: Entry, end: Position) -> bool:
-    """Whether an entry of which everything was read gets nothing before `end`.
+    """Whether an entry that was read completely gets no more data before `end`.
 
-    That is where an interval began when somebody asked for the latest position. It was empty, and has been joined with
-    the one before it.
+    That holds if `end` was the start of an interval when a client asked for the latest position: the interval was
+    empty, and has been joined with the one before it.
     """
     return end[1:] == (1, 0) and end.group_id <= streamlet.next_group_id and entry.head is None
 
 
 def _plan_at_head(streamlet: Streamlet, entry: Entry, start: Position, bytes_max: int) -> ReadPlan | None:
-    """The plan of a reader that follows the appends: all that is readable of the open segment, if it fits.
+    """Plan a read of a reader that keeps up: all readable data of the open segment, if it fits into `bytes_max`.
 
-    None in all other cases. An open segment is of the last interval, and that is here; there is nothing behind it.
+    Returns None in all other cases. An open segment belongs to the last interval, which is here, and nothing is behind
+    it.
     """
     segment = entry.head
     if (
@@ -155,7 +156,7 @@ def _plan_at_head(streamlet: Streamlet, entry: Entry, start: Position, bytes_max
 
 
 def interval_at(streamlet: Streamlet, group_id: int) -> Interval:
-    """The interval of this broker that a group belongs to. Raises `NotOwner`."""
+    """Return this broker's interval of a group. Raises `NotOwner` if another broker has it."""
     interval = interval_of(streamlet.intervals, group_id)
     if interval is None:
         what = f"group {group_id}" if group_id else "the oldest group"
@@ -168,7 +169,7 @@ def interval_at(streamlet: Streamlet, group_id: int) -> Interval:
 
 
 def following_in(entry: Entry, key: Key, interval: Interval) -> tuple[Key, Segment | SegmentRecord] | None:
-    """The segment behind `key` in its interval."""
+    """Return the segment behind `key`, if it is in the same interval."""
     following = entry.following(key)
     return following if following is not None and following[0][0] < interval.end_group_id else None
 
@@ -176,7 +177,7 @@ def following_in(entry: Entry, key: Key, interval: Interval) -> tuple[Key, Segme
 def _readable(
     streamlet: Streamlet, segment: Segment, offset: int, budget: int, end: Position | None, *, alone: bool, strict: bool
 ) -> int:
-    """Up to where to read in a segment from `offset` on. Raises `DataLost` for damage that comes first of all."""
+    """Return the offset up to which to read in a segment. Raises `DataLost` if a read begins with damage."""
     limit = _limit(streamlet, segment, end)
     hole = segment.hole_at(offset)
     if hole is not None:
@@ -190,18 +191,18 @@ def _readable(
 
 
 def resolve(streamlet: Streamlet, entry: Entry, position: Position) -> tuple[Key, int]:
-    """The segment and offset that `position` means. Raises `NotOwner`, `InvalidCursor` or `DataLost`."""
+    """Return the segment and offset of `position`. Raises `NotOwner`, `InvalidCursor` or `DataLost`."""
     return _resolve(streamlet, entry, interval_at(streamlet, position.group_id), position)
 
 
 def _resolve(streamlet: Streamlet, entry: Entry, interval: Interval, position: Position) -> tuple[Key, int]:
     check_possible(position)
     begins = interval.inherits and position == interval.start
-    # An interval of which nothing was left was joined with the one before it: readers were sent to where it began.
+    # An empty interval may have been joined with the one before it after readers were sent to its start.
     sent = begins or (position[1:] == (1, 0) and entry.gap_at(position) is None)
     if sent and entry.start > position and not interval.lost_before(entry.index, entry.start, entry.start_record):
         if entry.start.group_id >= interval.end_group_id:
-            return position[:2], 0  # the entry has nothing in it
+            return position[:2], 0  # the entry has no data in it
         position = entry.start  # the entry's first group in it is a later one
     gap = entry.gap_at(position)
     if gap is not None and gap.end >= entry.start:
@@ -221,8 +222,8 @@ def _resolve(streamlet: Streamlet, entry: Entry, interval: Interval, position: P
         elif offset <= length_of(found):
             return key, offset
         raise no_boundary(streamlet, position)
-    # An interval may begin with a group of another entry, or have none yet; and it may have been joined with the one
-    # before it since a reader was sent there.
+    # An interval may begin with a group of another entry, or have no group yet. It may also have been joined with the
+    # one before it after a reader was sent to its start.
     begins = begins or (position[1:] == (1, 0) and position.group_id <= streamlet.next_group_id)
     if begins or position == entry.start or any(position == gap.end for gap in entry.gaps):
         following = following_in(entry, (key[0], key[1] - 1), interval)
@@ -236,7 +237,7 @@ def _resolve(streamlet: Streamlet, entry: Entry, interval: Interval, position: P
 
 
 def check_possible(position: Position) -> None:
-    """Raise `InvalidCursor` for what no entry ever had as a position: it must not be taken for one that is gone."""
+    """Raise `InvalidCursor` for a position that no entry can have: it must not pass for one that was removed."""
     if position.group_id and not position.segment_id:
         raise InvalidCursor(
             f"{tuple(position)} is not a position: segments are counted from 1, and a group starts at"
@@ -246,19 +247,19 @@ def check_possible(position: Position) -> None:
 
 
 def is_to_come(found: Segment | SegmentRecord) -> bool:
-    """Nothing of a segment is durable: it may be lost yet, with the host, so no reader is sent there."""
+    """Whether a segment has no durable data: it may still be lost with the host, so no reader is sent there."""
     return isinstance(found, Segment) and not found.durable_head
 
 
 def first_record(entry: Entry) -> int:
-    """Ordinal of the oldest record that is there."""
+    """Return the ordinal of the oldest record that is left."""
     return ordinal_of(entry, entry.start)
 
 
 def ordinal_of(entry: Entry, position: Position) -> int:
-    """Ordinal of the first record at or after `position`.
+    """Return the ordinal of the first record at or after `position`.
 
-    Within a segment that is on disk only it is estimated, from how far into the segment the position is.
+    Inside a segment that is only on disk, it is estimated from the offset.
     """
     if position == entry.start:
         return entry.start_record
@@ -282,7 +283,7 @@ def ordinal_of(entry: Entry, position: Position) -> int:
 
 
 def group_entry(streamlet: Streamlet, group_id: int) -> Entry:
-    """The entry of a group. Raises `NotOwner`, `DataLost` or `UnknownGroup`."""
+    """Return the entry of a group. Raises `NotOwner`, `DataLost` or `UnknownGroup`."""
     if group_id:
         interval_at(streamlet, group_id)
     entry = streamlet.entry_of(group_id)
@@ -304,7 +305,7 @@ def group_entry(streamlet: Streamlet, group_id: int) -> Entry:
 
 
 def _limit(streamlet: Streamlet, segment: Segment, end: Position | None) -> int:
-    """Up to where a reader who stops at `end` may read `segment`. Raises `InvalidCursor`."""
+    """Return the offset up to which a reader that stops at `end` may read `segment`. Raises `InvalidCursor`."""
     here = segment.key
     if end is None or here < end[:2] or (here == end[:2] and end.offset >= segment.durable_head):
         return segment.durable_head
@@ -316,7 +317,7 @@ def _limit(streamlet: Streamlet, segment: Segment, end: Position | None) -> int:
 
 
 def no_boundary(streamlet: Streamlet, position: Position) -> InvalidCursor:
-    """The error for a position that is not a chunk boundary."""
+    """Return the error for a position that is not a chunk boundary."""
     return InvalidCursor(
         f"{tuple(position)} is not a chunk boundary before the durable head of streamlet {streamlet.streamlet_id}",
         streamlet_id=streamlet.streamlet_id,
@@ -338,7 +339,7 @@ def _lost(streamlet: Streamlet, entry: Entry, position: Position, available: Pos
 
 
 def _lost_in(gap: Gap, streamlet: Streamlet, entry: Entry, interval: Interval, position: Position) -> DataLost:
-    """The error for a reader at `position`, in a gap or before all that is there; it may go on behind the gap."""
+    """Return the error for a reader at `position`, in a gap or before the start; it may read on behind the gap."""
     following = entry.following((gap.end.group_id, gap.end.segment_id - 1)) if position >= entry.start else None
     after = Position(*following[0], 0) if following is not None else gap.end
     after = min(after, interval.following) if interval.closed else after
@@ -346,7 +347,7 @@ def _lost_in(gap: Gap, streamlet: Streamlet, entry: Entry, interval: Interval, p
 
 
 def _record_from(streamlet: Streamlet, entry: Entry, position: Position, available: Position) -> int:
-    """Ordinal of the record at `available`, for a reader who comes from `position`."""
+    """Return the ordinal of the record at `available`, for a reader that comes from `position`."""
     interval = interval_of(streamlet.intervals, position.group_id)
     if interval is not None and interval.closed and available >= interval.following:
         return interval.end_record(entry.index)  # the rest is at another broker

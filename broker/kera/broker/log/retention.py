@@ -1,8 +1,8 @@
-"""Retention: which segments go, by age, by size, and by consumption. Pure.
+"""Retention: decides which segments to remove by age, by size, and by consumption. Pure.
 
-Whole closed segments go, oldest first. A rule that is not set removes nothing. Consumer groups that are named hold back
-all rules: what one of them has yet to read stays, whatever its age and size. Age is counted from when the last chunk of
-a segment was appended, by the broker's clock; what producers say does not count.
+Retention removes whole closed segments, oldest first. A rule that is not set removes nothing. The named consumer groups
+limit all rules: data that one of them still has to read stays, whatever its age and size. The age of a segment counts
+from the append of its last chunk, by the broker's clock; producers' timestamps do not count.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from kera.core.base.ids import Position
 from kera.v1 import common_pb2
 
 SEGMENTS_MAX = 4096
-"""Looked at in one pass over a streamlet; the next pass goes on."""
+"""Maximum number of segments in one pass over a streamlet; the next pass continues."""
 
 
 class Rules(NamedTuple):
-    """Retention of a stream."""
+    """The retention rules of a stream."""
 
     age_us: int = 0
     bytes_max: int = 0
-    """Per streamlet."""
+    """Maximum size of a streamlet."""
     consumer_groups: tuple[str, ...] = ()
     consumed: bool = False
 
     @classmethod
     def of(cls, config: common_pb2.StreamConfig) -> Rules:
-        """The rules in a stream's configuration."""
+        """Return the rules of a stream's configuration."""
         return cls(
             config.retention_ms * 1000,
             config.retention_bytes,
@@ -46,7 +46,7 @@ class Rules(NamedTuple):
 
 
 class NewStart(NamedTuple):
-    """Where an entry is to start from now on."""
+    """The new start of an entry."""
 
     entry: Entry
     position: Position
@@ -55,16 +55,16 @@ class NewStart(NamedTuple):
 
 
 class _Aged(NamedTuple):
-    """A segment that may go."""
+    """A segment that retention may remove."""
 
     key: Key
     segment: Segment | SegmentRecord
     newest_us: int
-    """When its last chunk was appended, as far as can be believed."""
+    """When its last chunk was appended; see `_with_age` for times in the future."""
 
 
 def new_starts(streamlet: Streamlet, rules: Rules, now_us: int, segments_max: int = SEGMENTS_MAX) -> list[NewStart]:
-    """The entries that have something to lose, and where they are to start; `now_us` is the broker's time of day."""
+    """Return the new starts of the entries that lose segments; `now_us` is the broker's time of day."""
     if not rules:
         return []
     walks = {entry: _with_age(_removable(entry, rules), now_us) for entry in streamlet.entries.made}
@@ -96,7 +96,7 @@ def new_starts(streamlet: Streamlet, rules: Rules, now_us: int, segments_max: in
 
 
 def _leaving_bytes(entry: Entry) -> int:
-    """Size of the segments before the start that are counted in its length, as they have yet to be removed."""
+    """Return the size of segments before the entry's start, which its length still includes until they are removed."""
     leaving, start_key = 0, (entry.start.group_id, entry.start.segment_id)
     found = entry.following(NO_SEGMENT)
     while found is not None and found[0] < start_key:
@@ -106,7 +106,7 @@ def _leaving_bytes(entry: Entry) -> int:
 
 
 def _with_age(segments: Iterator[tuple[Key, Segment | SegmentRecord]], now_us: int) -> Iterator[_Aged]:
-    """Segments from the future are as old as the first one behind them that is not: they were appended before it."""
+    """Yield segments with their age. A segment with a future time counts as old as the next one with a past time."""
     odd: list[tuple[Key, Segment | SegmentRecord]] = []
     for key, segment in islice(segments, SEGMENTS_MAX):
         if segment.newest_us > now_us:
@@ -121,7 +121,7 @@ def _with_age(segments: Iterator[tuple[Key, Segment | SegmentRecord]], now_us: i
 
 
 def _removable(entry: Entry, rules: Rules) -> Iterator[tuple[Key, Segment | SegmentRecord]]:
-    """Closed segments that nothing holds back, in order."""
+    """Yield the closed segments that the consumer groups have read, in order."""
     limit = entry.end
     for consumer_group in rules.consumer_groups:
         limit = min(limit, entry.committed.get(consumer_group, entry.start))
@@ -133,5 +133,5 @@ def _removable(entry: Entry, rules: Rules) -> Iterator[tuple[Key, Segment | Segm
 
 
 def _behind(entry: Entry, key: Key, segment: Segment | SegmentRecord) -> NewStart:
-    # Its end, not the start of the next one: who has read it to its end has missed nothing.
+    # The segment's end, not the start of the next one: a reader at its end has missed nothing.
     return NewStart(entry, Position(*key, length_of(segment)), segment.first_record + segment.record_count)

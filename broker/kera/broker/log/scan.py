@@ -1,10 +1,10 @@
-"""Which chunks are in a piece of memory that claims to be a segment: after a restart, a load from disk, and offline.
+"""Finds the chunks in memory that claims to be a segment: after a restart, after a load from disk, and offline.
 
-Every chunk says where it belongs, so what is left in a slot or a file by an earlier segment is never taken for this
-one's. Damage is told from an end that was never finished by what chunks know (`ChunkHeader.durable_head`):
+Every chunk names its segment, so remains of an earlier segment in a slot or a file never pass for this segment's. The
+durable heads in later chunks (`ChunkHeader.durable_head`) distinguish damage from an unfinished end:
 
-* Bytes that are not a chunk, before a point that some later chunk knows to have been durable, are **damage**: a hole of
-  exactly the chunk that was there. What follows is served.
+* Bytes that are not a chunk, before the durable head that a later chunk names, are **damage**: a hole of exactly the
+  chunk that was there. The chunks behind it are served.
 * Bytes that are not a chunk behind that point are a **torn tail**: an unfinished write, which was never acknowledged.
   The segment ends before them, at a chunk boundary.
 
@@ -40,26 +40,25 @@ class SegmentScan:
     end: int = 0
     """End of the last chunk or hole, in bytes from the segment's start."""
     chunk_ends: array[int] = field(default_factory=lambda: array("I"))
-    """Where each chunk or hole ends, ascending."""
+    """The ends of all chunks and holes, ascending."""
     holes: list[Hole] = field(default_factory=list)
     torn_bytes: int = 0
-    """Bytes that were cut behind `end`."""
+    """Bytes that were cut off behind `end`."""
     headers: list[ChunkHeader] = field(default_factory=list)
     """Headers of the whole chunks, in order."""
     address: SegmentAddress | None = None
-    """As the chunks say; None when there is none."""
+    """The segment that the chunks name; None if there are no chunks."""
     unknown_version: int = 0
-    """Format version of a chunk that a newer program has written; for other programs it is damaged, or torn. 0: there
-    is none."""
+    """Format version of a chunk that a newer program has written, and that counts as damaged or torn here; 0: none."""
 
     @property
     def record_count(self) -> int:
-        """In the chunks that are whole."""
+        """The number of records in the whole chunks."""
         return sum(header.record_count for header in self.headers)
 
 
 def address_of(header: ChunkHeader) -> SegmentAddress:
-    """Where a placed chunk says that it belongs."""
+    """Return the segment that a placed chunk names."""
     return SegmentAddress(header.stream_id, header.streamlet_id, header.entry, header.group_id, header.segment_id)
 
 
@@ -71,12 +70,12 @@ def scan_segment(
     durable: int = 0,
     finished: bool = True,
 ) -> SegmentScan:
-    """Look at all chunks from the start of `view`, every checksum included.
+    """Verify all chunks from the start of `view`, including every checksum.
 
-    `address`: chunks of other segments do not count; None: the first whole chunk says whose segment it is. `length`: up
-    to here chunks are known to have been (whatever is not one is damage); None: find the end. `durable`: up
-    to here it was complete, whatever chunks say. `finished`: chunks are evidence of what was before them; if not, the
-    segment ends at the first thing that is none.
+    `address`: the segment whose chunks count; None: the first whole chunk names it. `length`: chunks are known to have
+    filled the segment up to here, so everything else is damage; None: find the end. `durable`: the segment was complete
+    up to here, whatever chunks say. `finished`: chunks prove that the bytes before them were durable; if False, the
+    segment ends at the first bytes that are not a chunk.
     """
     limit = len(view) if length is None else length
     result = SegmentScan(address=address)
@@ -124,7 +123,7 @@ def scan_segment(
 
 
 def _chunk_at(view: memoryview, at: int, limit: int, address: SegmentAddress | None) -> ChunkHeader:
-    """The whole chunk at `at`; raises `CorruptChunk`."""
+    """Return the header of the whole chunk at `at`. Raises `CorruptChunk`."""
     header = verify_header(view[:limit], at)
     if not header.placed or (address is not None and address_of(header) != address):
         raise CorruptChunk(f"the chunk at offset {at} belongs to another segment", offset=at)
@@ -135,7 +134,7 @@ def _chunk_at(view: memoryview, at: int, limit: int, address: SegmentAddress | N
 
 
 def _resume(view: memoryview, at: int, limit: int, address: SegmentAddress | None) -> int | None:
-    """Where the next chunk of this segment starts behind `at`; None when there is none."""
+    """Return where the next chunk of this segment starts behind `at`; None if there is none."""
     usable = limit - limit % ALIGNMENT_BYTES
     words = np.frombuffer(view[:usable], dtype="<u4")[:: ALIGNMENT_BYTES // 4]
     first = at // ALIGNMENT_BYTES + 1
@@ -153,6 +152,6 @@ def _resume(view: memoryview, at: int, limit: int, address: SegmentAddress | Non
 
 
 def _used_bytes(rest: memoryview) -> int:
-    """How far `rest` is more than zeros."""
+    """Return the length of `rest` without its trailing zeros."""
     used = np.flatnonzero(np.frombuffer(rest, dtype=np.uint8))
     return int(used[-1]) + 1 if len(used) else 0

@@ -4,11 +4,11 @@
     ├── readable ──┼── being made ────┼── free ─────────────┤
                        durable
 
-Invariants: durable_head ≤ head ≤ capacity, neither goes back, both are ends of chunks (or 0). Behind the head nothing
-ever changes. A closed segment takes no more appends.
+Invariants: durable_head ≤ head ≤ capacity; neither head moves back; both are ends of chunks (or 0). The bytes before
+the head never change. A closed segment takes no more appends.
 
-A segment on disk has a record in the index, and is an object of this kind only while it is in memory as well. Its
-states, with the thesis's names (7.2.1):
+A segment on disk has a record in the index, and a `Segment` object only while it is also in memory. Its states, with
+the thesis's names (7.2.1):
 
     HEAD ──closed──► GROUP ──read by all readers──► PROCESSED
                        └──────────┬────────────────────┘
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from kera.broker.log.entry import Entry
 
 _as_record = tuple.__new__
-"""Makes a `NamedTuple` of its fields in a third of the time that its constructor takes: one is made for each chunk."""
+"""Makes a `NamedTuple` in a third of the time that its constructor takes, because each chunk needs one."""
 _NO_MIN = (1 << 63) - 1
 _NO_MAX = -(1 << 63)
 
 
 class SegmentState(enum.Enum):
-    """Where in its life a segment is."""
+    """The state of a segment."""
 
     HEAD = "head"
     """Open, in memory."""
     GROUP = "group"
-    """Closed, in memory; some reader has yet to read it, or there is none."""
+    """Closed, in memory; a reader still has to read it, or there are no readers."""
     PROCESSED = "processed"
-    """Closed, in memory, and behind all readers."""
+    """Closed, in memory, and read by all readers."""
     CLOSED = "closed"
     """On disk only."""
     LOADING = "loading"
@@ -90,20 +90,20 @@ class Segment(SegmentProgress):
         self.newest_us = 0
         self.chunk_ends = array("I")
         self.holes: list[Hole] = []
-        """Damage that was found when it was loaded."""
+        """Damage found when the segment was loaded, or taken over from the last launch."""
         self.producers = {}
         self.physical_id = 0
         """Physical id of its file; 0: none yet."""
         self.stored = 0
-        """Up to where its file is durable."""
+        """Offset up to which its file is durable."""
         self.crc32c = 0
-        """Over what is stored."""
+        """Checksum of the stored bytes."""
         self.abandoned: list[int] = []
-        """Files that failed, which go when another one has what they had."""
+        """Physical ids of files with failed writes, which are removed when another file has their data."""
         self.in_index = False
-        """Closed, on disk and in the index: the slot can be given away."""
+        """Whether it is closed, on disk and in the index, so its slot can be given away."""
         self.busy = False
-        """Being written to disk."""
+        """Whether it is being written to disk."""
         self.loading = False
         self.dropped = False
         self.opened_ms = 0
@@ -112,17 +112,17 @@ class Segment(SegmentProgress):
 
     @classmethod
     def open(cls, entry: Entry, address: SegmentAddress, slot: Slot, first_record: int) -> Segment:
-        """A new segment in `slot`."""
+        """Create a new segment in `slot`."""
         slot.assign(SlotContent(*address, first_record, 0, 0, closed=False))
         return cls(entry, address, slot, first_record)
 
     @classmethod
     def found(cls, entry: Entry, slot: Slot, content: SlotContent, scan: SegmentScan) -> Segment:
-        """The segment that the last launch left in `slot`."""
+        """Create the segment that the last launch left in `slot`."""
         segment = cls(entry, SegmentAddress(*content[:5]), slot, content.first_record)
         for header in scan.headers:
             segment._count(header)
-        if scan.headers:  # damaged chunks had records, too
+        if scan.headers:  # the count includes the records of damaged chunks
             last = scan.headers[-1]
             segment.record_count = last.first_record + last.record_count - segment.first_record
         segment.chunk_ends, segment.holes = scan.chunk_ends, scan.holes
@@ -134,7 +134,7 @@ class Segment(SegmentProgress):
 
     @classmethod
     def stub(cls, entry: Entry, address: SegmentAddress, slot: Slot, record: SegmentRecord) -> Segment:
-        """A segment that is about to be loaded into `slot`."""
+        """Create a segment that is about to be loaded into `slot`."""
         segment = cls(entry, address, slot, record.first_record)
         segment.head = segment.durable_head = segment.stored = record.length
         segment.closed = segment.in_index = segment.loading = True
@@ -144,14 +144,14 @@ class Segment(SegmentProgress):
         return segment
 
     def loaded(self, chunk_ends: array[int], holes: list[Hole]) -> None:
-        """Its bytes are in the slot now."""
+        """Finish loading: the bytes are in the slot now."""
         self.loading = False
         self.chunk_ends, self.holes = chunk_ends, holes
         self.slot.assign(SlotContent(*self.address, self.first_record, self.head, self.head, closed=True))
 
     @property
     def key(self) -> tuple[int, int]:
-        """Group and segment: its place in the entry."""
+        """The group and segment id: the place in the entry."""
         return self.address.group_id, self.address.segment_id
 
     def takes(self, chunk_bytes: int) -> bool:
@@ -159,7 +159,7 @@ class Segment(SegmentProgress):
         return not self.closed and self.head + chunk_bytes <= len(self.slot.view)
 
     def append(self, chunk: memoryview, header: ChunkHeader, broker_epoch: int, first_record: int) -> int:
-        """Copy `chunk` to the head and place it; returns its position. The caller has made sure that it fits."""
+        """Copy `chunk` to the head and place it; return its position. The caller has made sure that it fits."""
         position = self.head
         end = position + len(chunk)
         slot = self.slot
@@ -171,12 +171,12 @@ class Segment(SegmentProgress):
         self.chunk_ends.append(end)
         self.head = end
         self._count(header)
-        slot.write_head(end)  # last: who finds the head finds the chunk
+        slot.write_head(end)  # last: a reader that sees the new head also sees the chunk
         return position
 
     def _count(self, header: ChunkHeader) -> None:
         self.record_count += header.record_count
-        # Done for each chunk, and calls of `min` and `max` would be the larger part of it.
+        # This runs for each chunk; calls of `min` and `max` would take most of its time.
         if header.min_timestamp_us < self.min_timestamp_us:  # noqa: PLR1730
             self.min_timestamp_us = header.min_timestamp_us
         if header.max_timestamp_us > self.max_timestamp_us:  # noqa: PLR1730
@@ -198,40 +198,40 @@ class Segment(SegmentProgress):
         self.slot.write_durable_head(to)
 
     def replicated(self, to: int) -> None:
-        """All backups have the chunks up to `to`: readers may read them, if that is what they wait for."""
+        """Note that all backups have the chunks up to `to`; readers may read them if the entry goes by replicas."""
         for hole in self.holes:
             if hole.start == to:
-                to = hole.end  # damage is on no backup, and nothing to wait for
+                to = hole.end  # damage is never replicated
         if self.entry.by_replicas and to > self.durable_head and not self.dropped:
             self.advance_durable_head(to)
             self.entry.wake()
 
     def stored_up_to(self, end: int, crc32c: int) -> list[int]:
-        """Its file is durable up to `end`; returns the files that are not needed any more."""
+        """Note that the file is durable up to `end`; return the files that are no longer needed."""
         self.stored, self.crc32c = end, crc32c
         abandoned, self.abandoned = self.abandoned, []
         return abandoned
 
     def abandon_file(self) -> None:
-        """A write has failed, and what its file holds is anybody's guess: begin anew in another one.
+        """Begin anew in another file after a failed write, because the content of the present file is unknown.
 
-        Until that is durable, the old one stays, with what had been durable in it.
+        The old file, with the data that was durable in it, stays until the new one is durable.
         """
         self.abandoned.append(self.physical_id)
         self.physical_id = self.stored = self.crc32c = 0
 
     @property
     def files(self) -> list[int]:
-        """All files that it has, or had before they failed."""
+        """The physical ids of all its files, including files with failed writes."""
         return [physical_id for physical_id in (self.physical_id, *self.abandoned) if physical_id]
 
     @property
     def waits_for_replicas(self) -> bool:
-        """Whether it must not go to disk yet: whatever is there counts as durable, and readers see it."""
+        """Whether it must not go to disk yet: data on disk counts as durable, and readers see it."""
         return self.entry.by_replicas and self.durable_head < self.head
 
     def intact(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of `start`..`end` that are not damaged."""
+        """Yield the undamaged parts of `start`..`end`."""
         for hole in self.holes:
             if start <= hole.start < end:
                 if start < hole.start:
@@ -248,13 +248,13 @@ class Segment(SegmentProgress):
         return at < len(self.chunk_ends) and self.chunk_ends[at] == offset
 
     def boundary_within(self, start: int, bytes_max: int, end: int) -> int:
-        """End of the last whole chunk of `start`..`end` that keeps within `bytes_max`; `start` when none does."""
+        """Return the end of the last whole chunk of `start`..`end` within `bytes_max`; `start` if none fits."""
         limit = min(end, start + bytes_max)
         at = bisect_right(self.chunk_ends, limit)
         return max(start, self.chunk_ends[at - 1]) if at else start
 
     def pieces(self, start: int, end: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-        """`start`..`end` in parts of whole chunks that take at most so much, or are a single one."""
+        """Split `start`..`end` into parts of whole chunks with at most `bytes_max` bytes, or of one larger chunk."""
         while start < end:
             stop = self.boundary_within(start, bytes_max, end)
             if stop == start:
@@ -263,17 +263,17 @@ class Segment(SegmentProgress):
             start = stop
 
     def chunk_end_after(self, start: int) -> int:
-        """End of the chunk that starts at `start`."""
+        """Return the end of the chunk that starts at `start`."""
         return self.chunk_ends[bisect_right(self.chunk_ends, start)]
 
     def hole_at(self, offset: int) -> Hole | None:
-        """The damage that `offset` is in, or the next one behind it."""
+        """Return the hole that contains `offset`, or the next one behind it; None if there is none."""
         return next((hole for hole in self.holes if hole.end > offset), None)
 
     def chunk_of(self, producer_id: int, wanted: tuple[int, int]) -> int | None:
-        """Which chunk has this epoch and sequence of a producer; None: none here.
+        """Return the index of the chunk with this epoch and sequence of a producer; None if it is not here.
 
-        A producer's chunks are in their order, with others' between them.
+        A producer's chunks are in order, with chunks of other producers in between.
         """
         low, high = 0, len(self.chunk_ends)
         while low < high:
@@ -294,11 +294,11 @@ class Segment(SegmentProgress):
         return None
 
     def header_at(self, offset: int) -> ChunkHeader:
-        """Header of the chunk that starts at `offset`."""
+        """Return the header of the chunk that starts at `offset`."""
         return read_header(self.slot.view, offset)
 
     def record(self) -> SegmentRecord:
-        """The segment's record for the index."""
+        """Return the segment's record for the index."""
         return SegmentRecord(
             physical_id=self.physical_id,
             length=self.head if self.closed else 0,

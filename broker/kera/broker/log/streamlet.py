@@ -1,16 +1,17 @@
 """A streamlet: Q entries, each a log of segments in groups; appending with deduplication (thesis 6.2.1).
 
-Appending decides, in this order: is the chunk the next of its producer (sequence), does it fit, where does it go. Until
-all three are answered nothing has changed, so a refused chunk leaves no trace.
+An append decides, in this order: whether the chunk is the next of its producer (sequence), whether it fits, and where
+it goes. It changes nothing before all three are decided, so a refused chunk leaves no trace.
 
-A streamlet of a stream with epochs (docs/epochs.md) promises readers that nothing older comes. A promise is in memory.
-It is written down, as a punctuation, before a chunk that is older, and when a producer says so.
+A streamlet of a stream with epochs (docs/epochs.md) can promise readers that no older data comes. A promise is in
+memory. The streamlet writes it into the log, as a punctuation, before it appends an older chunk, and when a producer
+punctuates.
 
-Reading is ``kera.broker.log.read_plan``; what is in memory and what on disk, ``kera.broker.storage.persistence``.
+``kera.broker.log.read_plan`` reads; ``kera.broker.storage.persistence`` decides what is in memory and what on disk.
 
-A streamlet that has moved is partly at other brokers: ``kera.broker.log.intervals`` says which of its groups are here.
+A streamlet that has moved is partly at other brokers: ``kera.broker.log.intervals`` knows which groups are here.
 
-Invariants: group ids grow by one over all entries of the streamlet, and are never used again; per producer and epoch,
+Invariants: group ids grow by one over all entries of the streamlet, and are never reused; per producer and epoch,
 stored sequences have no gap and no repeat; ordinals of records have no gap within an interval of an entry.
 """
 
@@ -42,21 +43,21 @@ class ProducerLimits(NamedTuple):
     """Limits on the number of producers whose progress a streamlet remembers."""
 
     kept: int = 32_768
-    """Maximum of producers whose ids the coordinator gave: beyond it, the one that was silent for longest is forgotten.
-    When it comes back, it begins a new epoch, as after any loss of its progress. So many do not come and go within the
-    time for which a chunk is sent again."""
+    """Maximum number of producers with ids of the coordinator; beyond it, those silent for longest are forgotten. A
+    forgotten producer that comes back begins a new epoch, as after any loss of its progress. The limit is so high that
+    a chunk is never sent again after that many other producers have come."""
     spare: int = 2048
-    """So many more are remembered before any is forgotten: it takes a look at all of them."""
+    """How many more producers are remembered before any is forgotten, because that has to go through all of them."""
     in_order: int = 1024
-    """With more than so many, each is put behind the others when it is heard of; with fewer nobody asks for their
-    order."""
+    """With more producers than this, each append moves its producer to the end; with fewer, their order is not
+    needed."""
 
 
 PRODUCER_LIMITS = ProducerLimits()
 
 
 class Appended(NamedTuple):
-    """Where a chunk is."""
+    """The place of an appended chunk."""
 
     entry: int
     group_id: int
@@ -65,14 +66,14 @@ class Appended(NamedTuple):
     first_record: int
     duplicate: bool
     segment: Segment | None
-    """None for a repeat of a chunk that is not in memory any more."""
+    """None for a repeat of a chunk that is no longer in memory."""
     end: int
     same: bool | None = None
-    """For a repeat by a writer that chose its id: whether it has the payload that is stored; None: unknown."""
+    """For a repeat by a writer that chose its id: whether its payload equals the stored one; None: unknown."""
 
 
 _as_appended = _as_record = tuple.__new__
-"""Does the same as `Appended._make` in half the time: one is made for each chunk."""
+"""Does the same as `Appended._make` in half the time, because each chunk needs one."""
 
 
 class SlotSource(Protocol):
@@ -80,11 +81,11 @@ class SlotSource(Protocol):
 
     @property
     def slot_bytes(self) -> int:
-        """Size of a segment."""
+        """The size of a segment."""
         ...
 
     def allocate(self, domain: str) -> Slot:
-        """A slot for a new segment, in the memory of a domain. Raises `ArenaFull` or `DiskFull`."""
+        """Allocate a slot for a new segment, in the memory of a domain. Raises `ArenaFull` or `DiskFull`."""
         ...
 
 
@@ -93,29 +94,29 @@ class Memory(Protocol):
 
     @property
     def slots(self) -> SlotSource:
-        """Memory for new segments."""
+        """The source of memory for new segments."""
         ...
 
     def opened(self, segment: Segment) -> None:
-        """A segment takes appends from now on."""
+        """Note a new segment that takes appends from now on."""
         ...
 
     def close(self, segment: Segment) -> None:
-        """Have an open segment take no more appends."""
+        """Close an open segment, so it takes no more appends."""
         ...
 
     def dropped(self, streamlet: Streamlet) -> None:
-        """All of a streamlet goes."""
+        """Free everything of a dropped streamlet."""
         ...
 
     @property
     def now_ms(self) -> int:
-        """Monotonic, and coarse."""
+        """The monotonic time, with a coarse resolution."""
         ...
 
     @property
     def now_us(self) -> int:
-        """The time of day, as coarse."""
+        """The time of day, with the same resolution."""
         ...
 
 
@@ -136,7 +137,7 @@ class Streamlet(StreamletProgress):
         first_epochs: Mapping[int, int] = NO_FENCES,
         producer_limits: ProducerLimits = PRODUCER_LIMITS,
     ) -> None:
-        """`first_epochs`: by producer, the first epoch of which its broker takes chunks."""
+        """`first_epochs`: by producer, the first epoch whose chunks the broker takes."""
         self.stream_id = stream_id
         self.streamlet_id = streamlet_id
         self.entries = entries
@@ -152,23 +153,23 @@ class Streamlet(StreamletProgress):
         self.epochs = NO_EPOCHS
         self.timestamp_ahead_us = 0
         self._owner_before_promised_us = NO_TIME
-        """That nothing older comes may have been promised by whoever owned it before, or by an earlier launch."""
+        """The latest promise that the former owner, or an earlier launch, may have made; `NO_TIME`: none."""
         self.sealed = False
-        """It is about to move: nothing more is taken, though nobody else owns it yet."""
+        """Whether it is about to move: it takes no more chunks, though no other broker owns it yet."""
         self.takes_chunks = True
         self.owned = False
         self.bytes_appended = self.records_appended = self.bytes_read = 0
-        """Since the last report to the coordinator."""
+        """Counted since the last report to the coordinator."""
         self.broker_epoch = held.broker_epoch
         self.hold(held)
 
     # -- ownership -------------------------------------------------------------------------------------------------
 
     def hold(self, held: Holding) -> None:
-        """Take note of which intervals are here; an owner takes chunks from now on, and others do not any more."""
+        """Set the intervals that are here. An owner takes chunks from now on; a broker that is no owner takes none."""
         self.intervals = held.intervals
         if held.owned and not self.owned:
-            self._owner_before_promised_us = self._memory.now_us  # nobody has said yet what the owner before promised
+            self._owner_before_promised_us = self._memory.now_us  # the former owner's promise is still unknown
         self.owned = held.owned
         self.sealed = False
         self.takes_chunks = held.owned
@@ -187,13 +188,13 @@ class Streamlet(StreamletProgress):
             entry.wake()
 
     def _go_on_from_others(self, entry: Entry) -> None:
-        """Let ordinals go on where the last interval here begins, or where it ended."""
+        """Let ordinals continue where the last interval here begins, or where it has ended."""
         last = self.intervals[-1]
         here = last.following if last.closed else last.start
         record = last.end_record(entry.index) if last.closed else last.first_record(entry.index)
         first = self.intervals[0]
         if entry.start == EARLIEST:
-            if first.inherits:  # else nothing was before it: there is no start before there is a first segment
+            if first.inherits:  # otherwise the first segment will set the start
                 entry.move_start(first.start, first.first_record(entry.index))
         elif entry.start >= here:
             entry.start_record = max(entry.start_record, record)
@@ -202,9 +203,9 @@ class Streamlet(StreamletProgress):
             entry.stored_record = entry.next_record
 
     def _begin_with_the_first(self, entry: Entry) -> None:
-        """An entry of which nothing was removed begins where the first interval does, whatever its first group is.
+        """Move the start of an entry from which nothing was removed to the start of the first interval.
 
-        After a crash that is not known of one that had nothing on disk: then the start is that of its first segment.
+        After a crash, an entry without data on disk does not know that start; it then starts at its first segment.
         """
         first = self.intervals[0]
         lost = entry.start < first.start or any(
@@ -216,7 +217,7 @@ class Streamlet(StreamletProgress):
             entry.move_start(first.start, first.first_record(entry.index))
 
     def seal(self) -> None:
-        """Take no more chunks, so that what there is can become durable and another broker go on from there."""
+        """Take no more chunks, so that the present ones become durable and another broker can go on from there."""
         self.sealed, self.takes_chunks = True, False
         for entry in self.entries.made:
             head = entry.head
@@ -228,7 +229,7 @@ class Streamlet(StreamletProgress):
         self.sealed, self.takes_chunks = False, self.owned
 
     def set_epochs(self, rules: EpochRules) -> None:
-        """Set the rules of its epochs from now on."""
+        """Set the epoch rules."""
         self.epochs = rules
         self.timestamp_ahead_us = rules.timestamp_ahead_us
         if not self.owned:
@@ -237,21 +238,21 @@ class Streamlet(StreamletProgress):
             self.entries.promise(self._owner_before_promised_us)
         elif rules.clock_until_us:
             self.entries.promise(min(self._owner_before_promised_us, rules.clock_until_us))
-        self._owner_before_promised_us = NO_TIME  # whatever rules come now, all that was promised is known
+        self._owner_before_promised_us = NO_TIME  # the entries have the promise now, whatever rules come later
 
     def go_on_from(self, handed_over: common_pb2.StreamletState | None) -> None:
-        """Keep what its owner before has promised, who has just handed it over so; None: nobody knows what that was."""
+        """Take over the promise of the former owner, as it was handed over; None: the promise is unknown."""
         if handed_over is not None:
             promised = handed_over.HasField("promised_us")
             self._owner_before_promised_us = handed_over.promised_us if promised else NO_TIME
-            self.entries.promise(self._owner_before_promised_us)  # also if nobody promises any more by now
+            self.entries.promise(self._owner_before_promised_us)  # even if the stream has no promises any more
 
     # -- producers -------------------------------------------------------------------------------------------------
 
     def learn(self, producers: dict[int, ProducerRecord]) -> None:
-        """Producers had got so far at the broker that this streamlet comes from.
+        """Take over the progress of producers at the broker that the streamlet comes from.
 
-        What of them is not in the index yet, with their older chunks here, must not undo what was written down of that.
+        Segments of the tail get it, too: when the index stores their older progress, that must not undo the new one.
         """
         for producer_id, record in producers.items():
             self.producers[producer_id] = max(self.producers.get(producer_id, record), record)
@@ -262,9 +263,9 @@ class Streamlet(StreamletProgress):
         self.forget_producers()
 
     def forget_producers(self) -> list[int]:
-        """If there are too many, forget those longest unheard of that can begin anew; returns them.
+        """If there are too many producers, forget the longest silent ones; return their ids.
 
-        Who chose its id and counts its chunks itself could not, and is remembered for ever.
+        A writer that chose its id and counts its chunks itself is never forgotten, because it cannot begin a new epoch.
         """
         producers = self.producers
         if len(producers) <= self._producers_max:
@@ -279,7 +280,7 @@ class Streamlet(StreamletProgress):
     # -- appending -------------------------------------------------------------------------------------------------
 
     def append(self, chunk: memoryview, header: ChunkHeader) -> Appended:
-        """Append a verified chunk of this streamlet; a repeat returns where it is already.
+        """Append a verified chunk of this streamlet; for a repeat, return the place of the stored chunk.
 
         Raises `OutOfSequence` (with `expected_sequence`), `ProducerFenced`, `RecordTooLarge`, `ArenaFull`, `DiskFull`;
         then nothing has changed.
@@ -318,7 +319,7 @@ class Streamlet(StreamletProgress):
         return appended
 
     def check_time(self, timestamp_us: int, what: str) -> None:
-        """Raise `TimestampAhead` if a time is too far ahead of the clock; `what` has it."""
+        """Raise `TimestampAhead` if a time is too far ahead of the clock; `what` names what has it."""
         ahead_us = timestamp_us - self._memory.now_us
         if self.timestamp_ahead_us and ahead_us > self.timestamp_ahead_us:
             raise TimestampAhead(
@@ -331,7 +332,7 @@ class Streamlet(StreamletProgress):
             )
 
     def _place(self, entry: Entry, chunk: memoryview, header: ChunkHeader, room: int = 0) -> Appended:
-        """Copy a chunk to the end of an entry, where there is also `room` for another one, if that can be."""
+        """Copy a chunk to the end of an entry, if possible in a segment that also has `room` bytes for another one."""
         tail, chunk_bytes = entry.tail, len(chunk)
         if room:
             chunk_bytes = max(chunk_bytes, min(chunk_bytes + room, self._memory.slots.slot_bytes))
@@ -352,9 +353,9 @@ class Streamlet(StreamletProgress):
         return (header.producer_epoch, header.sequence) == state
 
     def publish(self, appended: Appended) -> None:
-        """Let readers see everything up to the end of `appended`, which has reached its level.
+        """Let readers see all chunks up to the end of `appended`, which has reached its level.
 
-        Chunks of one entry are published in the order in which they were appended.
+        The chunks of an entry are published in the order of their appends.
         """
         segment, end = appended.segment, appended.end
         if segment is not None and end > segment.durable_head:
@@ -362,7 +363,7 @@ class Streamlet(StreamletProgress):
             segment.entry.wake()
 
     def _next_segment(self, entry: Entry, chunk_bytes: int) -> Segment:
-        """A new segment, which takes the next chunk of `entry`: the open one, if there is one, has no room for it."""
+        """Open a new segment for the next chunk of `entry`; the open one, if there is one, has no room for it."""
         slot_bytes = self._memory.slots.slot_bytes
         if chunk_bytes > slot_bytes:
             raise RecordTooLarge(
@@ -371,7 +372,7 @@ class Streamlet(StreamletProgress):
                 limit=slot_bytes,
             )
         slot = self._memory.slots.allocate(entry.memory_domain)  # before anything is closed: it may raise
-        head = entry.head  # which may have been closed to make room
+        head = entry.head  # the allocation may have closed it to make room
         if head is not None and head.address.segment_id < self._group_segments:
             key = (head.address.group_id, head.address.segment_id + 1)
         else:
@@ -385,13 +386,13 @@ class Streamlet(StreamletProgress):
         return segment
 
     def _find_duplicate(self, entry: Entry, header: ChunkHeader) -> Appended:
-        """Where the chunk with this producer, epoch and sequence is.
+        """Find the stored chunk with this producer, epoch and sequence.
 
-        Repeats are rare: look instead of remembering. But whoever repeats may repeat thousands, so look into one
-        segment, the first one at whose end the producer was beyond it, and halve what is left.
+        Repeats are rare, so the places of chunks are not remembered but searched. But a producer may repeat thousands,
+        so the search takes the first segment at whose end the producer was beyond the chunk, and bisects it.
         """
         wanted = (header.producer_epoch, header.sequence)
-        if entry.unsure is not None:  # it may be among that
+        if entry.unsure is not None:  # the chunk may be in the unsure tail
             raise still_unsure(entry)
         for _, segment in sorted(entry.resident.items()):
             state = segment.producers.get(header.producer_id)
@@ -414,24 +415,24 @@ class Streamlet(StreamletProgress):
                     self._check_repeat(header, _digest_at(segment, offset)),
                 )
             if state is not None:
-                break  # it was before this one
-        # It was acknowledged and is on disk, or has been removed since: still a repeat, with no place to tell.
+                break  # the chunk was before this segment
+        # The chunk was acknowledged, and is only on disk or was removed: still a repeat, but without a place.
         same = self._check_repeat(header, None)
         return Appended(entry.index, 0, 0, 0, 0, True, None, 0, same)  # noqa: FBT003 - a field of a tuple
 
     def _check_repeat(self, header: ChunkHeader, stored: bytes | None) -> bool | None:
-        """Whether a chunk is the one that is stored with its sequence; None: that is not known.
+        """Return whether a chunk equals the one that is stored with its sequence; None: that is not known.
 
-        `stored`: the digest of that one; None: it is not in memory. Raises `ProducerFenced` for a producer of the
-        coordinator whose chunk is another one, or is not known to be the same: to call that a repeat would acknowledge
-        records that are nowhere. Those who choose their ids send other records with the same sequence on purpose, and
-        look at what is there: see ``kera.client.producing.appender``.
+        `stored`: the digest of the stored chunk; None: the chunk is not in memory. For a producer with an id of the
+        coordinator, raises `ProducerFenced` if its chunk differs or is too old to compare: accepting it as a repeat
+        would acknowledge records that are stored nowhere. Writers that choose their ids send other records with the
+        same sequence on purpose, and look at the stored ones: see ``kera.client.producing.appender``.
         """
         producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.sequence
         if stored is None:
             known = self.entries.digests(producer_id)
             if known is None or not known.covers(epoch, sequence):
-                return None  # an earlier version stored it, and kept no digests
+                return None  # an earlier version, which kept no digests, stored it
             stored = known.of(epoch, sequence)
         same = None if stored is None else stored == digest_of(header)
         if same or producer_id in PRODUCER_IDS:
@@ -442,11 +443,14 @@ class Streamlet(StreamletProgress):
 
     @property
     def promised_us(self) -> int:
-        """That nothing older comes, as far as anybody was told and the log does not say so; `NO_TIME`: nobody was."""
+        """The latest promise to readers that the log does not have yet, over all entries; `NO_TIME`: none."""
         return max(self.entries.first_promise_us, *(entry.promised_us for entry in self.entries.made), NO_TIME)
 
     def promise(self, entry: Entry) -> int | None:
-        """That nothing older comes behind what is written of an entry, but behind a punctuation. None: no promise."""
+        """Promise that an entry gets no older data without a punctuation before it; return the time, or None.
+
+        Returns None if the streamlet makes no promises, or takes no chunks.
+        """
         if not (self.epochs.by_clock and self.takes_chunks):
             return None
         promised_us = self._memory.now_us - self.epochs.grace_us
@@ -455,9 +459,9 @@ class Streamlet(StreamletProgress):
         return max(promised_us, entry.promised_us)
 
     def keep_promise(self, header: ChunkHeader, chunk_bytes: int) -> Appended | None:
-        """Append a punctuation, if the chunk that comes next is older than what readers were promised.
+        """Append a punctuation if the next chunk is older than the promise to readers.
 
-        Raises what `append` raises for want of memory; then nothing has changed.
+        Raises as `append` if there is no memory; then nothing has changed.
         """
         entry = self.entries[header.producer_id % self.entries.count]
         if header.max_timestamp_us >= entry.promised_us or not self._is_next(header):
@@ -465,7 +469,7 @@ class Streamlet(StreamletProgress):
         return self._write_down(entry, entry.promised_us, room=chunk_bytes)
 
     def punctuate(self, entry: Entry, timestamp_us: int) -> Appended | None:
-        """Append a punctuation with this time, or a later one that was promised. None: the log says so already.
+        """Append a punctuation with this time, or a later promised one; None if the entry's watermark is as late.
 
         Raises as `keep_promise`.
         """
@@ -473,7 +477,7 @@ class Streamlet(StreamletProgress):
 
     def _write_down(self, entry: Entry, timestamp_us: int, room: int = 0) -> Appended | None:
         appended = None
-        if watermark_of(entry) < timestamp_us:  # else the log says so
+        if watermark_of(entry) < timestamp_us:  # otherwise the log's times imply it
             chunk = memoryview(encode_punctuation(self.stream_id, self.streamlet_id, timestamp_us, self._memory.now_us))
             appended = self._place(entry, chunk, read_header(chunk), room=room)
         entry.promised_us = NO_TIME
@@ -482,26 +486,26 @@ class Streamlet(StreamletProgress):
     # -- what is there ---------------------------------------------------------------------------------------------
 
     def is_active(self, group_id: int, entry: Entry) -> bool:
-        """Whether more segments may come to a group."""
+        """Whether a group may get more segments."""
         head = entry.head
         return head is not None and head.address.group_id == group_id
 
     @property
     def length_bytes(self) -> int:
-        """Size of the part that readers can see, over all entries."""
+        """The size of the part that readers can see, over all entries."""
         return sum(entry.length_bytes for entry in self.entries.made)
 
     def entry_of(self, group_id: int) -> Entry | None:
-        """The entry that a group belongs to, if anything is left of it."""
+        """Return the entry of a group, if the group has data left."""
         return next((entry for entry in self.entries.made if entry.next_group(group_id - 1) == group_id), None)
 
     def available_groups(self) -> tuple[int, int]:
-        """First and last group id; (0, 0) when there is none."""
+        """Return the first and last group id; (0, 0) if there are no groups."""
         first = [group_id for entry in self.entries.made if (group_id := entry.next_group(0)) is not None]
         return (min(first), self.next_group_id - 1) if first else (0, 0)
 
     def drop(self) -> None:
-        """Free all memory and wake all readers; the streamlet is not used any more."""
+        """Free all memory and wake all readers; the streamlet must not be used any more."""
         self.entries.drop()
         self._memory.dropped(self)
         for entry in self.entries.made:
@@ -509,7 +513,7 @@ class Streamlet(StreamletProgress):
 
 
 def _digest_at(segment: Segment, offset: int) -> bytes | None:
-    """The digest of the chunk there; None: its header has been damaged since."""
+    """Return the digest of the chunk at `offset`; None if its header is damaged."""
     try:
         return digest_of(verify_header(segment.slot.view, offset))
     except CorruptChunk:

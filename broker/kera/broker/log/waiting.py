@@ -1,4 +1,4 @@
-"""Waiting, on the loop, for what is told by calls: entries that wake who waits for them, jobs that are done."""
+"""Awaits events that are reported by callbacks: entries that wake their listeners, and jobs that are done."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kera.core.base.done import Done
 from kera.core.errors import KeraError
 
 FORGOTTEN_AT_ONCE = 1024
-"""Entries that a request has waited for; then it is looked whether others have their turn."""
+"""Entries that an ended request stops waiting for before other requests have their turn."""
 
 
 class EntriesWaiter(EntryListener):
-    """Waits for any of several entries, from when each was looked at."""
+    """Waits until any of several entries has changed since the last look at it."""
 
     def __init__(self, slices: Slices) -> None:
         self._slices = slices
@@ -23,7 +23,7 @@ class EntriesWaiter(EntryListener):
         self._entries: dict[Entry, None] = {}
 
     def add(self, entry: Entry) -> None:
-        """Wait for one more."""
+        """Wait for one more entry."""
         self._entries[entry] = None
         entry.waiters.add(self)
 
@@ -33,12 +33,12 @@ class EntriesWaiter(EntryListener):
             self._future.set_result(None)
 
     def again(self) -> None:
-        """Before the entries are looked at again: what happens from now on counts."""
+        """Prepare for another look at the entries: changes from now on count."""
         if self._future.done():
             self._future = asyncio.get_running_loop().create_future()
 
     async def woken(self, until_s: float) -> bool:
-        """Wait, up to a time of the loop; False when that is over."""
+        """Wait up to a time of the loop; False if it has passed without a change."""
         try:
             async with asyncio.timeout_at(until_s):
                 await self._future
@@ -47,7 +47,7 @@ class EntriesWaiter(EntryListener):
         return True
 
     def close(self) -> None:
-        """Wait no more."""
+        """Stop waiting for all entries."""
         if self._forget():
             self._slices.add(self._forget)
 
@@ -58,7 +58,7 @@ class EntriesWaiter(EntryListener):
 
 
 async def woken(entries: Iterable[Entry], until_s: float) -> bool:
-    """Wait for any of a few entries, up to a time of the loop; False when that is over."""
+    """Wait for any of a few entries up to a time of the loop; False if it has passed without a change."""
     waiter = EntriesWaiter(Slices(asyncio.get_running_loop()))
     for entry in entries:
         waiter.add(entry)
@@ -69,14 +69,14 @@ async def woken(entries: Iterable[Entry], until_s: float) -> bool:
 
 
 async def until_done(begin: Callable[[Done], None]) -> None:
-    """Wait for what `begin` begins, and raise its error."""
+    """Wait until the job that `begin` begins is done. Raises its error."""
     error = await begun(begin)
     if error is not None:
         raise error
 
 
 def begun(begin: Callable[[Done], None]) -> asyncio.Future[KeraError | None]:
-    """Begin something; what comes of it."""
+    """Begin a job; return a future for its error, or None if it has succeeded."""
     future: asyncio.Future[KeraError | None] = asyncio.get_running_loop().create_future()
 
     def done(error: KeraError | None) -> None:

@@ -1,6 +1,6 @@
-"""The greatest times in an entry: of all that was written, and of what goes when its start moves. Pure.
+"""The greatest times in an entry: of all written data, and of the data that is removed when its start moves. Pure.
 
-What is stored has its times in the index, by segment; only where a segment goes in part are its chunks looked at.
+The index has the times of stored segments; the chunks of a segment are looked at only if a part of it is removed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from kera.broker.log.entry import Entry
 
 SEGMENTS_MAX = 1024
-"""That are looked at when they are removed at once. Of more, no time is later than the latest of all."""
+"""Segments that are looked at when they are removed at once; with more, the entry's watermark is used as a bound."""
 
 
 def watermark_of(entry: Entry) -> int:
-    """The greatest time of all that was written, durable or not; `NO_TIME`: there was nothing."""
+    """Return the greatest time of all written data, durable or not; `NO_TIME` if there is none."""
     return max(entry.stored_watermark_us, *(segment.max_timestamp_us for segment in entry.tail), NO_TIME)
 
 
 def end_of_written(entry: Entry) -> Position:
-    """Behind all that was written, durable or not."""
+    """Return the position behind all written data, durable or not."""
     if entry.tail and entry.tail[-1].head:
         return Position(*entry.tail[-1].key, entry.tail[-1].head)
     return max(entry.start, entry.stored_end)
 
 
 def watermark_before(entry: Entry, position: Position) -> int:
-    """The greatest time before a position, or more."""
+    """Return the greatest time before a position, or a later one."""
     found = NO_TIME
     for number, (key, segment) in enumerate(entry.segments()):
         if Position(*key, 0) >= position:
@@ -50,7 +50,7 @@ def watermark_before(entry: Entry, position: Position) -> int:
 
 
 def watermark_within(segment: Segment, offset: int) -> int:
-    """The greatest time of a segment's chunks before a boundary, of those that are there."""
+    """Return the greatest time of a segment's undamaged chunks before a boundary."""
     ends = np.frombuffer(segment.chunk_ends, dtype=np.uint32)
     starts = np.concatenate((np.zeros(1, ends.dtype), ends[:-1]))
     starts = starts[: int(np.searchsorted(ends, offset, side="right"))].astype(np.int64)
@@ -60,10 +60,11 @@ def watermark_within(segment: Segment, offset: int) -> int:
 
 
 def with_its_punctuation(entry: Entry, position: Position) -> Position:
-    """Where a chunk begins, or the punctuation right before it in its segment, if that is one and in memory.
+    """Return the position of the punctuation right before a chunk in its segment, if it is in memory.
 
-    Nothing of the epoch that begins with a punctuation is before it. Were it removed with what it closes, nobody could
-    tell that, nor where that epoch begins among what is late in it, and all of that epoch would be given to nobody.
+    Otherwise returns `position`, where the chunk begins. A punctuation marks the start of an epoch: no data of that
+    epoch is before it. If it were removed with the data that it closes, readers could not find the start of the epoch
+    among late data, and no reader would get any of the epoch.
     """
     segment = entry.resident.get(position[:2])
     if segment is None or segment.loading or not position.offset:
