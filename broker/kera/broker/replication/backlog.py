@@ -1,10 +1,10 @@
-"""Data that no virtual segment covers, and data on too few backups: they are covered again, in the background. Pure.
+"""Data that no virtual segment covers, and data on too few backups: both are covered again in the background. Pure.
 
-The *backlog* is the end of the log after a restart, and what a stream of level leader could not replicate for want of
-backups. It is appended to the stream's repair log, a virtual log of its own, at a pace of its own, and so is what has
-too few replicas (``kera.broker.replication.repair``). Replicas of earlier launches that the index does not know
-(*strangers*) are kept until the backlog is covered. What is covered again is on the backups' disks before older
-replicas are freed: these were there, and some of it may have been acknowledged as persisted.
+The *backlog* is the end of the log after a restart, and data of a stream with level leader that could not be replicated
+for lack of backups. It is appended to the stream's repair log, a separate virtual log with its own pace; so is data
+with too few replicas (``kera.broker.replication.repair``). Replicas of earlier launches that the index does not know
+(*strangers*) are kept until the backlog is covered. Data that is covered again is on the backups' disks before older
+replicas are freed: the older ones were on disk, too, and some data may have been acknowledged as persisted.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Backlog:
         *,
         spared: Callable[[int], bool],
     ) -> None:
-        """`spared`: whether a stream is not open and its strangers are kept, as what is here may not be covered."""
+        """`spared`: whether the strangers of a stream, which is not open, are kept: its data may not be covered."""
         self.extents: deque[Extent] = deque()
-        """To be covered."""
+        """The parts of the log that have to be covered."""
         self._limits = limits
         self._logs = logs
         self._backups = backups
@@ -53,17 +53,17 @@ class Backlog:
         self._events = events
         self._spared = spared
         self._strangers: list[tuple[int, int, int]] = []
-        """Backup, virtual segment and stream."""
+        """Strangers, each as backup, virtual segment and stream."""
         self._restored: list[Batch] = []
-        """Data in memory that were not covered when this launch began."""
+        """Batches with data in memory that was not covered when this launch began."""
 
-    # -- what comes ------------------------------------------------------------------------------------------------
+    # -- additions -------------------------------------------------------------------------------------------------
 
     def restore(self, stream: StreamLogs, entry: Entry) -> None:
-        """Cover what is not covered of an entry: what is in memory at once, as writers and readers wait for it."""
+        """Cover the uncovered parts of an entry; those in memory at once, because writers and readers wait for them."""
         for key, found in entry.segments():
             if isinstance(found, SegmentRecord) and found.to_come:
-                continue  # it has yet to come: see `add`
+                continue  # it still has to come from backups: see `add`
             for extent in self._coverage.uncovered(entry.address(key), length_of(found)):
                 if isinstance(found, Segment) and not found.in_index:
                     self._restore_part(stream.of(entry.log_id.streamlet_id, entry.index), found, extent)
@@ -79,10 +79,10 @@ class Backlog:
             for piece in segment.pieces(start, end, self._limits.request_bytes_max)
         ]
         if not parts:
-            segment.replicated(extent.start)  # there is only damage, which nobody waits for
+            segment.replicated(extent.start)  # the extent is only damage, which is never replicated
 
     def add(self, address: SegmentAddress, length: int, *, first: bool = False) -> None:
-        """A segment has come from backups: it is to be covered, `first` or when its turn comes."""
+        """Add the uncovered parts of a segment that has come from backups; `first`: before all others."""
         extents = self._coverage.uncovered(address, length)
         if first:
             self.extents.extendleft(reversed(extents))
@@ -91,11 +91,11 @@ class Backlog:
         self._events.backup_work()
 
     def add_stranger(self, backup_id: int, virtual_segment_id: int, stream_id: int) -> None:
-        """A backup has a replica of an earlier launch that the index does not know."""
+        """Note that a backup has a replica of an earlier launch that the index does not know."""
         self._strangers.append((backup_id, virtual_segment_id, stream_id))
 
     def strangers_of(self, stream_id: int) -> dict[int, list[int]]:
-        """Virtual segments of earlier launches that the index does not know, with the backups that have a replica."""
+        """Return a stream's virtual segments that the index does not know, each with the backups that have it."""
         found: dict[int, list[int]] = {}
         for backup_id, virtual_segment_id, of_stream in self._strangers:
             if of_stream == stream_id:
@@ -103,15 +103,16 @@ class Backlog:
         return found
 
     def shed(self, stream: StreamLogs) -> bool:
-        """Move data that a stream's logs cannot send now, and for which no request waits, to the backlog; whether there
-        were any.
+        """Move data to the backlog that a stream's logs cannot send now, and for which no request waits.
+
+        Returns whether there was any.
         """
         extents = stream.shed()
         self.extents += extents
         return bool(extents)
 
     def make_room(self) -> bool:
-        """The memory is full: give up what waits for backups and need not; whether there was any."""
+        """Make room in full memory: `shed` the data of all streams; return whether there was any."""
         found = False
         for stream in self._logs.streams.values():
             found = self.shed(stream) or found
@@ -119,18 +120,18 @@ class Backlog:
 
     @property
     def replicas_needed(self) -> bool:
-        """Whether there is anything that this launch has not covered yet: replicas of earlier ones may have it."""
+        """Whether replicas of earlier launches may be needed, because this launch has not covered all data yet."""
         return bool(self._restored or self.extents)
 
     # -- repair ----------------------------------------------------------------------------------------------------
 
     def next_deficient(self) -> VirtualSegment | None:
-        """The virtual segment to repair next. None while there is none, or no place."""
+        """Return the virtual segment to repair next; None if there is none, or too few backups can be used."""
         priority = partial(priority_of, self._logs.streams)
         return self._coverage.next_deficient(self._backups.usable(self._logs.now_ms), priority)
 
     def cover(self, segment: Segment, start: int, end: int, done: Done) -> Batch | None:
-        """Cover chunks again. None: the stream is gone."""
+        """Replicate chunks again; return their batch, or None if the stream is gone."""
         log = self._logs.repair_log(segment.address.stream_id)
         if log is None:
             return None
@@ -141,17 +142,17 @@ class Backlog:
 
     @property
     def repairing(self) -> bool:
-        """Whether something is being covered again."""
+        """Whether data is being covered again."""
         return any(stream.repair is not None and stream.repair.busy for stream in self._logs.streams.values())
 
     @property
     def covered(self) -> bool:
-        """Whether all that is to be covered (again) is: what is not covered is damaged."""
+        """Whether all data is covered, except damaged data, and no repair is left."""
         idle = not (self.extents or self._coverage.deficient or self._coverage.replacing)
         return idle and all(stream.repair is None for stream in self._logs.streams.values())
 
     def rest(self) -> None:
-        """There is nothing to repair: close what repair has opened, so that it is written down; free strangers."""
+        """Finish a repair with nothing left: close its virtual segments, so the index gets them; free strangers."""
         for stream in self._logs.streams.values():
             if stream.repair is not None and not stream.repair.busy:
                 stream.repair.close_open(self._effects)

@@ -1,4 +1,4 @@
-"""The backups that a broker may use: which there are, which can be reached, which have room. Pure."""
+"""The backups that a broker knows: which can be reached, and which have room. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = get_logger("kera.replication")
 FULL_MS = 250
 """How long a backup that had no room is not asked again."""
 FAILED_MS = 1_000
-"""How long one that failed, or refused something, is not used."""
+"""How long a backup that failed, or refused a request, is not used."""
 
 
 class _Backup:
@@ -24,37 +24,37 @@ class _Backup:
     def __init__(self, info: common_pb2.BackupInfo) -> None:
         self.info = info
         self.up = False
-        """Connected, and our older launches are fenced."""
+        """Whether it is connected, and has fenced older launches of this broker."""
         self.last_id = 0
-        """The newest virtual segment when it came up: of later ones, what it tells may be older than what we know."""
+        """The newest virtual segment when it came up: about later ones, its list of replicas may be outdated."""
         self.full_until_ms = 0
         self.usable_ms = 0
-        """From when on it may be used again."""
+        """When it may be used again."""
 
     @property
     def leaves(self) -> bool:
-        """Whether nothing more is to go there."""
+        """Whether it should get no more replicas."""
         return self.info.draining or self.info.restarting
 
 
 class Backups:
-    """The known backups with their state and room. It chooses those that a new virtual segment uses."""
+    """The known backups with their state and room; chooses the backups of a new virtual segment."""
 
     def __init__(self, *, segment_bytes: int, node_id: str, random: Random) -> None:
-        """`segment_bytes`: what a replica must have room for. `node_id`: of the broker."""
+        """`segment_bytes`: the room that a replica needs; `node_id`: the broker's node."""
         self.up_count = 0
-        """How many can be reached, and are of use."""
+        """Number of backups that can be reached, and have large enough segments."""
         self._segment_bytes = segment_bytes
         self._node_id = node_id
         self._random = random
         self._backups: dict[int, _Backup] = {}
         self._absent: dict[int, int] = {}
-        """Those with replicas of ours that are away, since when."""
+        """Backups with replicas of this broker that are away, each with the time since when."""
         self.unneeded: frozenset[int] = frozenset()
-        """Those of which the coordinator was told, or is being told, that nothing of ours is there: not to be used."""
+        """Backups that must not be used: this broker reports, or has reported, that it needs no replica there."""
 
     def update(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
-        """Take the coordinator's list. A backup that it has forgotten is gone for good."""
+        """Take the coordinator's list. A backup that is not in it, and cannot be reached, is forgotten."""
         infos = list(infos)
         known_ids = {info.backup_id for info in infos}
         self._backups = {id_: each for id_, each in self._backups.items() if id_ in known_ids or each.up}
@@ -66,20 +66,23 @@ class Backups:
                 self._backups[info.backup_id] = _Backup(info)
 
     def away(self) -> set[int]:
-        """Those that cannot be reached."""
+        """Return the ids of backups that cannot be reached."""
         return {backup_id for backup_id, backup in self._backups.items() if not backup.up}
 
     def knows(self, backup_id: int) -> bool:
-        """Whether there is such a one."""
+        """Whether a backup is known."""
         return backup_id in self._backups
 
     def is_up(self, backup_id: int) -> bool:
-        """Whether it can be reached."""
+        """Whether a backup can be reached."""
         backup = self._backups.get(backup_id)
         return backup is not None and backup.up
 
     def up(self, backup_id: int, last_id: int) -> None:
-        """It is connected; `last_id` is the newest virtual segment now. One that is too small stays of no use."""
+        """Note that a backup is connected; `last_id`: the newest virtual segment.
+
+        A backup with too small segments is not used.
+        """
         backup = self._backups[backup_id]
         if backup.info.segment_bytes < self._segment_bytes:
             log.warning(
@@ -94,7 +97,7 @@ class Backups:
             self.up_count += 1
 
     def down(self, backup_id: int, now_ms: int) -> bool:
-        """It has failed. Returns whether it was up."""
+        """Note that a backup has failed. Return whether it was up."""
         self.expect(backup_id, now_ms)
         backup = self._backups.get(backup_id)
         if backup is None:
@@ -105,11 +108,11 @@ class Backups:
         return was_up
 
     def set_unneeded(self, backup_ids: frozenset[int]) -> None:
-        """The coordinator was told, or is being told, that nothing of ours is there."""
+        """Set `unneeded`."""
         self.unneeded = backup_ids
 
     def refused(self, backup_id: int, now_ms: int, *, full: bool) -> None:
-        """It has no room, or cannot take something for another reason: asking again at once does not help."""
+        """Note that a backup refused a request, for lack of room or another reason: do not use it for a while."""
         backup = self._backups.get(backup_id)
         if backup is None:
             return
@@ -119,9 +122,9 @@ class Backups:
             backup.usable_ms = now_ms + FAILED_MS
 
     def choose(self, replication: int, now_ms: int) -> list[int] | None:
-        """Backups for a virtual segment; None when there are too few.
+        """Choose the backups of a virtual segment; None if there are too few.
 
-        One that is drained, or about to stop, is better than none.
+        Backups that are drained, or about to stop, are used only if there are too few others.
         """
         for leaving in (False, True):
             candidates = self._candidates(now_ms, leaving=leaving)
@@ -131,7 +134,7 @@ class Backups:
         return None
 
     def check(self, replication: int, stream: str) -> None:
-        """Raise `TooFewBackups` while what is appended to a stream now could not be replicated."""
+        """Raise `TooFewBackups` if fewer than `replication` backups are up."""
         up = self.up_count
         if up < replication:
             raise TooFewBackups(
@@ -143,18 +146,18 @@ class Backups:
             )
 
     def usable(self, now_ms: int) -> int:
-        """How many can be chosen for what is to stay there."""
+        """Return how many backups can be chosen, without those that are drained or about to stop."""
         return sum(1 for _ in self._candidates(now_ms))
 
     def full(self, now_ms: int) -> list[int]:
-        """Those that can be reached and have no room."""
+        """Return the backups that can be reached and have no room."""
         return [backup_id for backup_id, each in self._backups.items() if each.up and each.full_until_ms > now_ms]
 
     @property
     def dead(self) -> set[int]:
-        """Those that neither the coordinator nor we have heard of lately, nor expect back.
+        """The backups that neither the coordinator nor this broker can reach, and that are not expected back.
 
-        One that was drained before it was stopped is not expected back.
+        A backup that was drained before it was stopped is not expected back.
         """
         return {
             backup_id
@@ -164,17 +167,17 @@ class Backups:
 
     @property
     def draining(self) -> set[int]:
-        """Those that are to be empty, as long as they can be reached."""
+        """The backups that are being drained."""
         return {backup_id for backup_id, each in self._backups.items() if each.info.draining}
 
     @property
     def restarting(self) -> set[int]:
-        """Those that stop in order to start again: what they have is there, and nothing more is to go there."""
+        """The backups that stop in order to start again: they keep their replicas, and get no more."""
         return {backup_id for backup_id, each in self._backups.items() if each.info.restarting}
 
     @property
     def lasting_count(self) -> int:
-        """How many can be reached, and are neither being drained nor about to stop."""
+        """The number of backups that can be reached, and are neither being drained nor about to stop."""
         return sum(each.up and not each.leaves for each in self._backups.values())
 
     def _candidates(self, now_ms: int, *, leaving: bool = False) -> Iterable[Candidate]:
@@ -185,19 +188,19 @@ class Backups:
             if usable:
                 yield Candidate(backup_id, each.info.node_id, each.info.rack, each.info.free_memory_bytes)
 
-    # -- those that are away ---------------------------------------------------------------------------------------
+    # -- absent backups --------------------------------------------------------------------------------------------
 
     def expect(self, backup_id: int, now_ms: int) -> None:
-        """It has replicas of ours and is away."""
+        """Note that a backup with replicas of this broker is away."""
         self._absent.setdefault(backup_id, now_ms)
 
     def listed(self, backup_id: int) -> int:
-        """It has told what it has. Returns the newest virtual segment that this is about."""
+        """Note that a backup has listed its replicas. Return the newest virtual segment that the list is about."""
         self._absent.pop(backup_id, None)
         return self._backups[backup_id].last_id
 
     def given_up(self, before_ms: int) -> list[int]:
-        """Those that are away since before then, and not expected back; they are told once."""
+        """Return the backups that are away since `before_ms` or earlier, and not expected back; each only once."""
         expected = self.restarting
         found = [
             backup_id

@@ -1,11 +1,11 @@
-"""Which virtual segments are closed, what of the log they cover, and which have too few replicas. Pure.
+"""The closed virtual segments, the parts of the log that they cover, and which have too few replicas. Pure.
 
-A closed virtual segment is written down in the index: from then on a restart knows that what it covers is on backups.
-It is *retired*, and its replicas freed, when nothing of what it covers is left in the log. It is *deficient* while it
-has fewer than R replicas; then what is left of it is covered by new ones, and when those are written down, it is
-retired.
+The index records a closed virtual segment: from then on, a restart knows that the data it covers is on backups. A
+virtual segment is *retired*, and its replicas freed, when the log has none of its data any more. It is *deficient*
+while it has fewer than R replicas. Then new virtual segments cover the data that is left of it, and it is retired when
+the index has those.
 
-Until then each replica of it is kept, whatever is wrong with it: it may be the last one.
+Until then all its replicas are kept, even bad ones: one may be the last.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Note(Protocol):
 
 
 class Coverage:
-    """The closed virtual segments and the parts of the log that they cover. Replicas stay while a part needs them."""
+    """The closed virtual segments, and the parts of the log that they cover; frees replicas that are not needed."""
 
     def __init__(
         self,
@@ -41,34 +41,34 @@ class Coverage:
         effects: Callable[[Effect], None],
         exists: Callable[[SegmentAddress], bool],
     ) -> None:
-        """`effects`: takes what has to be done at backups; `exists`: whether anything of a segment is in the log."""
+        """`effects`: takes requests to backups; `exists`: whether the log has any data of a segment."""
         self.spare_before = 0
-        """Virtual segments before this one may be what others recover from: they are not freed."""
+        """Replicas of virtual segments before this id are not freed, because other brokers may recover from them."""
         self.draining: set[int] = set()
-        """Backups whose replicas count no more: they are made anew elsewhere, and freed then."""
+        """Backups whose replicas no longer count: they are copied elsewhere, and then freed."""
         self._adopted: set[int] = set()
-        """Streams that are open: of others it is not known what is left of them, so nothing is done about them."""
+        """The open streams. What is left of other streams is unknown, so their virtual segments stay untouched."""
         self.segments: dict[int, VirtualSegment] = {}
-        """All that are closed, by id."""
+        """All closed virtual segments, by id."""
         self._of_stream: dict[int, dict[int, VirtualSegment]] = defaultdict(dict)
-        """The same, by stream."""
+        """The closed virtual segments by stream and id."""
         self.deficient: dict[VirtualSegment, None] = {}
-        """With fewer than R replicas."""
+        """The virtual segments with fewer than R replicas."""
         self.replacing: list[tuple[VirtualSegment, set[VirtualSegment]]] = []
-        """Virtual segments whose data were covered again → those that cover them; when these are written down, the old
-        one is retired."""
+        """Virtual segments whose data was covered again, each with the virtual segments that cover it now; when the
+        index has those, the old one is retired."""
         self._note = note
         self._totals = totals
         self._effect = effects
         self._exists = exists
         self._covering: dict[SegmentAddress, list[VirtualSegment]] = defaultdict(list)
         self._unwritten: dict[VirtualSegment, None] = {}
-        """Closed, and to be written down again: the disk did not take it."""
+        """Closed virtual segments that the index does not have, because writing them to disk failed."""
 
-    # -- what comes and goes ---------------------------------------------------------------------------------------
+    # -- closing and retiring --------------------------------------------------------------------------------------
 
     def begin(self, segments: Iterable[VirtualSegment], *, spare_before: int) -> None:
-        """Take the virtual segments of the index. They count when their stream is opened (`adopt`)."""
+        """Take the virtual segments of the index. They count once their stream is opened (`adopt`)."""
         self.spare_before = spare_before
         for segment in segments:
             segment.written = True
@@ -79,7 +79,7 @@ class Coverage:
         self._of_stream[segment.stream_id][segment.virtual_segment_id] = segment
 
     def keep_streams(self, stream_ids: set[int]) -> None:
-        """Retire what the index has of other streams than these; of streams that are never opened it stays as it is."""
+        """Retire the virtual segments of all streams but these, which may be opened later."""
         for segment in [each for each in self.segments.values() if each.stream_id not in stream_ids]:
             self._retire(segment, seen=False)
 
@@ -88,13 +88,13 @@ class Coverage:
         return bool(self._of_stream.get(stream_id))
 
     def adopt(self, stream_id: int) -> None:
-        """Count the virtual segments of a stream from now on, as far as their data are still in the log."""
+        """Count the virtual segments of a stream from now on, as far as their data is still in the log."""
         self._adopted.add(stream_id)
         for segment in list(self._of_stream[stream_id].values()):
             self._begin_covering(segment)
 
     def closed(self, segment: VirtualSegment) -> None:
-        """A virtual segment has closed: write it down."""
+        """Add a virtual segment that has closed, and write it to the index."""
         self._totals.virtual_segments_closed += 1
         self._add(segment)
         self._write_down(segment)
@@ -113,7 +113,7 @@ class Coverage:
         self._note([put_virtual_segment(segment)], written)
 
     def write_again(self) -> None:
-        """Write down what the disk did not take before."""
+        """Write the virtual segments to the index that could not be written before."""
         unwritten, self._unwritten = self._unwritten, {}
         for segment in unwritten:
             self._write_down(segment)
@@ -132,21 +132,21 @@ class Coverage:
             self._without(segment, backup_id)
 
     def gone(self, address: SegmentAddress) -> None:
-        """Nothing of a segment is left in the log."""
+        """Note that the log has no data of a segment any more."""
         for segment in self._covering.pop(address, ()):
             segment.live -= 1
             if not segment.live:
                 self._retire(segment)
 
     def drop_stream(self, stream_id: int) -> None:
-        """The stream is gone, and its records in the index with it."""
+        """Forget a dropped stream, whose records in the index are removed elsewhere."""
         for segment in list(self._of_stream[stream_id].values()):
             self._forget(segment)
         self._of_stream.pop(stream_id, None)
         self._adopted.discard(stream_id)
 
     def _retire(self, segment: VirtualSegment, *, seen: bool = True) -> None:
-        """Not `seen`: nothing of it was ever here in this launch, and somebody may be recovering from it."""
+        """Retire a virtual segment; not `seen`: this launch never had its data, and others may recover from it."""
         self._totals.virtual_segments_retired += 1
         self._note([delete_virtual_segment(segment)], nothing)
         self._forget(segment, free=seen or segment.virtual_segment_id >= self.spare_before)
@@ -168,10 +168,10 @@ class Coverage:
             self._effect(effect)
         self._retire_replaced()
 
-    # -- what is covered -------------------------------------------------------------------------------------------
+    # -- covered parts ---------------------------------------------------------------------------------------------
 
     def uncovered(self, address: SegmentAddress, length: int) -> list[Extent]:
-        """The parts of the first `length` bytes of a segment that no closed virtual segment covers."""
+        """Return the parts of the first `length` bytes of a segment that no closed virtual segment covers."""
         covering = self._covering.get(address, ())
         covered = sorted(extent[1:] for each in covering for extent in each.extents if extent.address == address)
         found: list[Extent] = []
@@ -185,15 +185,15 @@ class Coverage:
         return found
 
     def covering(self, address: SegmentAddress) -> Sequence[VirtualSegment]:
-        """The closed virtual segments that have something of a segment."""
+        """Return the closed virtual segments that have data of a segment."""
         return self._covering.get(address, ())
 
     def has_all_replicas(self, address: SegmentAddress) -> bool:
-        """Whether all that covers something of a segment has all its replicas, and a restart knows."""
+        """Whether all virtual segments with data of a segment have all their replicas, and are in the index."""
         return all(each.written and each not in self.deficient for each in self._covering.get(address, ()))
 
     def covers(self, address: SegmentAddress, length: int) -> bool:
-        """Whether the first `length` bytes of a segment have all their replicas, and a restart knows."""
+        """Whether the first `length` bytes of a segment have all their replicas, recorded in the index."""
         covering = [each for each in self._covering.get(address, ()) if each.written and each not in self.deficient]
         covered = sorted(extent[1:] for each in covering for extent in each.extents if extent.address == address)
         at = 0
@@ -206,14 +206,14 @@ class Coverage:
     # -- replicas --------------------------------------------------------------------------------------------------
 
     def drain(self, backup_ids: set[int]) -> None:
-        """Have what is on these backups, and on no others, made anew elsewhere."""
+        """Set the backups that are drained: their replicas are copied elsewhere."""
         for backup_id in backup_ids - self.draining:
             for segment in self.segments.values():
                 self._without(segment, backup_id)
         self.draining = set(backup_ids)
 
     def without(self, backup_id: int, *, has: Callable[[int], bool] = lambda _: False) -> None:
-        """A backup has no replica (any more) of the virtual segments that it should have; except those it `has`."""
+        """Note that a backup has no replicas any more, except of virtual segments that it `has`."""
         for segment in self.segments.values():
             if not has(segment.virtual_segment_id):
                 self._without(segment, backup_id)
@@ -226,7 +226,7 @@ class Coverage:
                 self.deficient[segment] = None
 
     def has(self, backup_id: int, segment: VirtualSegment, replica: backup_pb2.ReplicaInfo) -> bool:
-        """A backup tells of a replica of a closed virtual segment. Returns whether it counts now."""
+        """Note that a backup reports a replica of a closed virtual segment. Return whether it counts."""
         if _is_whole(replica, segment):
             counts = self.heal(segment, backup_id)
             if counts and not replica.closed:
@@ -236,18 +236,18 @@ class Coverage:
         if len(segment.backups) == segment.wanted:
             self._effect(Free(backup_id, (segment.virtual_segment_id,)))
         elif replica.length > segment.head and not replica.closed:
-            self._effect(Close(None, segment, backup_id))  # it was cut off, and missed the end
+            self._effect(Close(None, segment, backup_id))  # it was disconnected when the virtual segment closed
         elif backup_id not in segment.left:
-            segment.left.append(backup_id)  # better than nothing, until there is something better
+            segment.left.append(backup_id)  # better than nothing, until there is a good one
         return False
 
     def heal(self, segment: VirtualSegment, backup_id: int) -> bool:
-        """A backup has a whole replica; False, and it goes, if there are enough."""
+        """Count a whole replica of a backup. False if it does not count; it is freed if there are enough others."""
         if backup_id in segment.backups:
             return True
         if backup_id in self.draining and segment in self.deficient:
             if backup_id not in segment.left:
-                segment.left.append(backup_id)  # kept until it is made anew elsewhere
+                segment.left.append(backup_id)  # kept until it is copied elsewhere
             return False
         if segment.virtual_segment_id not in self.segments or len(segment.backups) == segment.wanted:
             self._effect(Free(backup_id, (segment.virtual_segment_id,)))
@@ -263,10 +263,10 @@ class Coverage:
     # -- repair ----------------------------------------------------------------------------------------------------
 
     def next_deficient(self, usable: int, priority_of: Callable[[int], int] = lambda _: 0) -> VirtualSegment | None:
-        """The virtual segment to repair next, if `usable` backups are enough: with the fewest replicas, then the
-        oldest.
+        """Return the virtual segment to repair next, if `usable` backups are enough for it; None if there is none.
 
-        Those of streams of which there is no replica left come first, and then those with a higher priority.
+        Virtual segments without any replica come first, then those of streams with a higher priority, then those with
+        the fewest replicas, then the oldest.
         """
         replacing = {old for old, _ in self.replacing}
         waiting = [each for each in self.deficient if each not in replacing and each.wanted <= usable]
@@ -282,19 +282,19 @@ class Coverage:
         )
 
     def replaced(self, old: VirtualSegment, new: set[VirtualSegment]) -> None:
-        """Note that the rest of `old` is covered by `new`, too: it is retired when those are written down."""
+        """Note that `new` covers the remaining data of `old`, which is retired when the index has all of `new`."""
         self.replacing.append((old, new))
         self._retire_replaced()
 
     def _retire_replaced(self) -> None:
-        """Retire what is replaced for good; what cannot be replaced so has its turn again."""
+        """Retire virtual segments that are replaced; a failed replacement is dropped, so its repair is repeated."""
         done: list[VirtualSegment] = []
         still: list[tuple[VirtualSegment, set[VirtualSegment]]] = []
         for old, new in self.replacing:
             if old.virtual_segment_id not in self.segments:
                 continue
             if any(each in self.deficient for each in new):
-                continue  # what was to replace it is no better
+                continue  # the replacement is deficient, too
             if all(each.written for each in new):
                 done.append(old)
             else:

@@ -1,7 +1,7 @@
-"""The place at which something can be plugged into replication. Nothing of it is needed to replicate.
+"""Hooks that plug into replication, which works without them.
 
-Who plugs something in (`VirtualLogs.plug_in`) may put off what is to be sent, so that more goes together. It is called
-for runs of chunks and for batches, never for a single record, and must not raise. Without it none of this is called.
+A plug-in (`VirtualLogs.plug_in`) may delay batches, so that more data goes together. It is called for runs of chunks
+and for batches, never for a single record, and must not raise.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 class ReplicationHooks(Protocol):
-    """Called by the virtual logs of a broker. What is noted of a batch may be kept in `Batch.noted`."""
+    """Called by the virtual logs of a broker. A plug-in may keep its note about a batch in `Batch.noted`."""
 
     def on_appended(self, log: VirtualLog, batch: Batch, segment: Segment, start: int, end: int) -> None:
-        """Chunks of a segment, from `start` to `end`, have come to a batch."""
+        """Called when chunks of a segment, from `start` to `end`, were added to a batch."""
         ...
 
     def on_waiting(self, batch: Batch, segment: Segment, start: int, requests: int) -> None:
-        """So many requests more wait for a batch; chunks of their producer start there in the segment."""
+        """Called when `requests` more requests wait for a batch; their producer's chunks begin at `start`."""
         ...
 
     def puts_off(self, log: VirtualLog, batch: Batch) -> bool:
-        """Whether the next batch of a log is not sent now. Whoever puts it off sees to it that `on_pump` names the log.
+        """Whether to delay the next batch of a log. If so, a later `on_pump` has to return the log.
 
-        Asked only of a batch that was never sent, that is the last one, and for which no writer waits for room.
+        Called only for a log's last batch, if it was never sent and no writer waits for room.
         """
         ...
 
     def on_dropped(self, log: VirtualLog) -> None:
-        """Nothing of a log is sent any more."""
+        """Called when a log was dropped, so nothing of it is sent any more."""
         ...
 
     def on_pump(self) -> Iterable[VirtualLog]:
-        """Batches that can be sent are about to be. Returns the logs that were put off, and are not any more."""
+        """Called before batches are sent. Return the logs whose delay has ended."""
         ...

@@ -1,16 +1,17 @@
-"""Replication of everything a broker has: its virtual logs, its backups, and what each has of the other. Pure.
+"""Replication of a broker's data: joins its virtual logs, its backups, and their replicas. Pure.
 
     streams, appends ────────────┐                    ┌──► Send, Close, Free (`VirtualLogs.pump`)
     backups up, down, listed ────┤──► Replication ────┤──► changes of the index
-    answers and failures ────────┘                    └──► what to cover again, in the background
+    answers and failures ────────┘                    └──► data to cover again, in the background
 
-    logs        the virtual logs: what is sent, and what is answered
-    backups     which there are, and which may be used
-    coverage    what closed virtual segments cover of the log, and which have too few replicas
-    backlog     what is to be covered (again)
+    logs        the virtual logs: requests to backups, and their answers
+    backups     the known backups, and which may be used
+    coverage    the parts of the log that closed virtual segments cover, and which have too few replicas
+    backlog     the parts of the log that have to be covered (again)
 
-Here is what concerns several of these. Replicas of launches that are being recovered, or were, are never touched: the
-coordinator has them freed when they are not needed any more. Sending is for ``kera.broker.replication.replicator``.
+This module handles events that concern several of these. It never touches replicas of launches that are being, or were,
+recovered: the coordinator has them freed when they are no longer needed. ``kera.broker.replication.replicator`` sends
+the requests.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class Replication:
         random: Random | None = None,
         now_ms: int = 0,
     ) -> None:
-        """`exists`: whether anything of a segment is left in the log; `spared`: see `Backlog`.
+        """`exists`: whether the log has any data of a segment; `spared`: see `Backlog`.
 
-        `node_id`: of this broker's own node.
+        `node_id`: the id of this broker's own node.
         """
         self.limits = limits
         self.totals = ReplicationTotals()
@@ -68,12 +69,13 @@ class Replication:
             limits, self.logs, self.backups, self.coverage, self._effects, self.totals, events, spared=spared
         )
         self._others: dict[tuple[int, int], set[int]] = {}
-        """By backup and stream, replicas of earlier launches from which others may recover."""
+        """Replicas of earlier launches from which other brokers may recover, by backup and stream."""
         self._released: set[int] = set()
-        """Streams of which nobody needs them any more, for backups that come later: the last so many."""
+        """Streams whose replicas of earlier launches no broker needs; about the last `RELEASED_MAX` are remembered, for
+        backups that connect later."""
         self._note = note
         self._dropped: dict[int, set[int]] = {}
-        """Streams that were dropped while these backups were away, which may have replicas of them: a restart knows."""
+        """Dropped streams, each with the backups that were away then and may have replicas of it; also in the index."""
         events.gone.listen(self.coverage.gone)
 
     def _do(self, effect: Effect) -> None:
@@ -89,11 +91,11 @@ class Replication:
         spare_before_epoch: int = 0,
         dropped: Mapping[int, set[int]] | None = None,
     ) -> None:
-        """A launch begins, with the virtual segments that the index has; `dropped`: see `dropped_streams`.
+        """Begin a launch with the virtual segments of the index; `dropped`: see `dropped_streams`.
 
-        Replicas of launches before `recover_before_epoch` are for recovery: they cover nothing, and are freed from here
-        only when their stream goes, or is `released`. Those of launches before `spare_before_epoch` may be: they are
-        not freed either, unless they cover something that is here.
+        Replicas of launches before `recover_before_epoch` are for recovery: they cover nothing, and this broker frees
+        them only when their stream is dropped or released (`release`). Replicas of launches before `spare_before_epoch`
+        may be needed for recovery: they are not freed either, unless they cover data that is here.
         """
         self.logs.begin(broker_epoch)
         self._dropped = dict(dropped or {})
@@ -107,9 +109,9 @@ class Replication:
                 self.backups.expect(backup_id, self.logs.now_ms)
 
     def drop_stream(self, stream_id: int, error: KeraError) -> None:
-        """The stream is gone. Its records in the index go with its other records."""
+        """Forget a dropped stream. Its records in the index are removed with its other records."""
         self.logs.drop_stream(stream_id, error)
-        self.coverage.drop_stream(stream_id)  # even if it was not open, what it had is written down
+        self.coverage.drop_stream(stream_id)  # even if it was not open, the index may have virtual segments of it
         self.release(stream_id)
         away = self.backups.away()
         if away and len(self._dropped) < RELEASED_MAX:
@@ -119,7 +121,7 @@ class Replication:
         self._events.backup_work()
 
     def release(self, stream_id: int) -> None:
-        """Nothing of a stream is this broker's any more, nor recovered by others from replicas of earlier launches."""
+        """Free the replicas of a stream of earlier launches: no broker needs them, neither this one nor a recovery."""
         if not self.coverage.spare_before:
             return
         if len(self._released) >= RELEASED_MAX:
@@ -132,7 +134,7 @@ class Replication:
                 self._events.backup_work()
 
     def closed_replica(self, close: Close) -> None:
-        """A backup has closed a replica."""
+        """Handle the answer of a backup that has closed a replica."""
         if close.log is not None:
             close.log.closed(close.place, close.backup_id)
         else:
@@ -141,27 +143,27 @@ class Replication:
     # -- backups ---------------------------------------------------------------------------------------------------
 
     def backup_up(self, backup_id: int) -> None:
-        """A backup is connected, and knows of this launch."""
+        """Note that a backup is connected, and knows this launch."""
         self.backups.up(backup_id, self.logs.last_id)
         if self.logs.starved:
             self._events.backup_work()
         self._events.room()
 
     def backup_down(self, backup_id: int) -> None:
-        """A backup has failed: all virtual segments leave it that are not closed."""
+        """Note that a backup has failed: all virtual segments that are not closed leave it."""
         self.totals.backups_failed += self.backups.down(backup_id, self.logs.now_ms)
         self.logs.lost(backup_id)
         self._events.backup_work()
 
     def listed(self, backup_id: int, replicas: Iterable[backup_pb2.ReplicaInfo]) -> None:
-        """A backup that is up has these replicas of this broker, and no others."""
+        """Take the complete list of this broker's replicas on a backup that is up."""
         last_id = self.backups.listed(backup_id)
         self._others = {key: ids for key, ids in self._others.items() if key[0] != backup_id}
         has: set[int] = set()
         for replica in replicas:
             id_ = replica.virtual_segment_id
             if id_ > last_id or id_ in self.logs.opened:
-                continue  # we know better; and what has left it is told when it is closed
+                continue  # the list is outdated; if it has left the backup, the backup gets its end when it is closed
             segment = self.coverage.segments.get(id_)
             if segment is not None:
                 if self.coverage.has(backup_id, segment, replica):
@@ -179,7 +181,7 @@ class Replication:
         self._events.backup_work()
 
     def _forget_dropped(self, backup_id: int) -> None:
-        """A backup is told what it need not keep; others may be gone for good."""
+        """Forget that a backup, or one that is no longer known, may have replicas of dropped streams."""
         for stream_id, away in list(self._dropped.items()):
             away -= {each for each in away if each == backup_id or not self.backups.knows(each)}
             if not away:
@@ -187,7 +189,7 @@ class Replication:
                 self._note([delete_dropped(stream_id)], nothing)
 
     def unneeded_backups(self) -> frozenset[int]:
-        """Backups that are dead, and have nothing that is not elsewhere, too."""
+        """Return the dead backups whose replicas are all elsewhere, too."""
         dead = self.backups.dead
         found = self.backups.unneeded & dead
         if dead == found or self.backlog.replicas_needed:
@@ -196,14 +198,14 @@ class Replication:
         return frozenset(dead - {backup_id for each in segments for backup_id in self._backups_of(each)})
 
     def _backups_of(self, segment: VirtualSegment) -> list[int]:
-        """The backups that have a replica, or a part of one that may be the best there is."""
+        """Return the backups that have a replica, or a part of one that may be the best available."""
         lacking = segment in self.coverage.deficient or segment.virtual_segment_id in self.logs.opened
         return [*segment.backups, *segment.left] if lacking else segment.backups
 
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        """Time goes on."""
+        """Do the work that is due at the time `now_ms`."""
         backups, draining = self.backups, self.backups.draining
         self.logs.tick(now_ms)
         self.coverage.drain(draining)
@@ -216,5 +218,5 @@ class Replication:
 
     @property
     def virtual_segments(self) -> dict[str, int]:
-        """How many are open (or closing), and how many are closed."""
+        """The numbers of virtual segments that are open (or closing), and that are closed."""
         return {"open": len(self.logs.opened), "closed": len(self.coverage.segments)}

@@ -1,8 +1,9 @@
-"""On which backups a virtual segment goes. Pure: backups and what is known of them in, a choice out.
+"""Chooses the backups of a virtual segment, from the state of all backups. Pure.
 
-Never two replicas on one backup. As far as there are enough backups: none on the broker's own node, no two on one node,
-no two in one rack. Among equals two are drawn at random and the one with more free memory is taken: so the replicas of
-a broker are scattered over all backups, which is what makes recovery fast (thesis 6.6), and none is overrun.
+Two replicas never go to the same backup. If enough backups are available, no replica goes to the broker's own node, no
+two go to the same node, and no two to the same rack. Among equal candidates, two are drawn at random, and the one with
+more free memory is taken. So the replicas of a broker are scattered over all backups, which makes recovery fast (thesis
+6.6), and no backup is overloaded.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ class Candidate(NamedTuple):
     backup_id: int
     node_id: str
     rack: str
-    """Empty: not known."""
+    """The backup's rack; empty: unknown."""
     free_bytes: int
-    """Free memory of the backup, as far as known."""
+    """The backup's last known free memory."""
 
 
 def place(replication: int, candidates: Iterable[Candidate], *, node_id: str, random: Random) -> list[int] | None:
-    """The backups for `replication` replicas of what the broker on node `node_id` writes; None: there are too few."""
+    """Choose `replication` backups for data of the broker on node `node_id`; None if there are too few."""
     left = list(candidates)
     if len(left) < replication:
         return None
@@ -43,5 +44,5 @@ def place(replication: int, candidates: Iterable[Candidate], *, node_id: str, ra
 
 
 def _conflicts(each: Candidate, own: str, nodes: set[str], racks: set[str]) -> tuple[bool, bool, bool]:
-    """The reasons against a backup, the worst first."""
+    """Return the reasons against a backup, the worst first."""
     return each.node_id in nodes, each.node_id == own, bool(each.rack) and each.rack in racks

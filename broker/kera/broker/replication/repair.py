@@ -1,7 +1,8 @@
-"""Covers again, in the background, what has too few replicas: slowly, so that writers and readers do not notice.
+"""Replicates data with too few replicas again, in the background, so slowly that writers and readers do not notice.
 
-One virtual segment (or piece of the backlog) after the other, a piece at a time: its chunks are brought back from disk
-if they are not in memory, appended to the stream's repair log, and waited for. How fast that goes at most is a setting.
+It handles one virtual segment (or extent of the backlog) after the other, piece by piece. For each piece, it loads the
+chunks from disk if they are not in memory, appends them to the stream's repair log, and waits for the backups. A
+setting bounds the pace.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from kera.core.errors import KeraError
 log = get_logger("kera.repair")
 
 REST_S = 0.1
-"""Between looks whether there is anything to do."""
+"""Pause before the next look for work, when there was none."""
 FAILED_REST_S = 1.0
-"""After a failure: of the disk, or because backups did not take a piece."""
+"""Pause after a failure: of the disk, or because backups did not take a piece."""
 
 
 class Repair:
@@ -51,7 +52,7 @@ class Repair:
         self._rest_s = rest_s
         self._loop = asyncio.get_running_loop()
         self._free_s = 0.0
-        """When the next piece may go."""
+        """When the next piece may be sent, as a time of the loop."""
         self._failing = Repeated(log)
 
     async def run(self) -> None:
@@ -65,18 +66,18 @@ class Repair:
                     await asyncio.sleep(self._rest_s)
             except KeraError as error:
                 self._failing.goes_on("cannot repair now; retrying", error=str(error))
-                self._replication.backlog.extents.rotate(-1)  # what cannot be read does not hold up the others
+                self._replication.backlog.extents.rotate(-1)  # so an unreadable extent does not block the others
                 await asyncio.sleep(FAILED_REST_S)
             except Exception as error:  # noqa: BLE001 - a defect must not end all repair
                 self._failing.goes_on("repair failed", level="error", exc_info=error)
                 await asyncio.sleep(FAILED_REST_S)
 
     async def _next(self) -> bool:
-        """Do one thing; False when there is nothing to do."""
+        """Repair one virtual segment or extent; False if there is nothing to do now."""
         replication = self._replication
         backlog = replication.backlog
         if backlog.repairing:
-            return False  # with a piece that took too long
+            return False  # an earlier piece took too long, and is still under way
         old = backlog.next_deficient()
         if old is not None:
             new = await self._cover(old.extents)
@@ -91,7 +92,7 @@ class Repair:
         return False
 
     async def _cover(self, extents: Iterable[Extent]) -> set[VirtualSegment]:
-        """Have everything that is left of `extents` replicated; returns the virtual segments that have it."""
+        """Replicate the data that is left of `extents`; return the virtual segments that have it now."""
         places: set[VirtualSegment] = set()
         for extent in extents:
             segment = await self._in_memory(extent.address)
@@ -123,7 +124,7 @@ class Repair:
             segment.slot.unpin()
 
     async def _in_memory(self, address: SegmentAddress) -> Segment | None:
-        """The segment, brought back from disk if need be; None when it is gone. Raises `DiskFailed`."""
+        """Return the segment, loaded from disk if necessary; None if it was removed. Raises `DiskFailed`."""
         while True:
             entry = self._find(address)
             found = entry.find((address.group_id, address.segment_id)) if entry is not None else None

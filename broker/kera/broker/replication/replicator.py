@@ -1,11 +1,11 @@
-"""Carries out what replication decides: connections to backups, requests to them, and their answers.
+"""Carries out what replication decides: keeps connections to backups, sends requests, and reports their answers.
 
-A connection to each backup that the coordinator knows is kept, and made again when it is lost. Before a backup counts
-as up, it has been told to refuse older launches of this broker (docs/design-notes.md, "Fencing"); then it is asked what
-it has of it.
+The replicator keeps a connection to each backup that the coordinator knows, and reconnects after a loss. Before a
+backup counts as up, it has to refuse older launches of this broker (docs/design-notes.md, "Fencing"). Then the
+replicator asks which replicas of this broker it has.
 
-A request that is not answered in time, or a connection that breaks, fails the backup as a whole: the connection is
-aborted, so that nothing of our memory is sent any more, and everything in flight goes elsewhere.
+A request that is not answered in time, or a broken connection, fails the backup as a whole: the replicator aborts the
+connection, so that nothing of the broker's memory is sent any more, and everything in flight goes elsewhere.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ log = get_logger("kera.replicator")
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_S = 0.2
 ASK_TIMEOUT_S = 5.0
-"""For what is not on the way of writes."""
+"""Time-out of requests that writes do not wait for."""
 FREED_MAX = 1_000
-"""Replicas that one request deletes."""
+"""Maximum number of replicas that one request deletes."""
 ANSWERS_S = 5.0
-"""For so long, and up to twice as long, it counts how long a backup took to answer."""
+"""Answer times of a backup count for at least this long, and at most twice as long."""
 
 
 class Replicator:
-    """Keeps a connection to each backup, sends requests of replication there, and reports answers and failures.
+    """Keeps a connection to each backup, sends the requests of replication, and reports answers and failures.
 
     Belongs to one event loop.
     """
 
     def __init__(self, replication: Replication, ways: BackupWays, *, timeout_ms: int) -> None:
-        """`timeout_ms`: a backup that does not answer for so long has failed."""
+        """`timeout_ms`: a backup that does not answer within this time has failed."""
         self._replication = replication
         self._logs = replication.logs
         self.ways = ways
@@ -59,12 +59,12 @@ class Replicator:
         self._refusing, self._keeping = Repeated(log), Repeated(log)
 
     def begin(self, broker_id: int, broker_epoch: int) -> None:
-        """The broker is registered."""
+        """Begin to connect, now that the broker is registered."""
         self._broker_id, self._broker_epoch = broker_id, broker_epoch
         self.update_backups(self._known)
 
     async def until_fenced(self) -> None:
-        """Wait until a backup knows a newer launch of this broker, for ever if there is none. Raises `StaleEpoch`."""
+        """Wait until a backup reports a newer launch of this broker, then raise `StaleEpoch`; never returns."""
         await asyncio.shield(self._fenced)
 
     def update_backups(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
@@ -85,18 +85,18 @@ class Replicator:
 
     @property
     def known_backups(self) -> list[common_pb2.BackupInfo]:
-        """The coordinator's last list."""
+        """The coordinator's last list of backups."""
         return self._known
 
     def answer_ms(self) -> dict[int, int]:
-        """By backup that can be used, how long it takes to answer, see `AnswerTimes`."""
+        """Return how long each usable backup takes to answer, by id; see `AnswerTimes`."""
         now_s = self._loop.time()
         used = {backup_id: link for backup_id, link in self._links.items() if link.channel is not None}
         return {backup_id: round(link.answers.seconds(now_s) * 1000) for backup_id, link in sorted(used.items())}
 
     @property
     def broker_id(self) -> int:
-        """Id of this broker; 0 before it is registered."""
+        """The id of this broker; 0 before it is registered."""
         return self._broker_id
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ class Replicator:
     # -- effects ---------------------------------------------------------------------------------------------------
 
     def pump_soon(self) -> None:
-        """Do what has to be done as soon as the loop has time."""
+        """Call `pump` in the loop's next round."""
         if not (self._pumping_soon or self._closed):
             self._pumping_soon = True
             self._loop.call_soon(self._pump_later)
@@ -121,7 +121,7 @@ class Replicator:
         self.pump()
 
     def pump(self) -> None:
-        """Do what has to be done now."""
+        """Send the requests to backups that are due."""
         if self._closed:
             return
         if self._pumping:
@@ -206,7 +206,7 @@ class Replicator:
         self.pump()
 
     def _fence(self, error: StaleEpoch) -> None:
-        """A newer launch has taken over: nothing more is acknowledged."""
+        """Fail all waiting writes, because a newer launch has taken over; acknowledge nothing more."""
         self._logs.fail(NotReplicated("a newer launch of this broker has taken over; ask the coordinator"))
         if not self._fenced.done():
             log.error("a backup knows a newer launch of this broker", error=str(error))
@@ -215,7 +215,7 @@ class Replicator:
     def _free(self, backup_id: int, virtual_segment_ids: list[int]) -> None:
         link = self._links.get(backup_id)
         if link is None or link.channel is None:
-            return  # one that is away is told when it is back, and says what it has
+            return  # when a backup is back, it lists its replicas, and gets the request then
         for first in range(0, len(virtual_segment_ids), FREED_MAX):
             request = backup_pb2.FreeReplicasRequest(
                 broker_id=self._broker_id,
@@ -237,7 +237,7 @@ class Replicator:
     # -- for links -------------------------------------------------------------------------------------------------
 
     async def introduce(self, channel: FrameChannel, backup_id: int) -> None:
-        """Fence our older launches on a backup, and let it be used."""
+        """Fence older launches of this broker on a backup, and let replication use it."""
         fence = backup_pb2.FenceBrokerRequest(broker_id=self._broker_id, broker_epoch=self._broker_epoch)
         try:
             await channel.submit(api.FENCE_BROKER, fence, timeout_s=ASK_TIMEOUT_S)
@@ -248,7 +248,7 @@ class Replicator:
         self.pump()
 
     async def ask_what_it_has(self, channel: FrameChannel, backup_id: int) -> None:
-        """Let replication know what a backup has of this broker."""
+        """Ask a backup for this broker's replicas, and pass the list to replication."""
         replicas: list[backup_pb2.ReplicaInfo] = []
         request = backup_pb2.ListReplicasRequest(broker_id=self._broker_id)
         while True:
@@ -261,20 +261,20 @@ class Replicator:
         self.pump()
 
     def lost(self, backup_id: int) -> None:
-        """A backup has failed."""
+        """Report the failure of a backup to replication."""
         self._replication.backup_down(backup_id)
         self.pump()
 
 
 class AnswerTimes:
-    """How long a backup takes to answer: the mean of the last seconds, or the age of a request that waits longer.
+    """How long a backup takes to answer: the mean of the last seconds, or the age of a pending request if longer.
 
-    All times are on one clock that does not go back.
+    All times are on the same monotonic clock.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[int, float] = {}
-        """Requests without an answer, the oldest first, with when they were sent."""
+        """The times at which pending requests were sent, by number, the oldest first."""
         self._number = 0
         self._began_s = 0.0
         """When the present window began."""
@@ -282,13 +282,13 @@ class AnswerTimes:
         self._count = self._count_before = 0
 
     def sent(self, now_s: float) -> int:
-        """A request was sent; returns what `answered` names it by."""
+        """Note that a request was sent; return its number for `answered`."""
         self._number += 1
         self._waiting[self._number] = now_s
         return self._number
 
     def answered(self, number: int, now_s: float) -> None:
-        """A request has its answer."""
+        """Note that a request was answered."""
         sent_s = self._waiting.pop(number, None)
         if sent_s is not None:
             self._turn(now_s)
@@ -296,13 +296,13 @@ class AnswerTimes:
             self._count += 1
 
     def clear(self) -> None:
-        """The connection is gone, and what was known of it does not count any more."""
+        """Forget all requests and times, because the connection is gone."""
         self._waiting.clear()
         self._sum_s = self._before_s = 0.0
         self._count = self._count_before = 0
 
     def _turn(self, now_s: float) -> None:
-        """Windows that are over are forgotten, except the last one."""
+        """Begin a new window if the present one is over, and forget all windows but the last one before it."""
         if now_s < self._began_s + ANSWERS_S:
             return
         recent = now_s < self._began_s + 2 * ANSWERS_S
@@ -328,15 +328,15 @@ class _Link:
         self._info = info
         self._away, self._failing = Repeated(log), Repeated(log)
         self._connected = False
-        """Once."""
+        """Whether the backup was ever connected."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def update_address(self, info: common_pb2.BackupInfo) -> None:
-        """News of the coordinator: where the backup is, if it is somewhere else now."""
+        """Take the coordinator's information, for the next connection."""
         self._info = info
 
     def fail(self, reason: str) -> None:
-        """The backup is of no use any more; it is connected anew."""
+        """Abort the connection after a failure, and report it; `_run` connects again."""
         channel, self.channel = self.channel, None
         self.answers.clear()
         if channel is not None:
@@ -345,7 +345,7 @@ class _Link:
             self._replicator.lost(self._info.backup_id)
 
     def give_up(self) -> None:
-        """The backup is gone for good."""
+        """Stop connecting to a backup that the coordinator has forgotten."""
         self._task.cancel()
 
     async def close(self) -> None:

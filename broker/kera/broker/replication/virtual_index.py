@@ -1,7 +1,7 @@
-"""The index's record of a closed virtual segment: where its replicas are, and which parts of which segments it covers.
+"""The index's records of closed virtual segments: where their replicas are, and which parts of segments they cover.
 
-Records belong to their stream, and go with it. One that is missing does no harm: what it covered is replicated again.
-Of a stream that was dropped while backups were away, there is which these are: they may have replicas of it.
+Records belong to their stream, and are removed with it. A missing record does no harm: its data is replicated again.
+For a stream that was dropped while backups were away, the index remembers these backups: they may have replicas of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXTENT = struct.Struct("<IIQIII")
 
 
 def put_virtual_segment(place: VirtualSegment) -> Change:
-    """The change that writes down a closed virtual segment."""
+    """Return the change that records a closed virtual segment."""
     value = _HEAD.pack(place.log_id, place.head, place.checksum, place.wanted, len(place.backups), len(place.extents))
     value += b"".join(_BACKUP.pack(backup_id) for backup_id in place.backups)
     value += b"".join(_EXTENT.pack(*extent.address[1:], extent.start, extent.end) for extent in place.extents)
@@ -30,31 +30,31 @@ def put_virtual_segment(place: VirtualSegment) -> Change:
 
 
 def delete_virtual_segment(place: VirtualSegment) -> Change:
-    """The change that forgets it."""
+    """Return the change that removes the record of a virtual segment."""
     return _key(place), None
 
 
 def put_dropped(stream_id: int, backup_ids: Iterable[int]) -> Change:
-    """The change that remembers that these backups may have replicas of a stream that is gone."""
+    """Return the change that records the backups that may have replicas of a dropped stream."""
     value = b"".join(_BACKUP.pack(backup_id) for backup_id in sorted(backup_ids))
     return sealed(_DROPPED_KEY.pack(b"d", stream_id), value)
 
 
 def delete_dropped(stream_id: int) -> Change:
-    """The change that says that none has any more."""
+    """Return the change that removes the record of a dropped stream."""
     return _DROPPED_KEY.pack(b"d", stream_id), None
 
 
 class Index(Protocol):
-    """Where they are written down."""
+    """The index that has the records."""
 
     def records(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All keys with this prefix, and their values."""
+        """Iterate over all keys with this prefix, and their values."""
         ...
 
 
 def virtual_segments(index: Index) -> Iterator[VirtualSegment]:
-    """All that are written down."""
+    """Yield all recorded virtual segments."""
     for key, value in index.records(b"v"):
         _, stream_id, virtual_segment_id = _KEY.unpack(key)
         log_id, head, checksum, wanted, backups, extents = _HEAD.unpack_from(value)
@@ -74,7 +74,7 @@ def _key(place: VirtualSegment) -> bytes:
 
 
 def dropped_streams(index: Index) -> dict[int, set[int]]:
-    """Streams that are gone, and the backups that may have replicas of them."""
+    """Return the dropped streams, and the backups that may have replicas of them."""
     return {
         _DROPPED_KEY.unpack(key)[1]: {backup_id for (backup_id,) in _BACKUP.iter_unpack(value)}
         for key, value in index.records(b"d")

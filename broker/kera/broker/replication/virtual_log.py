@@ -1,24 +1,25 @@
-"""Virtual logs: what is to be replicated, in which order, and how far that is (thesis 5.3.3, 7.3). Pure.
+"""Virtual logs: the data to replicate, its order, and the progress of its replication (thesis 5.3.3, 7.3). Pure.
 
 A stream has V virtual logs on a broker, which its entries share. A virtual log holds no data: it refers to runs of
 chunks in segments, gathers them in batches, and gives each batch a place in a virtual segment:
 
     appends ──► queue of batches ──plan()──► in flight, to R backups side by side ──acknowledged──► complete
-                     ▲ what gathers while a batch is under way goes with the next one (group commit)
+                     ▲ runs that arrive while a batch is under way go with the next one (group commit)
 
     virtual segment   0          acknowledged by all R      head          capacity
                       ├── durable ──┼── batches in flight ────┼── free ─────┤
 
-* What is plugged in may put off the last batch, so that more goes with it (``kera.broker.replication.hooks``).
-* Batches complete in the order of the log, whatever the order of the answers. A run that is complete is on all R
-  backups, and moves the durable head of its segment if that waits for replicas.
-* A virtual segment lives on R backups that were chosen when it was opened. It closes when it is full, when nobody has
-  written for some time, or when a backup fails: then it is *sealed* at what all had acknowledged, what was in flight
-  goes to the next one, elsewhere, and repair brings it back to R copies later.
-* Every answer, failure and choice comes in as a call; what has to be sent goes out as `Send`, `Close` and `Free`.
+* A plug-in may delay the last batch, so that more data goes with it (``kera.broker.replication.hooks``).
+* Batches complete in the order of the log, whatever the order of the answers. A complete run is on all R backups, and
+  moves the durable head of its segment if that follows the replicas.
+* A virtual segment lives on R backups that are chosen when it is opened. It closes when it is full, when it has been
+  idle for some time, or when a backup fails. In the last case it is *sealed* at the length that all backups have
+  acknowledged, the batches in flight go to the next virtual segment, elsewhere, and repair later restores R copies.
+* Every answer, failure and choice comes in as a call; requests to backups go out as `Send`, `Close` and `Free`.
 
-Batches and virtual segments are in ``kera.broker.replication.virtual_segment``. Which virtual logs there are, and which
-backups are chosen, is for ``kera.broker.replication.virtual_logs``, sending for ``kera.broker.replication.replicator``.
+``kera.broker.replication.virtual_segment`` has the batches and virtual segments. The virtual logs of all streams, and
+the choice of backups, are in ``kera.broker.replication.virtual_logs``; ``kera.broker.replication.replicator`` sends the
+requests.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from kera.core.errors import KeraError, invariant
 
 @dataclass(slots=True)
 class Send:
-    """Append a batch to a replica."""
+    """A request to append a batch to a replica."""
 
     log: VirtualLog
     batch: Batch
@@ -53,10 +54,10 @@ class Send:
 
 @dataclass(slots=True)
 class Close:
-    """Close a replica at the virtual segment's length, and cut what it has beyond that."""
+    """A request to close a replica at the virtual segment's length, and to cut off any data beyond it."""
 
     log: VirtualLog | None
-    """None: the virtual segment is closed, and the replica was out of reach when that happened."""
+    """None: the virtual segment was closed while the replica was out of reach."""
     place: VirtualSegment
     backup_id: int
 
@@ -65,7 +66,7 @@ Effect = Send | Close | Free
 
 
 Opener = Callable[["VirtualLog"], VirtualSegment | None]
-"""Opens the next virtual segment of a log; None when there are not enough backups."""
+"""Opens the next virtual segment of a log; returns None if there are not enough backups."""
 
 
 class VirtualLog:
@@ -85,33 +86,33 @@ class VirtualLog:
         totals: ReplicationTotals,
         after: list[VirtualLog] | None = None,
     ) -> None:
-        """`after`: logs that its entries had before; nothing is sent until they have nothing more to send."""
+        """`after`: logs that its entries had before; this log sends nothing until they have sent everything."""
         self.stream_id = stream_id
         self.log_id = log_id
         self.replication = replication
-        """R: copies on backups."""
+        """R, the number of copies on backups."""
         self.open: VirtualSegment | None = None
         self.lag_bytes = 0
-        """Size of the data that are not complete."""
+        """Size of the data that is not complete."""
         self.starved = False
-        """There are not enough backups for the next virtual segment."""
+        """Whether there are not enough backups for the next virtual segment."""
         self._limits = limits
         self._batch_bytes_max = min(limits.request_bytes_max, limits.segment_bytes)
         self._on_closed = on_closed
         self._after = after or []
         self._queue: deque[Batch] = deque()
-        """To be sent. Those at its left may have been sent before, and are in flight as well."""
+        """Batches to send. The first ones may have been sent before, and are then also in `_in_flight`."""
         self._in_flight: deque[Batch] = deque()
-        """In the order of the log; complete ones leave at the left."""
+        """Batches that were sent, in the order of the log; complete batches leave at the left."""
         self._in_flight_bytes = 0
         self._places: dict[VirtualSegment, None] = {}
-        """Open, or closing."""
+        """The virtual segments that are open, or closing."""
         self.totals = totals
 
-    # -- what comes in ---------------------------------------------------------------------------------------------
+    # -- appends ---------------------------------------------------------------------------------------------------
 
     def append(self, segment: Segment, start: int, end: int, now_ms: int, *, persist: bool = False) -> Batch:
-        """Refer to chunks of a segment that is in memory; returns the batch they go with."""
+        """Append a reference to chunks of a segment in memory; return their batch."""
         size = end - start
         batch = self._queue[-1] if self._queue else None
         run = batch.runs.get(segment) if batch is not None else None
@@ -128,7 +129,7 @@ class VirtualLog:
         return batch
 
     def last(self) -> Batch | None:
-        """The batch behind which nothing is pending; None when nothing is."""
+        """Return the last batch that is not complete; None if all are."""
         if self._queue and not self._queue[-1].sent:
             return self._queue[-1]
         return self._in_flight[-1] if self._in_flight else None
@@ -140,28 +141,28 @@ class VirtualLog:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is not complete."""
+        """Whether any batch is not complete."""
         return bool(self._queue or self._in_flight)
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is open or under way."""
+        """Whether no virtual segment is open or closing, and no batch is under way."""
         return not (self._queue or self._in_flight or self._places)
 
     def lag_ms(self, now_ms: int) -> int:
-        """Age of the oldest thing that is not complete."""
+        """Return the age of the oldest batch that is not complete; 0 if all are."""
         oldest = self._in_flight[0] if self._in_flight else self._queue[0] if self._queue else None
         return max(0, now_ms - oldest.born_ms) if oldest is not None else 0
 
     @property
     def in_flight(self) -> int:
-        """Batches that were sent and are not complete."""
+        """The number of batches that are on their way to backups."""
         return sum(batch.place is not None for batch in self._in_flight)
 
-    # -- what goes out ---------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------
 
     def plan(self, now_ms: int, open_next: Opener, hooks: ReplicationHooks | None = None) -> list[Effect]:
-        """The requests to send now."""
+        """Return the requests to send now."""
         effects: list[Effect] = []
         if self._after:
             if any(log.busy for log in self._after):
@@ -189,12 +190,12 @@ class VirtualLog:
         return effects
 
     def _gathers(self, batch: Batch) -> bool:
-        """Whether a batch waits for others that are in flight. What is sent again does not: they wait for it."""
+        """Whether a batch waits for others in flight; for batches that were not sent before."""
         limits, size = self._limits, batch.length
         return size < limits.pipelined_bytes_min or self._in_flight_bytes + size > limits.in_flight_bytes_max
 
     def _may_wait(self, batch: Batch) -> bool:
-        """Whether a batch may be put off: more can go with it, and nobody waits for room."""
+        """Whether a batch may be delayed: more data can go with it, and no writer waits for room."""
         return not batch.sent and len(self._queue) == 1 and batch.length < self._batch_bytes_max and not self.lags
 
     def _send(self, batch: Batch, place: VirtualSegment, now_ms: int, effects: list[Effect]) -> None:
@@ -211,12 +212,12 @@ class VirtualLog:
         effects += [Send(self, batch, place, backup_id) for backup_id in place.backups]
 
     def close_open(self, effects: list[Effect]) -> None:
-        """End the open virtual segment; its replicas are closed when all of it is complete."""
+        """End the open virtual segment; its replicas are closed when all its batches are complete."""
         if self.open is not None:
             self._end(self.open, effects)
 
     def _end(self, place: VirtualSegment, effects: list[Effect]) -> None:
-        """Nothing more comes to a virtual segment; it is closed as soon as what it has is complete."""
+        """Let a virtual segment take no more batches, and close it as soon as its batches are complete."""
         place.ended = True
         if self.open is place:
             self.open = None
@@ -237,12 +238,12 @@ class VirtualLog:
             place.close()
             self._on_closed(place)
 
-    # -- what comes back -------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------------
 
     def acknowledged(self, batch: Batch, place: VirtualSegment, backup_id: int) -> list[Effect]:
-        """A backup has a batch; returns what to do about it."""
+        """Note that a backup has a batch; return the requests that follow."""
         if batch.place is not place:
-            return []  # the answer of a replica that was given up meanwhile
+            return []  # the virtual segment was given up meanwhile
         batch.missing.discard(backup_id)
         return self._complete()
 
@@ -270,20 +271,20 @@ class VirtualLog:
         return effects
 
     def closed(self, place: VirtualSegment, backup_id: int) -> None:
-        """A backup has closed its replica."""
+        """Note that a backup has closed its replica."""
         if place.closing is not None:
             place.closing.discard(backup_id)
             self._close_when_all_have(place)
 
     def lost(self, backup_id: int) -> list[Effect]:
-        """A backup has failed: leave it; returns what to do about it."""
+        """Let all virtual segments leave a backup that has failed; return the requests that follow."""
         effects: list[Effect] = []
         for place in [place for place in self._places if backup_id in place.backups]:
             self.leave(place, backup_id, effects)
         return effects + self._complete()
 
     def leave(self, place: VirtualSegment, backup_id: int, effects: list[Effect]) -> None:
-        """One backup cannot take a virtual segment (any more): seal it, and go on elsewhere."""
+        """Seal a virtual segment that a backup cannot take (any more), and continue elsewhere."""
         if place not in self._places or backup_id not in place.backups:
             return
         place.backups.remove(backup_id)
@@ -296,10 +297,10 @@ class VirtualLog:
             self._end(each, effects)
 
     def _send_again(self, place: VirtualSegment) -> dict[VirtualSegment, None]:
-        """Send everything again from the first batch of `place` on that is not complete, in the order of the log.
+        """Queue all batches again from the first incomplete one of `place` on, in the order of the log.
 
-        That takes along what is in flight to other virtual segments: so each has batches that follow each other in the
-        log. Returns those that lost batches; nothing more may come to them.
+        That includes batches in flight to other virtual segments, so that each has consecutive batches of the log.
+        Returns the virtual segments that lost batches; they must not get any more.
         """
         batches = list(self._in_flight)
         first = next((index for index, batch in enumerate(batches) if batch.place is place), len(batches))
@@ -321,7 +322,7 @@ class VirtualLog:
         return ended
 
     def expire(self, before_ms: int, error: KeraError) -> None:
-        """Tell those that wait since `before_ms` that it takes too long; their chunks stay to be replicated."""
+        """Fail the waiters of batches from before `before_ms`; their chunks are still to be replicated."""
         for batches in (self._in_flight, self._queue):
             for batch in batches:
                 if batch.born_ms > before_ms:
@@ -329,7 +330,7 @@ class VirtualLog:
                 batch.finish(error)
 
     def shed(self) -> list[Extent]:
-        """Forget what was never sent and nobody waits for; returns it, to be covered later."""
+        """Forget the batches that were never sent and that no request waits for; return their extents."""
         extents = []
         for batch in [batch for batch in self._queue if not batch.sent and not batch.waiters]:
             self._queue.remove(batch)
@@ -341,7 +342,7 @@ class VirtualLog:
         return extents
 
     def drop(self, error: KeraError) -> list[Effect]:
-        """The stream is gone: forget everything; returns what to do about it."""
+        """Forget everything of a dropped stream; return the requests that follow."""
         batches = [*self._in_flight, *(batch for batch in self._queue if not batch.sent)]
         self._in_flight.clear()
         self._queue.clear()

@@ -1,9 +1,9 @@
-"""The virtual logs of all streams of a broker: which there are, what they have to send, and where that goes. Pure.
+"""The virtual logs of all streams of a broker: plans their requests, and places their virtual segments. Pure.
 
     appends ──► VirtualLogs ──pump()──► Send, Close, Free ──► Replicator ──► acknowledged, refused
 
-A stream has V virtual logs, which its entries share, and one more for what is covered again (``backlog``). Their
-virtual segments are placed on ``backups``; when they are closed, ``coverage`` has them.
+A stream has V virtual logs, which its entries share, and another one for data that is covered again (``backlog``).
+Their virtual segments are placed on ``backups``; ``coverage`` gets them when they are closed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from kera.broker.replication.virtual_segment import Batch, Extent, ReplicationTo
 from kera.core.errors import KeraError, NotReplicated
 
 REPAIR_LOG_ID = (1 << 32) - 1
-"""The log of each stream through which data are covered again."""
+"""Id of each stream's log for data that is covered again."""
 IDLE_CLOSED_MAX = 8
-"""Virtual segments that are closed at once, to make room on backups that are full."""
+"""Maximum number of virtual segments that are closed at once to make room on full backups."""
 IDLE_MS_MIN = 500
-"""Younger ones are not closed for that."""
+"""Virtual segments that were written to more recently are not closed for that."""
 
 
 class VirtualLogLag(NamedTuple):
-    """How far a virtual log is behind."""
+    """The lag of a virtual log."""
 
     stream_id: int
     log_id: int
@@ -47,24 +47,24 @@ class StreamLogs:
         self.replication = replication
         self._entries = entries
         self.by_replicas = by_replicas
-        """Readers and writers wait for backups: nothing may be put off until later."""
+        """Whether readers and writers wait for backups, so no data may be moved to the backlog."""
         self.logs: list[VirtualLog] = []
         self.draining: list[VirtualLog] = []
-        """Those of before the number of logs was changed."""
+        """The logs from before the number of logs was changed, until they are settled."""
         self.repair: VirtualLog | None = None
         self.priority = 0
-        """Streams with a higher one go first."""
+        """Streams with a higher priority go first."""
 
     def of(self, streamlet_id: int, entry: int) -> VirtualLog:
-        """The log of an entry."""
+        """Return the log of an entry."""
         return self.logs[(streamlet_id * self._entries + entry) % len(self.logs)]
 
     def all(self) -> list[VirtualLog]:
-        """Every log in which there may be something."""
+        """Return all logs, including those for repair and from before a change of their number."""
         return [*self.logs, *self.draining, *([self.repair] if self.repair is not None else [])]
 
     def set_by_replicas(self, by_replicas: bool) -> None:  # noqa: FBT001 - what it sets is called so
-        """Whether readers and writers wait for backups from now on."""
+        """Set `by_replicas`."""
         self.by_replicas = by_replicas
 
     def set_priority(self, priority: int) -> None:
@@ -72,18 +72,18 @@ class StreamLogs:
         self.priority = priority
 
     def shed(self) -> list[Extent]:
-        """Forget what cannot be sent now and nobody waits for; returns it, to be covered later."""
+        """Forget the data that was never sent and that no request waits for; return its extents."""
         return [extent for log in self.logs for extent in log.shed()] if not self.by_replicas else []
 
 
 def priority_of(streams: Mapping[int, StreamLogs], stream_id: int) -> int:
-    """The priority of a stream; 0 if it is not here."""
+    """Return the priority of a stream; 0 if it is not here."""
     stream = streams.get(stream_id)
     return stream.priority if stream is not None else 0
 
 
 class VirtualLogs:
-    """The virtual logs of all streams. It places their virtual segments on backups, and routes answers to them."""
+    """The virtual logs of all streams; places their virtual segments on backups, and routes answers to the logs."""
 
     def __init__(
         self,
@@ -96,14 +96,14 @@ class VirtualLogs:
         *,
         now_ms: int,
     ) -> None:
-        """`effects`: what has to be done at backups, to which others add, too."""
+        """`effects`: the requests to backups, to which other parts add, too."""
         self.now_ms = now_ms
-        """Set by `tick`."""
+        """The time of the last `tick`."""
         self.streams: dict[int, StreamLogs] = {}
         self.opened: dict[int, VirtualSegment] = {}
         """Virtual segments that are not closed, by id."""
         self.last_id = 0
-        """Id of the newest virtual segment."""
+        """The id of the newest virtual segment."""
         self._limits = limits
         self._backups = backups
         self._coverage = coverage
@@ -111,17 +111,17 @@ class VirtualLogs:
         self._totals = totals
         self._events = events
         self._work: dict[VirtualLog, None] = {}
-        """Logs that may have something to send."""
+        """Logs that may have requests to send."""
         self._hooks: ReplicationHooks | None = None
         self._active: dict[VirtualLog, None] = {}
-        """Logs that are not settled, and some that were not at the last tick: of many streams, most are quiet."""
+        """All logs that are not settled, and some that were not at the last tick; a tick looks at no others."""
 
     def begin(self, broker_epoch: int) -> None:
-        """A launch begins: ids of its virtual segments are above those of earlier ones."""
+        """Begin a launch: the ids of its virtual segments are above those of earlier launches."""
         self.last_id = broker_epoch << 32
 
     def plug_in(self, hooks: ReplicationHooks) -> None:
-        """Call these from now on."""
+        """Call these hooks from now on."""
         self._hooks = hooks
 
     # -- streams ---------------------------------------------------------------------------------------------------
@@ -129,14 +129,14 @@ class VirtualLogs:
     def open_stream(
         self, stream_id: int, *, replication: int, entries: int, virtual_logs: int, by_replicas: bool
     ) -> StreamLogs:
-        """The logs of a stream, which is new here or was restored: then `Backlog.restore` follows for its entries."""
+        """Create the logs of a stream; for a restored stream, `Backlog.restore` of its entries has to follow."""
         stream = self.streams[stream_id] = StreamLogs(stream_id, replication, entries, by_replicas=by_replicas)
         stream.logs = [self._log(stream, log_id) for log_id in range(virtual_logs)]
         self._coverage.adopt(stream_id)
         return stream
 
     def set_virtual_logs(self, stream: StreamLogs, virtual_logs: int) -> None:
-        """Change the number of logs of a stream: new ones take over, and wait until the old ones have sent all."""
+        """Change the number of a stream's logs: new logs take over, and wait until the old ones have sent all."""
         if virtual_logs == len(stream.logs):
             return
         stream.draining = [log for log in (*stream.draining, *stream.logs) if not log.settled]
@@ -148,7 +148,7 @@ class VirtualLogs:
         self._events.backup_work()
 
     def drop_stream(self, stream_id: int, error: KeraError) -> None:
-        """The stream is gone, if it was here."""
+        """Forget a dropped stream, if it was here, and fail its waiters with `error`."""
         stream = self.streams.pop(stream_id, None)
         for log in stream.all() if stream is not None else ():
             self._effects += log.drop(error)
@@ -159,7 +159,7 @@ class VirtualLogs:
         self.opened = {id_: segment for id_, segment in self.opened.items() if segment.stream_id != stream_id}
 
     def repair_log(self, stream_id: int) -> VirtualLog | None:
-        """The log of a stream for what is covered again. None: the stream is gone."""
+        """Return the log of a stream for data that is covered again; None if the stream is gone."""
         stream = self.streams.get(stream_id)
         if stream is None:
             return None
@@ -184,7 +184,7 @@ class VirtualLogs:
     # -- appends ---------------------------------------------------------------------------------------------------
 
     def append(self, log: VirtualLog, segment: Segment, start: int, end: int, *, persist: bool = False) -> Batch:
-        """Have chunks of a segment that is in memory replicated; returns the batch they go with."""
+        """Replicate chunks of a segment in memory; return their batch."""
         batch = log.append(segment, start, end, self.now_ms, persist=persist)
         self._work[log] = self._active[log] = None
         if self._hooks is not None:
@@ -192,12 +192,12 @@ class VirtualLogs:
         return batch
 
     def wait(self, batch: Batch, segment: Segment, start: int, requests: int) -> None:
-        """So many requests more wait for a batch; chunks of their producer start there in the segment."""
+        """Note that `requests` more requests wait for a batch; their producer's chunks begin at `start`."""
         if self._hooks is not None:
             self._hooks.on_waiting(batch, segment, start, requests)
 
     def pump(self) -> list[Effect]:
-        """The requests to send now."""
+        """Return the requests to send now."""
         hooks = self._hooks
         if hooks is not None:
             self._work.update((log, None) for log in hooks.on_pump())
@@ -225,7 +225,7 @@ class VirtualLogs:
         return segment
 
     def _close_idle(self) -> None:
-        """Backups are full: close what nobody writes to, so that they can put it on disk."""
+        """Close idle virtual segments, so that full backups can move them to disk."""
         idle = [
             (log.open.touched_ms, number, log)
             for number, log in enumerate(self._all())
@@ -237,7 +237,7 @@ class VirtualLogs:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def acknowledged(self, send: Send) -> None:
-        """A backup has a batch."""
+        """Handle the answer of a backup that has a batch."""
         log = send.log
         lagged = log.lags
         self._effects += log.acknowledged(send.batch, send.place, send.backup_id)
@@ -246,10 +246,10 @@ class VirtualLogs:
             self._events.room()
 
     def refused(self, effect: Send | Close, *, full: bool) -> None:
-        """A backup cannot take one virtual segment: another one is found."""
+        """Handle the refusal of a backup that cannot take a virtual segment: continue elsewhere."""
         if isinstance(effect, Send) and effect.batch.place is not effect.place:
-            return  # it was given up meanwhile, and goes elsewhere
-        if effect.log is None:  # a replica that came too late to count
+            return  # the virtual segment was given up meanwhile, and the batch goes elsewhere
+        if effect.log is None:  # the virtual segment is closed, and goes on without this replica
             if effect.backup_id not in effect.place.left:
                 effect.place.left.append(effect.backup_id)
             return
@@ -267,32 +267,33 @@ class VirtualLogs:
             self._work.update((each, None) for each in (*stream.draining, *stream.logs) if each.busy)
 
     def _closed(self, segment: VirtualSegment) -> None:
-        """A virtual segment is closed on all its backups, or was given up with nothing in it."""
+        """Pass on a virtual segment that is closed on all its backups, or was given up empty."""
         self.opened.pop(segment.virtual_segment_id, None)
         if segment.stream_id not in self.streams or not segment.head:
             return
         self._coverage.closed(segment)
         for backup_id in segment.left:
-            if self._backups.is_up(backup_id):  # it is back, and can be told where the virtual segment ended
+            if self._backups.is_up(backup_id):  # it is back, and can close its replica at the right length
                 self._effects.append(Close(None, segment, backup_id))
 
     # -- backups that come and go ----------------------------------------------------------------------------------
 
     @property
     def starved(self) -> bool:
-        """Whether something waits for a backup to come."""
+        """Whether a log waits for more backups."""
         return any(log.starved for log in self._work)
 
     def lost(self, backup_id: int) -> None:
-        """A backup has failed: all virtual segments leave it that are not closed."""
+        """Let all virtual segments that are not closed leave a backup that has failed."""
         for log in self._all():
             self._effects += log.lost(backup_id)
             self._go_on(log)
 
     def leave(self, draining: set[int], restarting: set[int], lasting: int) -> None:
-        """Leave backups that are to be empty, or about to stop, as far as there are `lasting` others.
+        """Leave backups that are being drained, or about to stop, if the `lasting` others are enough for a stream.
 
-        What leaves one that stops is closed, and keeps its replica there; what leaves one that is drained does not.
+        A virtual segment on a stopping backup is closed, and keeps its replica there. On a draining backup, it is
+        sealed without that replica.
         """
         for segment in [each for each in self.opened.values() if draining.intersection(each.backups)]:
             stream = self.streams.get(segment.stream_id)
@@ -308,7 +309,7 @@ class VirtualLogs:
     # -- time, and the end -----------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        """Time goes on: tell those that wait too long, close what nobody writes to."""
+        """Fail requests that have waited too long, and close idle virtual segments."""
         self.now_ms = now_ms
         limits = self._limits
         text = f"the chunk is in the broker's memory, but its backups did not have it within {limits.wait_ms_max} ms"
@@ -329,16 +330,16 @@ class VirtualLogs:
 
     @property
     def has_work(self) -> bool:
-        """Whether there may be something to do at backups."""
+        """Whether there may be requests to send."""
         return bool(self._work or self._effects)
 
     def fail(self, error: KeraError) -> None:
-        """Nothing will be replicated any more: tell all who wait."""
+        """Fail all waiting requests, because nothing will be replicated any more."""
         for log in self._all():
             log.expire(self.now_ms, error)
 
     def close_open(self, stream_id: int | None = None) -> None:
-        """Close the open virtual segments of a stream, or all, so that they are written down: somebody waits."""
+        """Close the open virtual segments of a stream, or of all, because a caller waits for them to be recorded."""
         for log in self._all():
             if stream_id in (None, log.stream_id) and not log.busy:
                 log.close_open(self._effects)
@@ -346,11 +347,11 @@ class VirtualLogs:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is open or under way."""
+        """Whether all logs are settled."""
         return all(log.settled for log in self._all())
 
     def lag(self) -> list[VirtualLogLag]:
-        """The lag of each virtual log."""
+        """Return the lag of each virtual log."""
         return [
             VirtualLogLag(log.stream_id, log.log_id, log.lag_bytes, log.lag_ms(self.now_ms), log.in_flight)
             for log in self._all()

@@ -1,7 +1,7 @@
-"""The parts of virtual logs: runs of chunks, the batches that they go in, and the virtual segments where those lie.
+"""The parts of virtual logs: runs of chunks, batches of runs, and virtual segments with batches.
 
-Plain data, changed by ``kera.broker.replication.virtual_log`` (and, once a virtual segment is closed, by
-``kera.broker.replication.coverage``).
+Plain data; ``kera.broker.replication.virtual_log`` changes it, and ``kera.broker.replication.coverage`` once a virtual
+segment is closed.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from kera.core.errors import KeraError
 from kera.core.format.chunk import chained_checksums
 
 GATHER_MS_MAX = 500
-"""How long a batch that cannot be sent gathers."""
+"""How long a batch that cannot be sent takes more chunks."""
 
 
 @dataclass(slots=True)
 class Free:
-    """Delete replicas."""
+    """A request to delete replicas."""
 
     backup_id: int
     virtual_segment_ids: tuple[int, ...]
 
 
 class SegmentRun:
-    """A reference to chunks that follow each other in a segment, which stays in memory meanwhile."""
+    """A reference to consecutive chunks of a segment, which it keeps in memory."""
 
     __slots__ = ("end", "segment", "start")
 
@@ -41,7 +41,7 @@ class SegmentRun:
 
 
 class Batch:
-    """Data that are, or will be, replicated with one request."""
+    """Data that goes to each backup with one request."""
 
     __slots__ = (
         "born_ms",
@@ -64,30 +64,30 @@ class Batch:
         self.runs: dict[Segment, SegmentRun] = {}
         self.length = 0
         self.persist = False
-        """To the disks of the backups."""
+        """Whether the data has to reach the disks of the backups."""
         self.waiters: list[Done] = []
         self.born_ms = now_ms
         self.noted: Any = None
         """The note of a plug-in about this batch (``kera.broker.replication.hooks``)."""
         self.sent = False
-        """At least once: nothing is added any more."""
+        """Whether it was sent at least once, so it takes no more chunks."""
         self.place: VirtualSegment | None = None
-        """Where it is on its way to; None: it has to be sent (again)."""
+        """The virtual segment that it was sent to; None: it has to be sent (again)."""
         self.offset = 0
         self.checksum = 0
         """Checksum of the virtual segment before this batch."""
         self.checksum_after = 0
         self.missing: set[int] = set()
-        """The backups that have yet to acknowledge it."""
+        """The backups that have not acknowledged it yet."""
         self.completed = False
-        """It is on R backups, and so is everything before it."""
+        """Whether it is on R backups, and so is everything before it."""
         self.over = False
-        """It is completed, or given up."""
+        """Whether it is completed, or given up."""
 
     def takes(self, run: SegmentRun | None, start: int, size: int, now_ms: int, bytes_max: int) -> bool:
-        """Whether more chunks can go with it; `run`: what it has of their segment.
+        """Whether the batch takes more chunks; `run`: its run of their segment.
 
-        One that has waited for long takes none: who waits for it loses patience at the same time.
+        A batch that has waited for `GATHER_MS_MAX` takes none, because all its requests time out at the same time.
         """
         fits = self.length + size <= bytes_max and now_ms - self.born_ms < GATHER_MS_MAX
         return not self.sent and fits and (run is None or run.end == start)
@@ -98,11 +98,11 @@ class Batch:
         return self.place is not None and not self.missing
 
     def views(self) -> list[memoryview]:
-        """The chunks, where they are."""
+        """Return views of the chunks in memory."""
         return [run.segment.slot.view[run.start : run.end] for run in self.runs.values()]
 
     def checksum_from(self, checksum: int) -> int:
-        """`checksum`, taken on over the chunks of this batch."""
+        """Return `checksum`, continued over the chunks of this batch."""
         for run in self.runs.values():
             ends = run.segment.chunk_ends
             of_run = ends[bisect_right(ends, run.start) : bisect_right(ends, run.end)]
@@ -110,14 +110,14 @@ class Batch:
         return checksum
 
     def finish(self, error: KeraError | None) -> None:
-        """Tell who waits; they are told once."""
+        """Call the waiters; each is called once."""
         waiters, self.waiters = self.waiters, []
         for done in waiters:
             done(error)
 
 
 class Extent(NamedTuple):
-    """Part of a segment that a virtual segment has."""
+    """A part of a segment."""
 
     address: SegmentAddress
     start: int
@@ -151,32 +151,32 @@ class VirtualSegment:
         self.stream_id = stream_id
         self.log_id = log_id
         self.backups = backups
-        """That have a replica each; fewer than `wanted` after a failure."""
+        """The backups that have a replica; fewer than `wanted` after a failure."""
         self.wanted = len(backups)
         self.head = 0
-        """Where the next batch goes: bytes from its start, which are those of its replicas."""
+        """Offset of the next batch in the virtual segment, and in its replicas."""
         self.checksum = 0
-        """Over the checksums of its chunks."""
+        """Checksum over the checksums of its chunks."""
         self.extents: list[Extent] = []
-        """The complete extents; for a closed virtual segment, all that it has."""
+        """The complete extents; for a closed virtual segment, all of its data."""
         self.left: list[int] = []
-        """Backups that are not among `backups` any more, and still have something of it: freed when it is retired."""
+        """Backups that are no longer among `backups`, but may have a part of it: freed when it is retired."""
         self._newest: dict[SegmentAddress, int] = {}
-        """Where in `extents` the newest part of a segment is, as long as more may come."""
+        """The index in `extents` of each segment's newest part, until this virtual segment is closed."""
         self.pending = 0
-        """Batches that have a place in it and are not complete."""
+        """Number of its batches that are not complete."""
         self.closing: set[int] | None = None
-        """Once it is complete: the backups that have yet to close their replicas."""
+        """The backups that have not closed their replicas yet; None before it is ended and complete."""
         self.ended = False
-        """Nothing more comes to it."""
+        """Whether it takes no more batches."""
         self.touched_ms = now_ms
         self.live = 0
-        """Segments of which anything is left in the log, once it is closed."""
+        """For a closed virtual segment: the number of its segments that have data left in the log."""
         self.written = False
-        """The index has it."""
+        """Whether the index has it."""
 
     def cover(self, run: SegmentRun) -> None:
-        """A run is complete."""
+        """Add a complete run to the extents."""
         address = run.segment.address
         newest = self._newest.get(address)
         if newest is not None and self.extents[newest].end == run.start:
@@ -186,15 +186,15 @@ class VirtualSegment:
             self.extents.append(Extent(address, run.start, run.end))
 
     def close(self) -> None:
-        """It is closed: nothing comes any more."""
+        """Note that it is closed."""
         self._newest = {}
 
     def freed(self) -> list[Free]:
-        """The requests to backups when it is removed."""
+        """Return the requests to delete its replicas."""
         return [Free(backup_id, (self.virtual_segment_id,)) for backup_id in (*self.backups, *self.left)]
 
     def addresses(self) -> set[SegmentAddress]:
-        """The segments that it has something of."""
+        """Return the segments that it has data of."""
         return {extent.address for extent in self.extents}
 
 
@@ -203,14 +203,14 @@ class ReplicationTotals:
     """Totals since the start, over all virtual logs."""
 
     batches: int = 0
-    """That all their backups have."""
+    """Completed batches."""
     bytes: int = 0
-    """In them."""
+    """Bytes in completed batches."""
     batches_sent_again: int = 0
     virtual_segments_opened: int = 0
     virtual_segments_closed: int = 0
     virtual_segments_sealed: int = 0
-    """Because a backup failed."""
+    """Virtual segments that were sealed because a backup failed, refused, or was drained."""
     virtual_segments_repaired: int = 0
     virtual_segments_retired: int = 0
     bytes_repaired: int = 0
