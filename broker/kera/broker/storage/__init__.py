@@ -1,7 +1,7 @@
-"""Memory and disk: what is written, kept in memory, loaded again, removed, and found by a start.
+"""Memory and disk: writes segments, keeps them in memory, loads and removes them, and finds them after a start.
 
-``persistence`` decides, and owns the memory; ``jobs`` are what it plans, ``segment_files`` performs them on ``disk``,
-``index`` (LMDB; ``index_format`` says how) remembers them. ``loads``, ``removals`` and ``adoptions`` are parts of it,
-and ``restart`` finds after a start what there was. Others use `PersistenceManager`, `Restart` and the index; which
-chunks have to be durable before anybody reads them is left to ``replication``.
+``persistence`` plans ``jobs``, and owns the memory. ``segment_files`` performs the jobs on ``disk`` and records them in
+``index`` (LMDB, in the format of ``index_format``). ``loads``, ``removals`` and ``arrivals`` are parts of the
+persistence manager, and ``restart`` finds the data of earlier launches. Other packages use `PersistenceManager`,
+`Restart` and the index. ``replication`` decides which chunks have to be durable before readers get them.
 """

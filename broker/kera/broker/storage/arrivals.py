@@ -1,11 +1,10 @@
-"""Data that come to the log from elsewhere: records of future segments, and then their files. Part of the persistence
-manager; pure.
+"""Segments from elsewhere: adds their index records, and then their files. Part of the persistence manager; pure.
 
-    graft     entries get segments that this broker has not written: records of what is to come, all in one change
-    install   the file of such a segment is complete and durable: it gets its name, and the record its physical id
+    graft     entries get records of segments that this broker has not written, all in one change
+    install   the file of such a segment is complete and durable: it gets its name, and its record the physical id
 
-One job at a time. Entries that it touches are locked meanwhile, as for any change of their records. A job that failed
-is done again before any other; what it does can be done twice.
+Only one job runs at a time. The entries that it touches are locked meanwhile, as for any change of their records. A
+failed job is repeated before any other; repeating it is harmless.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from kera.core.base.telemetry import get_logger
 log = get_logger("kera.persistence")
 
 INSTALLED_MAX = 64
-"""Segments in one job."""
+"""Maximum number of segments in one job."""
 
 
 class _Installation(NamedTuple):
@@ -47,7 +46,7 @@ class Arrivals:
         on_arrived: Callable[[ArriveJob], None],
         writes: Callable[[], set[bytes]] = set,
     ) -> None:
-        """`on_arrived`: memory follows the index. `writes`: keys of records that somebody else is about to write."""
+        """`on_arrived`: updates memory after the index; `writes`: returns the keys that the index writer will write."""
         self._writes = writes
         self._index = index
         self._books = books
@@ -61,36 +60,36 @@ class Arrivals:
         self._busy = False
 
     def graft(self, grafts: dict[Entry, Graft], changes: list[Change], done: Done) -> None:
-        """Have entries grow by segments whose records are among `changes`; `done` when memory and index have them."""
+        """Add segments to entries, with their records in `changes`; call `done` when memory and index have them."""
         self._grafts.append((grafts, changes, done))
         self._books.events.disk_work()
 
     def install(self, entry: Entry, key: Key, record: SegmentRecord, done: Done, *, replaces: int = TO_COME) -> None:
-        """The file of a segment is complete: `record` is what the index is to have of it.
+        """Install the complete file of a segment, with `record` as its record in the index.
 
-        `replaces`: the file that it had.
-        `done` is called when it has; or, without that, when the segment is gone or was dropped.
+        `replaces`: the physical id that the index has for it now.
+        Calls `done` when the index has the record, or when the segment was removed, dropped or given another file.
         """
         self._install[entry, key] = _Installation(record, done, replaces)
         self._books.events.disk_work()
 
     def cancel(self, entry: Entry) -> None:
-        """The entry is gone."""
+        """Cancel the installations of an entry that was dropped."""
         for item in [item for item in self._install if item[0] is entry]:
             self._install.pop(item).done(None)
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do, except what only time will bring."""
+        """Whether no job is under way or queued; a failed job that waits for its retry does not count."""
         return not (self._grafts or self._install or self._busy)
 
     @property
     def waits(self) -> bool:
-        """Whether something has to be done again."""
+        """Whether a failed job waits for its retry."""
         return self._failed is not None
 
     def plan(self, now_ms: int) -> ArriveJob | None:
-        """The next job, if any; it must be performed and then given to `finished`."""
+        """Return the next job, if any; it must be performed and then given to `finished`."""
         if self._busy or not (self._grafts or self._install or self._failed):
             return None
         if self._failed is not None:
@@ -105,7 +104,7 @@ class Arrivals:
             grafts, changes, done = item
             changes = changes + [put_entry(entry.log_id, entry.grafted(graft)) for entry, graft in grafts.items()]
             if self._locked.intersection(grafts) or others.intersection(key for key, _ in changes):
-                continue  # with one that is in this job already; or what is written later would be older
+                continue  # its entries are in this job already, or the index writer would overwrite it with older data
             self._grafts.remove(item)
             job.changes += changes
             job.grafts += grafts.items()
@@ -141,14 +140,14 @@ class Arrivals:
         self._lock(job, entry)
 
     def finished(self, job: ArriveJob, now_ms: int) -> None:
-        """The job was performed: take note, tell who waits."""
+        """Record the result of a performed job, and call its `done` functions if it has succeeded."""
         self._busy = False
         if job.error is not None:
             self._books.totals.disk_errors += 1
             self._failing.goes_on(
                 "cannot take in segments; retrying", level="error", error=str(job.error), retry_ms=RETRY_MS
             )
-            # Its entries stay locked: what has to be written of them has been decided.
+            # Its entries stay locked, because the changes of their records are already decided.
             self._failed = replace(job, error=None)
             self._retry_ms = now_ms + RETRY_MS
             return

@@ -1,4 +1,4 @@
-"""The books that all parts of the persistence manager keep together."""
+"""The state that all parts of the persistence manager share."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class Books:
     events: Events
     totals: DiskTotals = field(default_factory=DiskTotals)
     locked: set[Entry] = field(default_factory=set)
-    """With a change of their records under way: there is never more than one."""
+    """Entries with a change of their records under way; each has at most one."""

@@ -1,11 +1,11 @@
 """The disk, as the log needs it: files that are written in place and are durable when a call returns.
 
-`LocalDisk` writes around the page cache (O_DIRECT) where the file system can: fast, with next to no CPU time, and
-without pushing other data out of memory. All addresses, offsets and lengths are multiples of `BLOCK_BYTES`, as that
-asks for; slots of the arena are so by themselves.
+`LocalDisk` writes around the page cache (O_DIRECT) if the file system supports it: that is fast, takes little CPU time,
+and does not evict other data from memory. O_DIRECT needs addresses, offsets and lengths that are multiples of
+`BLOCK_BYTES`; slots of the arena are aligned like this anyway.
 
-Everything here blocks, and is called from threads of its own. Errors are those of the operating system (``OSError``):
-what they mean is decided by the caller.
+Everything here blocks, and is called on separate threads. Errors are those of the operating system (``OSError``); the
+caller decides what they mean.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Disk(Protocol):
     """The file operations of the log. Simulations implement them with errors, torn writes and crashes."""
 
     def create(self, path: Path, reserve_bytes: int) -> None:
-        """Make an empty file, in a directory made if need be, with room reserved; durable."""
+        """Create an empty file with reserved room, durably; create its directory if necessary."""
         ...
 
     def write(self, path: Path, offset: int, data: memoryview) -> None:
@@ -42,23 +42,23 @@ class Disk(Protocol):
         ...
 
     def overwrite(self, path: Path, data: memoryview) -> None:
-        """Make a file of `data`, whole blocks, or one consist of it; durable but for its name when this returns."""
+        """Create or replace a file with `data`, whole blocks; durable when this returns, except for the file's name."""
         ...
 
     def move(self, path: Path, to: Path) -> None:
-        """Give a file another name, which no other has, in a directory made if need be; durable."""
+        """Rename a file durably, to a name that no file has; create its directory if necessary."""
         ...
 
     def read(self, path: Path, offset: int, into: memoryview) -> int:
-        """Read into `into`, whole blocks, from `offset` on; returns how many bytes there were."""
+        """Read into `into`, whole blocks, from `offset` on; return how many bytes were read."""
         ...
 
     def truncate(self, path: Path, length: int) -> None:
-        """Give back what is behind `length`."""
+        """Cut a file to `length`."""
         ...
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is not there is removed already. A loss of power may bring it back."""
+        """Remove a file, if it exists. A loss of power may bring it back."""
         ...
 
     def sync_removals(self, paths: Iterable[Path]) -> None:
@@ -66,23 +66,23 @@ class Disk(Protocol):
         ...
 
     def names(self, path: Path) -> list[str]:
-        """The names in a directory; none in one that does not exist."""
+        """Return the names in a directory; none if it does not exist."""
         ...
 
     def length(self, path: Path) -> int:
-        """The length of a file, in bytes."""
+        """Return the length of a file, in bytes."""
         ...
 
     def modified_us(self, path: Path) -> int:
-        """When a file was written to last, in microseconds since the Unix epoch."""
+        """Return when a file was last written to, in microseconds since the Unix epoch."""
         ...
 
 
 class LocalDisk:
-    """The real one."""
+    """The disk of a real file system."""
 
     def __init__(self, root: Path, calls: FileCalls = FILE_CALLS) -> None:
-        """Find out whether the file system of `root`, which exists, writes around the page cache."""
+        """Find out whether the file system of `root`, which must exist, supports O_DIRECT."""
         self.direct = direct_flag(root, calls)
         self._calls = calls
 
@@ -92,7 +92,7 @@ class LocalDisk:
         fd = self._calls.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             if reserve_bytes:
-                self._calls.reserve(fd, 0, reserve_bytes)  # a full disk shows here, and not in the middle of a write
+                self._calls.reserve(fd, 0, reserve_bytes)  # so a full disk shows here, not in the middle of a write
         except OSError:
             self.remove(path)
             raise

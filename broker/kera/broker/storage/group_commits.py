@@ -1,6 +1,6 @@
-"""Group commit: what has gathered for level `persisted` since the last commit goes to disk in one go. Pure.
+"""Group commit: one write brings all appends to disk that have waited for level `persisted` since the last one. Pure.
 
-Here is who waits for what; ``kera.broker.storage.segment_writer`` writes it.
+This module keeps the waiting requests; ``kera.broker.storage.segment_writer`` writes their data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kera.core.errors import NotPersisted
 
 @dataclass(slots=True)
 class _Pending:
-    """Somebody waits until these are durable on disk."""
+    """A request that waits until its data is durable on disk."""
 
     wanted: list[tuple[Segment, int]]
     done: Done
@@ -29,7 +29,7 @@ class GroupCommits:
 
     def __init__(self, books: Books) -> None:
         self.dirty: dict[Entry, None] = {}
-        """With something that the next commit has to write."""
+        """The entries that the next commit has to write."""
         self._books = books
         self._pending: list[_Pending] = []
 
@@ -45,7 +45,7 @@ class GroupCommits:
         self._books.events.disk_work()
 
     def written(self, job: StoreJob) -> None:
-        """A job was performed: tell whom it concerns."""
+        """Complete or fail the requests that a performed job decides."""
         written = {part.segment for part in job.parts}
 
         def over(pending: _Pending) -> bool:
@@ -59,7 +59,7 @@ class GroupCommits:
             elif job.error is not None and any(segment in written for segment, _ in pending.wanted):
                 cause = self._books.disk.full(job.error)
                 for segment, _ in pending.wanted:
-                    self.dirty[segment.entry] = None  # it stays to be done, whoever asks for it again
+                    self.dirty[segment.entry] = None  # the next commit tries again
                 pending.done(NotPersisted(cause.message, **cause.attributes))
             else:
                 return False
@@ -68,7 +68,7 @@ class GroupCommits:
         self._tell(over)
 
     def dropped(self) -> None:
-        """Segments were dropped: what waits for them never comes."""
+        """Fail the requests that wait for dropped segments."""
 
         def over(pending: _Pending) -> bool:
             if _is_dropped(pending):

@@ -1,11 +1,10 @@
-"""The index of what is on the broker's disk, in LMDB: which segments there are, in which files, and what they hold.
+"""The index of the broker's disk, in LMDB: which segments exist, in which files, and what they hold.
 
-The index is never evidence. Chunks say themselves where they belong, so whatever of the index is damaged or gone is
-made anew from the segment files (``kera.broker.storage.restart``). It is what makes a start cheap: nothing of it but
-one record per entry is looked at, however long the history is, and a segment that is on disk only takes no memory but
-its record here.
+The index is not the only evidence: chunks name their segments, so a start can rebuild damaged or missing records from
+the segment files (``kera.broker.storage.restart``). The index makes a start cheap: a start reads only one record per
+entry, however long the history is. A segment that is only on disk takes no memory besides its record here.
 
-How keys and values look is said in ``kera.broker.storage.index_format``.
+``kera.broker.storage.index_format`` describes keys and values.
 
 One thread writes (`commit`, durable when it returns), any thread reads.
 """
@@ -66,27 +65,27 @@ _META = b"m"
 
 FORMAT = 1
 MAP_BYTES = 64 << 30
-"""Address space, not memory: the index of half a billion segments."""
+"""Address space, not memory: enough for the index of half a billion segments."""
 LOCK_BYTES = 16 << 10
-"""More than LMDB's lock file takes with `READERS_MAX` readers."""
+"""More than LMDB's lock file needs for `READERS_MAX` readers."""
 READERS_MAX = 64
 CHECK_TIMEOUT_S = 300.0
 
 
 CopyIndex = Callable[[Path, Path], dict[str, int]]
-"""Copies the intact records of an index, and reports, as ``kera.broker.storage.index_copy``."""
+"""Copies the intact records of an index, and returns counts, as ``kera.broker.storage.index_copy``."""
 OpenEnvironment = Callable[..., lmdb.Environment]
-"""Opens a database, as `lmdb.open`, which it is if nobody says otherwise."""
+"""Opens a database; by default `lmdb.open`."""
 OpenIndex = Callable[[Path], "tuple[SegmentIndex, bool]"]
 """See `SegmentIndex.open_checked`."""
 
 
 class CopyFailed(Exception):
-    """The process that copied has ended before its end."""
+    """The copying process has failed, or has taken too long."""
 
 
 class SegmentIndex:
-    """The index of one broker, in LMDB: one thread writes, any thread reads. `open` makes it."""
+    """The index of one broker, in LMDB: one thread writes, any thread reads. `open` creates the object."""
 
     def __init__(self, path: Path, environment: lmdb.Environment) -> None:
         self.path = path
@@ -94,11 +93,11 @@ class SegmentIndex:
         self._file = path / "data.mdb"
         self._identity = identity_of(self._file)
         self.was_closed = False
-        """There is a checksum of the last launch, which it writes last of all: it ended in good order."""
+        """Whether the last launch stopped cleanly: it then leaves a checksum, which it writes last of all."""
 
     @classmethod
     def open(cls, path: Path, *, durable: bool = True, environment_of: OpenEnvironment | None = None) -> SegmentIndex:
-        """Open the index in `path`, or make it. Raises `StartError`."""
+        """Open the index in `path`, or create it. Raises `StartError`."""
         path.mkdir(parents=True, exist_ok=True)
         reserve_lock(path / "lock.mdb", LOCK_BYTES)
         try:
@@ -118,11 +117,11 @@ class SegmentIndex:
         copying: CopyIndex | None = None,
         environment_of: OpenEnvironment | None = None,
     ) -> tuple[SegmentIndex, bool]:
-        """Open the index in `path` after making sure that nothing in it can harm; and whether all of it was there.
+        """Open the index in `path` after checking it; return it, and whether it is complete.
 
-        After a clean stop its checksum is compared. Otherwise a process of its own copies what is intact: damaged pages
-        of LMDB can crash whoever follows them; or `copying` does that. False when records were damaged or are gone:
-        then it must be repaired.
+        After a clean stop, its checksum is compared. Otherwise a separate process (or `copying`) copies the intact
+        records, because damaged pages of LMDB can crash the process that reads them. The second value is False if
+        records were damaged or are missing: then the caller has to repair the index.
         """
         data, checksum = path / "data.mdb", path / "data.crc32"
         whole = True
@@ -142,25 +141,25 @@ class SegmentIndex:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def meta(self) -> dict[str, Any]:
-        """The broker's notes about itself; empty for a new index."""
+        """Return the index's record about the broker; empty for a new index."""
         value = self.record(_META)
         return {} if value is None else dict(json.loads(value))
 
     def segment(self, address: SegmentAddress) -> SegmentRecord | None:
-        """The record of a segment, None when it is not on disk."""
+        """Return the record of a segment; None if it is not on disk."""
         value = self.record(segment_key(address))
         return None if value is None else segment_record(value)
 
     def following(self, address: SegmentAddress) -> tuple[SegmentAddress, SegmentRecord] | None:
-        """The first segment of the same entry behind `address`, which need not exist itself."""
+        """Return the first segment of the same entry behind `address`, which itself need not exist."""
         return next(self.segments(address[:3], after=address), None)
 
     def segments(
         self, entry: tuple[int, int, int], *, after: SegmentAddress | None = None
     ) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
-        """The segments of an entry in order, those behind `after` if it is given.
+        """Yield the segments of an entry in order, or those behind `after`.
 
-        Each is looked up anew: between two of them the index may change.
+        Each is looked up anew, because the index may change between two of them.
         """
         prefix = ENTRY_KEY.pack(b"s", *entry)
         key = prefix if after is None else segment_key(after) + b"\0"
@@ -169,79 +168,79 @@ class SegmentIndex:
             key = found[0] + b"\0"
 
     def entry(self, entry: EntryId) -> EntryRecord | None:
-        """The record of an entry, None when nothing of it was ever stored."""
+        """Return the record of an entry; None if none of its data was ever stored."""
         value = self.record(ENTRY_KEY.pack(b"e", *entry))
         return None if value is None else entry_record(value)
 
     def entries(self) -> Iterator[EntryId]:
-        """All entries that have a record."""
+        """Yield all entries that have a record."""
         for key, _ in self.records(b"e"):
             yield EntryId(*ENTRY_KEY.unpack(key)[1:])
 
     def producers(self, stream_id: int, streamlet_id: int) -> dict[int, ProducerRecord]:
-        """The producers of a streamlet."""
+        """Return the progress of a streamlet's producers."""
         prefix = struct.pack(">cQI", b"p", stream_id, streamlet_id)
         return {
             PRODUCER_KEY.unpack(key)[3]: ProducerRecord(*PRODUCER.unpack(value)) for key, value in self.records(prefix)
         }
 
     def digests(self, stream_id: int, streamlet_id: int, producer_id: int) -> Digests | None:
-        """The digests of a producer's last chunks; None: nothing was written down of them."""
+        """Return the digests of a producer's last chunks; None if the index has none."""
         value = self.record(PRODUCER_KEY.pack(b"q", stream_id, streamlet_id, producer_id))
         return None if value is None else digests_record(value)
 
     def cursors(self, entry: EntryId) -> dict[str, Position]:
-        """How far consumer groups have read an entry."""
+        """Return how far consumer groups have read an entry."""
         prefix = ENTRY_KEY.pack(b"c", *entry)
         return {key[len(prefix) :].decode(): Position(*POSITION.unpack(value)) for key, value in self.records(prefix)}
 
     def removals(self) -> list[int]:
-        """Physical ids of files that are to be removed."""
+        """Return the physical ids of files that have to be removed."""
         return [REMOVAL_KEY.unpack(key)[1] for key, _ in self.records(b"r")]
 
     def removal(self, physical_id: int) -> SegmentAddress | None:
-        """The segment that a file has that is to be removed, as far as is known."""
+        """Return the segment in a file that has to be removed; None if unknown."""
         return removal_record(self.record(REMOVAL_KEY.pack(b"r", physical_id)) or b"")
 
     def stream_ids(self) -> set[int]:
-        """Streams of which there is anything."""
+        """Return the streams that have any records."""
         keys = (key for kind in (b"e", b"v", b"i") for key, _ in self.records(kind))
         return {stream_id for key in keys if (stream_id := stream_of(key)) is not None}
 
     def keys_of_stream(self, stream_id: int) -> list[bytes]:
-        """All keys that have to do with a stream."""
+        """Return all keys of a stream."""
         kinds = (b"e", b"s", b"p", b"q", b"c", b"v", b"o", b"h", b"i", b"u")
         return [key for kind in kinds for key, _ in self.records(struct.pack(">cQ", kind, stream_id))]
 
     def keys_of_streamlet(self, stream_id: int, streamlet_id: int) -> list[bytes]:
-        """All keys that have to do with one streamlet only."""
+        """Return all keys of one streamlet."""
         kinds = (b"e", b"s", b"p", b"q", b"c", b"o", b"h", b"u")
         return [key for kind in kinds for key, _ in self.records(ORIGIN_KEY.pack(kind, stream_id, streamlet_id))]
 
     def origin(self, stream_id: int, streamlet_id: int) -> OriginRecord | None:
-        """The origin of a streamlet that was taken over; None: it was not, or all of it is here for good."""
+        """Return the origin of a streamlet that was taken over; None if it was not, or all of it is here for good."""
         value = self.record(ORIGIN_KEY.pack(b"o", stream_id, streamlet_id))
         return None if value is None else origin_record(value)
 
     def segments_of_streamlet(
         self, stream_id: int, streamlet_id: int
     ) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
-        """All segments of a streamlet, entry by entry."""
+        """Yield all segments of a streamlet, entry by entry."""
         for key, value in self.records(ORIGIN_KEY.pack(b"s", stream_id, streamlet_id)):
             yield SegmentAddress(*SEGMENT_KEY.unpack(key)[1:]), segment_record(value)
 
     def segments_of_stream(self, stream_id: int) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
-        """All segments of a stream."""
+        """Yield all segments of a stream."""
         for key, value in self.records(struct.pack(">cQ", b"s", stream_id)):
             yield SegmentAddress(*SEGMENT_KEY.unpack(key)[1:]), segment_record(value)
 
     def all_segments(self) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
-        """All segments of all streams."""
+        """Yield all segments of all streams."""
         for key, value in self.records(b"s"):
             yield SegmentAddress(*SEGMENT_KEY.unpack(key)[1:]), segment_record(value)
 
     def open_segments(self, entry: EntryId) -> list[tuple[SegmentAddress, SegmentRecord]]:
-        """Segments of an entry whose files are still written to: they are its last ones."""
+        """Return an entry's open segments, whose files are still written to: they are its last ones."""
         prefix = ENTRY_KEY.pack(b"s", *entry)
         found = []
         with self._environment.begin() as transaction:
@@ -256,7 +255,7 @@ class SegmentIndex:
         return found[::-1]
 
     def record(self, key: bytes) -> bytes | None:
-        """The value of a key without its checksum; None when there is none that is intact."""
+        """Return the value of a key without its checksum; None if there is no intact one."""
         with self._environment.begin() as transaction:
             value = transaction.get(key)
         return None if value is None or not intact(key, value) else value[: -CRC.size]
@@ -269,7 +268,7 @@ class SegmentIndex:
             return cursor.key(), cursor.value()
 
     def records(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All keys with this prefix, and their values without the checksum."""
+        """Yield all keys with this prefix, and their values without the checksum."""
         with self._environment.begin() as transaction:
             cursor = transaction.cursor()
             there = cursor.set_range(prefix)
@@ -280,8 +279,8 @@ class SegmentIndex:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def commit(self, changes: Iterable[Change], meta: dict[str, Any] | None = None) -> None:
-        """Make all changes, or none. Raises ``OSError`` when the disk does not take them."""
-        if identity_of(self._file) != self._identity:  # a file without a name goes with the process
+        """Make all changes, or none. Raises ``OSError`` if the disk does not take them."""
+        if identity_of(self._file) != self._identity:  # a file without a name would be lost with the process
             problem = "removed or replaced while the broker runs; put it back, or restart the broker, which rebuilds it"
             raise OSError(errno.ESTALE, problem, str(self._file))
         try:
@@ -292,7 +291,7 @@ class SegmentIndex:
                     else:
                         transaction.put(key, merged(key, value, transaction.get(key)))
                 if meta is not None:
-                    # Jobs end in any order: a number that was given once must not be given again.
+                    # Jobs end in any order, but an id must never be given twice.
                     old = transaction.get(_META)
                     known = json.loads(old[: -CRC.size])["next_physical_id"] if old is not None else 1
                     meta = dict(meta, next_physical_id=max(known, meta["next_physical_id"]))
@@ -302,7 +301,7 @@ class SegmentIndex:
             raise OSError(getattr(error, "code", 0), f"index {self.path}: {error}") from error
 
     def close(self, *, clean: bool = False) -> None:
-        """Close the environment; `clean`: leave a checksum, which spares the next start its check."""
+        """Close the environment; `clean`: leave a checksum, so the next start need not copy the index."""
         self._environment.sync(True)  # noqa: FBT003 - lmdb's own signature
         self._environment.close()
         if clean:
@@ -310,7 +309,10 @@ class SegmentIndex:
 
 
 def file_checksum(path: Path) -> str:
-    """A checksum over a file, in hexadecimal digits. Not crc32c: to that, records ending with theirs all look alike."""
+    """Return a checksum of a file, in hexadecimal digits.
+
+    It is not a crc32c, for which all records that end with their own crc32c look alike.
+    """
     checksum = 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(8 << 20):
@@ -319,7 +321,7 @@ def file_checksum(path: Path) -> str:
 
 
 def copy_apart(source: Path, target: Path) -> dict[str, int]:
-    """See ``kera.broker.storage.index_copy``, in a process of its own. Raises `CopyFailed`."""
+    """Run ``kera.broker.storage.index_copy`` in a separate process; return its counts. Raises `CopyFailed`."""
     command = [sys.executable, "-m", "kera.broker.storage.index_copy", str(source), str(target)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False)  # noqa: S603 - ourselves
@@ -332,7 +334,7 @@ def copy_apart(source: Path, target: Path) -> dict[str, int]:
 
 
 def _copy_intact(path: Path, copying: CopyIndex) -> bool:
-    """Replace the index by a copy of its intact records; returns whether that was all of it."""
+    """Replace the index by a copy of its intact records; return whether these are all records."""
     copy = path.with_name(path.name + ".copy")
     shutil.rmtree(copy, ignore_errors=True)
     try:

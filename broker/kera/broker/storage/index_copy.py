@@ -1,9 +1,9 @@
-"""Copy the intact records of an index: ``python -m kera.broker.storage.index_copy FROM TO``, a process of its own.
+"""Copies the intact records of an index: ``python -m kera.broker.storage.index_copy FROM TO``, a separate process.
 
-LMDB has no checksums of its own, and trusts its pages. Whoever reads a damaged one may crash, which is why this is not
-done where anything could be lost. Prints, as JSON, how many records are intact, damaged, and missing from the tree, and
-whether the copy could be written: on a full disk it is only looked at them. Databases by name are ``foreign``: an index
-has none, but the metadata of a coordinator do.
+LMDB has no checksums, and trusts its pages. A process that reads a damaged page may crash, so the copy runs in a
+process where nothing can be lost. It prints, as JSON, how many records are intact, damaged, and missing from the tree,
+and whether the copy could be written: on a full disk it only checks the records. ``foreign`` counts named databases: an
+index has none, but the metadata of a coordinator does.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kera.broker.storage.index_format import intact
 
 BATCH_RECORDS = 10_000
 OTHERS = frozenset({b"store", b"records"})
-"""Databases by name that a coordinator's metadata have. No key of an index is as short as these."""
+"""The named databases in a coordinator's metadata. No key of an index looks like these."""
 
 
 def copy_intact(source: Path, target: Path) -> dict[str, int]:
-    """Copy the intact records, and return the counts that the process prints."""
+    """Copy the intact records; return the counts that the process prints."""
     with lmdb.open(str(source), map_size=MAP_BYTES, readonly=True, lock=False) as old:
         expected = old.stat()["entries"]
         records: list[tuple[bytes, bytes]] = []
@@ -58,7 +58,7 @@ def copy_intact(source: Path, target: Path) -> dict[str, int]:
 
 
 class _Copy:
-    """The copy, as long as the disk takes it."""
+    """The copy, which is given up when the disk does not take it."""
 
     def __init__(self, path: Path) -> None:
         self._environment: lmdb.Environment | None = None
@@ -67,7 +67,7 @@ class _Copy:
             self._environment = lmdb.open(str(path), map_size=MAP_BYTES, sync=False, lock=False, mode=0o600)
 
     def add(self, records: list[tuple[bytes, bytes]]) -> None:
-        """In order: these come behind those that are there."""
+        """Append records, which must be in order and behind those already there."""
         if self._environment is None:
             return
         try:
@@ -79,7 +79,7 @@ class _Copy:
             self._environment = None
 
     def close(self) -> bool:
-        """Whether all of it is on disk."""
+        """Close the copy; return whether all of it is on disk."""
         if self._environment is None:
             return False
         try:

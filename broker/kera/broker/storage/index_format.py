@@ -1,4 +1,4 @@
-"""How what is known of the log is written down in the index: keys and values. Pure: bytes in and out.
+"""The format of the index: keys and values of its records about the log. Pure: bytes in and out.
 
 key (big-endian, so that LMDB's order is the order of the log)       value (ends with a crc32c over key and value)
 "m"                                                                  JSON: format, whether the broker runs, counters
@@ -37,7 +37,7 @@ from kera.core.format.checksum import crc32c
 from kera.core.format.punctuation import NO_TIME
 
 GAPS_MAX = 64
-"""Maximum of gaps of an entry: each is one loss of the host's memory."""
+"""Maximum number of gaps of an entry; each gap is one loss of the host's memory."""
 
 CRC = struct.Struct("<I")
 ENTRY_KEY = struct.Struct(">cQII")
@@ -57,7 +57,7 @@ _SOURCE = struct.Struct("<IQ")
 
 
 def put_segment(address: SegmentAddress, record: SegmentRecord) -> Change:
-    """The change that writes `record`."""
+    """Return the change that writes `record`."""
     value = _SEGMENT.pack(
         record.physical_id,
         record.length,
@@ -74,12 +74,12 @@ def put_segment(address: SegmentAddress, record: SegmentRecord) -> Change:
 
 
 def delete_segment(address: SegmentAddress) -> Change:
-    """The change that forgets a segment."""
+    """Return the change that deletes the record of a segment."""
     return segment_key(address), None
 
 
 def put_entry(entry: EntryId, record: EntryRecord) -> Change:
-    """The change that writes `record`."""
+    """Return the change that writes `record`."""
     value = _ENTRY.pack(
         *record.start,
         record.start_record,
@@ -96,17 +96,17 @@ def put_entry(entry: EntryId, record: EntryRecord) -> Change:
 
 
 def put_producer(stream_id: int, streamlet_id: int, producer_id: int, record: ProducerRecord) -> Change:
-    """The change that writes `record`."""
+    """Return the change that writes `record`."""
     return sealed(PRODUCER_KEY.pack(b"p", stream_id, streamlet_id, producer_id), PRODUCER.pack(*record))
 
 
 def no_producer(stream_id: int, streamlet_id: int, producer_id: int) -> list[Change]:
-    """The changes that delete what is known of a producer."""
+    """Return the changes that delete the records of a producer."""
     return [(PRODUCER_KEY.pack(kind, stream_id, streamlet_id, producer_id), None) for kind in (b"p", b"q")]
 
 
 def put_digests(stream_id: int, streamlet_id: int, found: Mapping[int, Digests]) -> list[Change]:
-    """The changes that add the digests of chunks, by producer, to those that are there: see `merged`."""
+    """Return the changes that add digests of chunks, by producer, to the stored ones: see `merged`."""
     return [
         _digests_change(PRODUCER_KEY.pack(b"q", stream_id, streamlet_id, producer_id), digests)
         for producer_id, digests in found.items()
@@ -114,9 +114,9 @@ def put_digests(stream_id: int, streamlet_id: int, found: Mapping[int, Digests])
 
 
 def merged(key: bytes, value: bytes, before: bytes | None) -> bytes:
-    """The value to write for a change, given the present value. Both have their checksums.
+    """Return the value to write for a change, given the present value `before`. Both include their checksums.
 
-    Digests are added to those before them; all other records are replaced.
+    Digests are joined with the present ones; all other records are replaced.
     """
     if key[:1] != b"q" or before is None or not intact(key, before):
         return value
@@ -129,41 +129,41 @@ def _digests_change(key: bytes, digests: Digests) -> Change:
 
 
 def put_cursor(entry: EntryId, consumer_group: str, position: Position) -> Change:
-    """The change that writes how far a consumer group has read."""
+    """Return the change that writes how far a consumer group has read."""
     return sealed(ENTRY_KEY.pack(b"c", *entry) + consumer_group.encode(), POSITION.pack(*position))
 
 
 def put_origin(stream_id: int, streamlet_id: int, record: OriginRecord) -> Change:
-    """The change that writes `record`."""
+    """Return the change that writes `record`."""
     value = _ORIGIN.pack(record.next_group_id, record.records_lost, len(record.sources))
     value += b"".join(_SOURCE.pack(*source) for source in sorted(record.sources))
     return sealed(ORIGIN_KEY.pack(b"o", stream_id, streamlet_id), value)
 
 
 def put_removal(physical_id: int, address: SegmentAddress | None = None) -> Change:
-    """The change that remembers a file to be removed; `address`: if it has this segment, and no other one."""
+    """Return the change that marks a file for removal; `address`: remove it only if it has this segment."""
     return sealed(REMOVAL_KEY.pack(b"r", physical_id), b"" if address is None else _ADDRESS.pack(*address))
 
 
 def delete_removal(physical_id: int) -> Change:
-    """The change that says that the file is gone."""
+    """Return the change that deletes the mark of a removed file."""
     return REMOVAL_KEY.pack(b"r", physical_id), None
 
 
 def stream_of(key: bytes) -> int | None:
-    """The stream that a key belongs to."""
+    """Return the stream of a key; None if it belongs to no stream."""
     return int.from_bytes(key[1:9], "big") if key[:1] in b"espqcvohiu" and len(key) > 1 else None
 
 
 def streamlet_of(key: bytes) -> tuple[int, int] | None:
-    """The stream and streamlet that a key belongs to, if it belongs to one streamlet."""
+    """Return the stream and streamlet of a key; None if it does not belong to a single streamlet."""
     if key[:1] not in b"espqcohu" or len(key) <= 1:
         return None
     return int.from_bytes(key[1:9], "big"), int.from_bytes(key[9:13], "big")
 
 
 def with_gap(gaps: tuple[Gap, ...], gap: Gap) -> tuple[Gap, ...]:
-    """One gap more; the oldest are joined when they are too many."""
+    """Return `gaps` with another gap; if there are too many, the two oldest are joined."""
     gaps = (*gaps, gap)
     if len(gaps) <= GAPS_MAX:
         return gaps
@@ -171,17 +171,17 @@ def with_gap(gaps: tuple[Gap, ...], gap: Gap) -> tuple[Gap, ...]:
 
 
 def segment_key(address: SegmentAddress) -> bytes:
-    """Key of a segment's record."""
+    """Return the key of a segment's record."""
     return SEGMENT_KEY.pack(b"s", *address)
 
 
 def sealed(key: bytes, value: bytes) -> Change:
-    """The change that writes `value`, with its checksum."""
+    """Return the change that writes `value`, with its checksum."""
     return key, value + CRC.pack(crc32c(value, crc32c(key)))
 
 
 def intact(key: bytes, value: bytes) -> bool:
-    """Whether a record is what was written."""
+    """Whether the checksum of a record is right."""
     if len(value) < CRC.size:
         return False
     (checksum,) = CRC.unpack_from(value, len(value) - CRC.size)
@@ -201,7 +201,7 @@ def entry_record(value: bytes) -> EntryRecord:
     )
     gaps_end = _ENTRY.size + gaps * _GAP.size
     watermarks = (NO_TIME, NO_TIME)
-    if len(value) >= gaps_end + _WATERMARKS.size:  # else it was written before there were any
+    if len(value) >= gaps_end + _WATERMARKS.size:  # otherwise an earlier version wrote it
         watermarks = _WATERMARKS.unpack_from(value, gaps_end)
     return EntryRecord(
         Position(group, segment, offset),

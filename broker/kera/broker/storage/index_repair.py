@@ -1,4 +1,4 @@
-"""Makes the index anew from the segment files, in whole or in part; and what a start has found, for the metrics."""
+"""Rebuilds the index from the segment files, completely or in part; and the findings of a start, for the metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kera.core.format.punctuation import is_punctuation
 log = get_logger("kera.restart")
 
 UNKNOWN_CRC = 0
-"""Makes a load look at each chunk: right for a file that a crash has cut."""
+"""Makes a load verify each chunk, which a file that a crash has cut needs."""
 
 
 @dataclass(slots=True)
@@ -35,11 +35,11 @@ class StartFindings:
     """The findings of the start, for the log and the metrics."""
 
     attached: bool = False
-    """The arena of the last launch."""
+    """Whether the arena of the last launch was found."""
     lost_memory: bool = False
-    """The last launch did not stop by itself, and its arena is gone."""
+    """Whether the last launch did not stop cleanly, and its arena is gone."""
     repaired: bool = False
-    """The index was made anew, in whole or in part."""
+    """Whether the index was rebuilt, completely or in part."""
     segments_in_memory: int = 0
     bytes_in_memory: int = 0
     open_files: int = 0
@@ -49,7 +49,7 @@ class StartFindings:
 
 
 def producers_of(headers: list[ChunkHeader], known: dict[int, ProducerRecord]) -> dict[int, ProducerRecord]:
-    """Bring `known` up to date with chunks; returns it."""
+    """Update `known` with the producers of chunks; return it."""
     for header in headers:
         if is_punctuation(header):
             continue
@@ -59,13 +59,13 @@ def producers_of(headers: list[ChunkHeader], known: dict[int, ProducerRecord]) -
 
 
 def producer_changes(address: SegmentAddress, headers: list[ChunkHeader]) -> list[Change]:
-    """The changes to the index for the producers of a segment's chunks."""
+    """Return the changes to the index for the producers of a segment's chunks."""
     changes = [put_producer(*address[:2], *item) for item in producers_of(headers, {}).items()]
     return changes + put_digests(*address[:2], digests_of(table(headers)))
 
 
 def entry_with(entry: EntryRecord, address: SegmentAddress, record: SegmentRecord) -> EntryRecord:
-    """`entry` with one more stored segment behind its others."""
+    """Return the record of `entry` with another stored segment behind the others."""
     start, start_record = entry.start, entry.start_record
     if start == EARLIEST:
         start, start_record = Position(address.group_id, address.segment_id, 0), record.first_record
@@ -82,11 +82,11 @@ def entry_with(entry: EntryRecord, address: SegmentAddress, record: SegmentRecor
 
 
 def repair_index(store: SegmentStore, found: StartFindings, in_memory: set[SegmentAddress]) -> set[int]:
-    """Make records anew for all segment files that have none, and then the entries' from all segments.
+    """Rebuild the records of segment files without one, and then the records of entries from all segments.
 
-    Returns the ids of the files that have got a record.
+    Returns the ids of the files that have a record now.
 
-    The newest segments of an entry, as far as they are `in_memory`, count as unfinished on disk: memory may have more.
+    The newest segments of an entry that are `in_memory` count as unfinished on disk, because memory may have more data.
     """
     index = store.index
     known = {record.physical_id for _, record in index.all_segments()}
@@ -126,7 +126,7 @@ def repair_index(store: SegmentStore, found: StartFindings, in_memory: set[Segme
         segments[address] = segments[address]._replace(open=True, length=0)
         changes.append(put_segment(address, segments[address]))
     changes += _entries_anew(index, segments)
-    # Segments that had yet to come from backups may be among what was lost: they are looked for again.
+    # The lost records may include segments that still had to come from backups: they are looked for again.
     for key, value in index.records(b"o"):
         _, stream_id, streamlet_id = ORIGIN_KEY.unpack(key)
         changes.append(put_origin(stream_id, streamlet_id, origin_record(value).without_sources()))

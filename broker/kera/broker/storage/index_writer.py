@@ -1,11 +1,11 @@
-"""Changes of the index that come with no segment: one after the other, each durable before its `Done` is called. Pure.
+"""Index changes that belong to no segment: made in order, and durable before their `Done` is called. Pure.
 
-What goes for good (``kera.broker.storage.removals``) is part of the same changes: so nothing is written down of a
-stream that has just gone. How far open segments are durable is written down when there is nothing better to do: chunks
-say that of those before them, so only for the last commit is there no other evidence.
+Removals (``kera.broker.storage.removals``) are part of the same changes, so that nothing is recorded about a stream
+that was just dropped. The durable lengths of open segments are recorded only when there is nothing better to do: chunks
+name the durable head before them, so only the last commit has no other evidence.
 
-There is never more than one `IndexJob` under way. One that failed is done again before any other, with its entries
-still locked: what has to be written of them has been decided.
+At most one `IndexJob` is under way. A failed job is repeated before any other, with its entries still locked, because
+the changes of their records are already decided.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ log = get_logger("kera.persistence")
 
 
 class IndexWriter:
-    """Writes index changes that belong to no segment, one job at a time, and calls `Done` when each is durable."""
+    """Plans index changes that belong to no segment, one job at a time, and calls `Done` when they are durable."""
 
     def __init__(self, removals: Removals, books: Books, *, on_removed: Callable[[IndexJob], None]) -> None:
-        """`on_removed`: memory follows the index."""
+        """`on_removed`: updates memory after the index."""
         self._removals = removals
         self._books = books
         self._locked = books.locked
         self._on_removed = on_removed
         self._noted: list[tuple[list[Change], Done]] = []
         self._durable_further: dict[Segment, None] = {}
-        """Open, and durable further than the index knows."""
+        """Open segments that are durable further than the index knows."""
         self._note_durable_heads = False
         self._job: IndexJob | None = None
-        """Under way."""
+        """The job under way."""
         self.failed: IndexJob | None = None
-        """To be done again."""
+        """The job that has to be repeated."""
         self._retry_ms = 0
-        """When that may be tried."""
+        """When the failed job may be repeated."""
         self._failing = Repeated(log)
 
     def note(self, changes: list[Change], done: Done) -> None:
-        """Write down what is nobody's segment; `done` when that is durable."""
+        """Make changes that belong to no segment; call `done` when they are durable, or have failed."""
         self._noted.append((changes, done))
         self._books.events.disk_work()
 
     def commit_cursor(self, entry: Entry, consumer_group: str, position: Position, done: Done) -> None:
-        """Remember, durably, how far an application has read."""
+        """Record durably how far a consumer group has read."""
 
         def committed(error: KeraError | None) -> None:
             if error is None:
@@ -66,27 +66,27 @@ class IndexWriter:
         self.note([put_cursor(entry.log_id, consumer_group, position)], committed)
 
     def durable_further(self, segment: Segment) -> None:
-        """An open segment is durable further than the index knows."""
+        """Note that an open segment is durable further than the index knows."""
         self._durable_further[segment] = None
 
     def forget(self, segment: Segment) -> None:
-        """The index need not know how far a segment is durable: it has it whole, or not any more."""
+        """Do not record how far a segment is durable: the index has all of it, or it was removed."""
         self._durable_further.pop(segment, None)
 
     def has_work(self, *, quiet: bool) -> bool:
-        """Time has passed: whether there is anything to plan now; `quiet`: nothing is better than durable heads."""
+        """Whether there are changes to plan now; `quiet`: nothing else is to do, so durable lengths may be recorded."""
         self._note_durable_heads = quiet and bool(self._durable_further)
         return self._note_durable_heads or self.failed is not None
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do, except what only time will bring."""
+        """Whether no change is under way or queued; durable lengths and retries, which take time, do not count."""
         return not (self._noted or self._job is not None or self._removals.waiting)
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def plan(self, now_ms: int) -> IndexJob | None:
-        """The next job, if any; it must be performed and then given to `finished`."""
+        """Return the next job, if any; it must be performed and then given to `finished`."""
         if self._job is not None:
             return None
         if self.failed is not None:
@@ -110,7 +110,7 @@ class IndexWriter:
         return job
 
     def writes(self) -> set[bytes]:
-        """The keys of the records that are being written, or will be once more: others must not write them before."""
+        """Return the keys that are being written, or will be: other jobs must not write them before."""
         jobs = (job.changes for job in (self._job, self.failed) if job is not None)
         return {key for changes in (*jobs, *(changes for changes, _ in self._noted)) for key, _ in changes}
 
@@ -124,7 +124,7 @@ class IndexWriter:
             job.changes.append(put_segment(segment.address, record))
 
     def finished(self, job: IndexJob, now_ms: int) -> None:
-        """The job was performed: take note, tell who waits."""
+        """Record the result of a performed job, and call its `done` functions."""
         self._job = None
         error: KeraError | None = None
         if job.error is None:

@@ -13,12 +13,12 @@ from kera.core.base.done import Done
 from kera.core.errors import KeraError
 
 RETRY_MS = 1_000
-"""After an error of the disk."""
+"""Pause before a retry after an error of the disk."""
 
 
 @dataclass(slots=True)
 class WritePart:
-    """One piece of a segment to be written."""
+    """A piece of a segment that has to be written."""
 
     segment: Segment
     physical_id: int
@@ -27,25 +27,25 @@ class WritePart:
     """Reserved size of a new file."""
     offset: int
     view: memoryview
-    """Whole blocks."""
+    """The whole blocks to write."""
     begin: int
     end: int
-    """The new bytes: what is added to the checksum."""
+    """`begin` to `end` are the new bytes, which are added to the checksum."""
     chunk_ends: array[int]
-    """Ends of the chunks in them, from the segment's start; none when some are damaged: their checksum is not known
-    then."""
+    """Ends of the chunks in the new bytes, from the segment's start; empty if chunks are damaged, because the checksum
+    is unknown then."""
     final: bool
     crc32c: int
-    """Over everything before `begin`; after the job, before `end`. 0: not known."""
+    """Checksum of everything before `begin`, and after the job of everything before `end`; 0: unknown."""
 
 
 @dataclass(slots=True)
 class StoreJob:
-    """Write parts, then change the index."""
+    """Write parts of segments, then change the index."""
 
     parts: list[WritePart]
     changes: list[Change]
-    """Besides the segments' records, which the job makes of the parts."""
+    """Changes besides the segments' records, which the job derives from the parts."""
     meta: dict[str, Any] | None
     commit: bool
     error: OSError | None = None
@@ -58,26 +58,26 @@ class LoadJob:
     segment: Segment
     error: OSError | None = None
     failure: KeraError | None = None
-    """Why it is of no use now, though the file was read."""
+    """Why the segment cannot be used now, although the file was read."""
     chunk_ends: Any = None
     holes: list[Hole] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class IndexJob:
-    """Change the index: files that are to be removed are marked, which takes no time."""
+    """Change the index; files that have to be removed are only marked, which is quick."""
 
     changes: list[Change]
     physical_ids: dict[int, SegmentAddress | None]
-    """Files to remove, each with its segment if that is known."""
+    """Physical ids of files to remove, each with its segment if that is known."""
     done: list[Done]
     entries: list[Entry]
     stored: list[tuple[Entry, Key, int]] = field(default_factory=list)
-    """Segments on disk that go, with their lengths."""
+    """Segments on disk that are removed, with their lengths."""
     tail: list[Segment] = field(default_factory=list)
-    """Segments that go without ever having been there."""
+    """Segments that are removed without ever having been on disk and in the index."""
     gone: list[SegmentAddress] = field(default_factory=list)
-    """Segments of streamlets that go."""
+    """Segments of dropped streamlets."""
     error: OSError | None = None
 
 
@@ -91,7 +91,7 @@ class RemoveJob:
 
 @dataclass(slots=True)
 class ArriveJob:
-    """Put files that are complete where they belong, and change the index."""
+    """Move complete files to their places, and change the index."""
 
     changes: list[Change]
     meta: dict[str, Any]

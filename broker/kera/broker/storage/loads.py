@@ -1,10 +1,11 @@
-"""Segments that come back from disk: those that readers want, and the following ones ahead of them. Part of the
-persistence manager; pure.
+"""Loads segments from disk: those that readers want, and the following ones ahead of them. Part of the persistence
+manager; pure.
 
-A segment that has yet to come from backups is awaited, but not for ever; who recovers is told that it is wanted.
+A segment that still has to come from backups is awaited for a limited time; the event `awaited` tells the recovery that
+a reader wants it.
 
-What is read ahead is bounded by a share of the memory; what a reader waits for is not, as it takes the place of
-something else.
+A share of the memory bounds the segments that are read ahead. Segments that a reader waits for are not bounded, because
+they replace others.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = get_logger("kera.persistence")
 LOADS_IN_FLIGHT_MAX = 2
 READ_AHEAD_SEGMENTS = 2
 AWAITED_MS = 4_000
-"""How long a reader waits for a segment that has yet to come from backups."""
+"""How long a reader waits for a segment that still has to come from backups."""
 
 
 class Loads:
@@ -38,30 +39,31 @@ class Loads:
         self._slots = slots
         self._books = books
         self._wanted: dict[tuple[Entry, Key], None] = {}
-        """In the order in which it was asked for."""
+        """The wanted segments, in the order of the requests."""
         self._waiters: dict[tuple[Entry, Key], list[Done]] = {}
         self._read_on: set[tuple[Entry, Key]] = set()
-        """Segments whose waiters will want the following ones, too."""
+        """Wanted segments whose readers will want the following ones, too."""
         self._awaited: dict[tuple[Entry, Key], int] = {}
-        """To come from backups → when those who wait for it are told that it takes longer."""
+        """Wanted segments that still have to come from backups, each with the time when its waiters get an error."""
         self._in_flight: dict[Segment, list[Done]] = {}
-        """On their way, with who waits for them."""
+        """Segments that are being loaded, with their waiters."""
         self._now_ms = 0
         self._failing = Repeated(log)
 
     def __bool__(self) -> bool:
-        """Whether anything has to be loaded."""
+        """Whether segments have to be loaded."""
         return bool(self._wanted)
 
     @property
     def in_flight(self) -> int:
-        """How many segments are on their way."""
+        """The number of segments that are being loaded."""
         return len(self._in_flight)
 
     def load(self, entry: Entry, key: Key, done: Done | None = None, *, ahead: bool = True) -> None:
-        """Bring a segment back into memory, and the following ones; `done` when it is there, or with an error.
+        """Load a segment into memory, and the following ones; call `done` when it is there, or with an error.
 
-        `ahead`: who waits for it will read on. What is read ahead for nobody would keep others out of the memory.
+        `ahead`: the waiter will read on, so the following segments are loaded, too. Otherwise they would take memory
+        for nothing.
         """
         segment = entry.resident.get(key)
         if segment is not None:
@@ -80,7 +82,7 @@ class Loads:
         self._books.events.disk_work()
 
     def not_loaded(self, entry: Entry, key: Key) -> Unavailable:
-        """The error for a segment that did not come into memory in time."""
+        """Return the error for a segment that was not loaded in time."""
         if entry.recovering(key):
             return Recovering(
                 f"segment {key} is being recovered from backups, after its broker was lost; try again",
@@ -94,7 +96,7 @@ class Loads:
         return Unavailable(f"segment {key} is on disk, and there was no room in memory to load it: {why}", **attributes)
 
     def expire(self, now_ms: int) -> None:
-        """Let nobody wait for ever for what has yet to come from backups."""
+        """Fail the waiters whose segments have not come from backups in time."""
         self._now_ms = now_ms
         for entry, key in [wanted for wanted, until in self._awaited.items() if now_ms >= until]:
             del self._awaited[entry, key]
@@ -105,12 +107,12 @@ class Loads:
             )
 
     def arrived(self, entry: Entry, key: Key) -> None:
-        """A segment that had yet to come from backups is on disk now."""
+        """Load a segment, if it is wanted, that has come from backups and is on disk now."""
         if self._awaited.pop((entry, key), None) is not None:
             self._wanted[entry, key] = None
 
     def cancel(self, entry: Entry) -> None:
-        """The entry is gone."""
+        """Cancel the loads of an entry that was dropped, and wake their waiters."""
         for wanted in [wanted for wanted in self._wanted if wanted[0] is entry]:
             del self._wanted[wanted]
             self._tell(*wanted)
@@ -119,7 +121,7 @@ class Loads:
             self._tell(*wanted)
 
     def _tell(self, entry: Entry, key: Key, error: KeraError | None = None) -> None:
-        """Wake all that wait for a segment, or give them the error that makes waiting useless."""
+        """Call all waiters of a segment, with the error if there is one."""
         self._read_on.discard((entry, key))
         for waiter in self._waiters.pop((entry, key), []):
             waiter(error)
@@ -127,7 +129,7 @@ class Loads:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def plan(self) -> list[LoadJob]:
-        """The segments to load now; each job must be performed and then given to `finished`."""
+        """Return the loads to do now; each job must be performed and then given to `finished`."""
         jobs: list[LoadJob] = []
         slots, put_off = self._slots, 0
         while len(self._wanted) > put_off and len(self._in_flight) < LOADS_IN_FLIGHT_MAX:
@@ -135,7 +137,7 @@ class Loads:
             record = entry.find(key)
             if not isinstance(record, SegmentRecord):
                 del self._wanted[wanted]
-                self._tell(entry, key)  # it is in memory, or gone: the reader looks again
+                self._tell(entry, key)  # it is in memory, or was removed: the reader looks again
             elif record.to_come:
                 del self._wanted[wanted]
                 if wanted in self._waiters:
@@ -146,7 +148,7 @@ class Loads:
             elif slots.have_free() or (slots.hurry(self._now_ms) and slots.have_free()):
                 try:
                     slot = slots.begin_load(entry.memory_domain)
-                except ArenaFull:  # of this memory domain: others first; the reader is told so if it takes too long
+                except ArenaFull:  # of this memory domain: others go first
                     del self._wanted[wanted]
                     self._wanted[wanted] = None
                     put_off += 1
@@ -176,7 +178,7 @@ class Loads:
             self._wanted[entry, key] = None
 
     def finished(self, job: LoadJob, now_ms: int) -> None:
-        """The job was performed: take note, tell who waits."""
+        """Record the result of a performed load, and call its waiters."""
         segment = job.segment
         waiters = self._in_flight.pop(segment)
         segment.loading = False

@@ -1,21 +1,21 @@
-"""The persistence manager (thesis 7.2.1): which segments are in memory, which go to disk, and which come back. Pure.
+"""The persistence manager (thesis 7.2.1): decides which segments are in memory, go to disk, and come back. Pure.
 
-It decides and keeps the books; ``kera.broker.storage.segment_files`` does what it plans, on threads, and reports back:
+It plans jobs and keeps their state; ``kera.broker.storage.segment_files`` performs them on threads, and reports back:
 
     appends, reads, timers ──► PersistenceManager ──plan()──► jobs ──► SegmentStore.perform ──► finished(job)
 
-Its parts have a promise each, and are asked directly:
+Each part has its own task, and callers use the parts directly:
 
-    slots           who gets memory: writers, segments that come back, readers who hold some
-    segments        what is written, and when: flushes of closed segments, group commits
-    commits         who waits for level persisted
-    loads           what readers want comes back, and what follows it ahead of them
-    arrivals        what this broker has not written comes into the index, and gets its file when that is complete
-    index_writer    changes of the index that come with no segment
-    removals        what retention, truncation or deletion takes
+    slots           gives memory to writers, loads, and readers that hold slots
+    segments        plans the writes of segments: flushes of closed segments, group commits
+    commits         keeps the requests that wait for level persisted
+    loads           loads the segments that readers want, and the following ones ahead of them
+    arrivals        adds segments that this broker has not written to the index, and their files when they are complete
+    index_writer    makes the index changes that belong to no segment
+    removals        removes data for retention, truncation or deletion
 
-Here is what they have in common: a segment's way from one to the next, time, and which entries are *locked*, as there
-is never more than one change of an entry's records under way.
+This module joins them: it passes segments from one part to the next, passes on the time, and keeps the *locked*
+entries, because each entry has at most one change of its records under way.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class PersistenceManager:
         flush_delay_ms: int = 0,
         reserve_slots: int | None = None,
     ) -> None:
-        """`reserve_slots`: by default a share of all."""
+        """`reserve_slots`: by default a share of all slots."""
         self.now_ms = now_ms
-        """Set by `tick`."""
+        """The monotonic time of the last `tick`."""
         self.now_us = now_us
-        """The time of day, likewise. It says when something was appended, and decides nothing here."""
+        """The time of day of the last `tick`: it dates appends, and no decision here depends on it."""
         books = Books(ids, DiskHealth(index.path.parent), events)
         self.ids = ids
         self.events = events
@@ -100,22 +100,23 @@ class PersistenceManager:
         self.segments.close(segment)
 
     def close_all_of(self, domain: str) -> None:
-        """Close what is open of a memory domain: what follows is elsewhere in memory."""
+        """Close the open segments of a memory domain, so that further data goes to new ones."""
         for segment in list(self.segments.heads):
             if segment.entry.memory_domain == domain:
                 self.close(segment)
 
     def close_elsewhere(self, segments: Iterable[Segment]) -> None:
-        """Close those that are open where what is new of their memory domain is not to be."""
+        """Close open segments whose slot is not in the present file of their memory domain."""
         for segment in segments:
             if segment in self.segments.heads and not self.slots.is_in_place(segment):
                 self.close(segment)
 
     def adopt(self, segment: Segment) -> None:
-        """A segment of the tail that the last launch left in memory.
+        """Take a segment of the tail that the last launch left in memory.
 
-        Its chunks do not say when they were appended: it counts as now, so that nothing of it goes early. The file that
-        it had will be unknown to the index once that has another one, and until it is to be removed.
+        Its chunks do not say when they were appended, so they count as appended now, and no data is removed too early.
+        When the segment gets another file in the index, the index does not know its old file until that is marked for
+        removal.
         """
         segment.newest_us = self.now_us
         for physical_id in segment.abandoned:
@@ -123,7 +124,7 @@ class PersistenceManager:
         self.opened(segment)
 
     def dropped(self, streamlet: Streamlet) -> None:
-        """See `Memory`. Its records and files go with `Removals.drop_stream`."""
+        """See `Memory`. `Removals.drop_stream` removes its records and files."""
         for entry in streamlet.entries:
             self.commits.dirty.pop(entry, None)
             self.removals.cancel(entry)
@@ -143,15 +144,15 @@ class PersistenceManager:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def plan(self) -> list[Job]:
-        """The next jobs; each must be performed and then given to `finished`."""
-        change = self.index_writer.plan(self.now_ms)  # first: what goes needs not be written
+        """Return the next jobs; each must be performed and then given to `finished`."""
+        change = self.index_writer.plan(self.now_ms)  # first: data that is removed need not be written
         removal = self.removals.plan(self.now_ms)
         jobs: list[Job | None] = [change, *self.segments.plan(self.now_ms), *self.loads.plan()]
         jobs += [self.arrivals.plan(self.now_ms), removal]
         return [job for job in jobs if job is not None]
 
     def finished(self, job: Job) -> None:
-        """A job was performed: take note, tell who waits."""
+        """Record the result of a performed job, and tell the requests that wait for it."""
         match job:
             case StoreJob():
                 self.segments.finished(job, self.now_ms)
@@ -168,7 +169,7 @@ class PersistenceManager:
         self.events.disk_work()
 
     def _removed(self, job: IndexJob) -> None:
-        """The index has forgotten segments: memory follows, and then the files."""
+        """Remove segments from memory that the index has forgotten, and queue the removal of their files."""
         self.removals.marked(job.physical_ids)
         for entry, key, length in job.stored:
             entry.removed(length)
@@ -180,7 +181,7 @@ class PersistenceManager:
         for segment in job.tail:
             self._count_removed(segment.head)
             if segment.dropped:
-                continue  # with its whole streamlet, meanwhile
+                continue  # its whole streamlet was dropped meanwhile
             segment.entry.stored(segment)
             segment.entry.removed(segment.head)
             self.segments.forget(segment)
@@ -211,9 +212,9 @@ class PersistenceManager:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int, now_us: int | None = None, *, idle_close_ms: int) -> None:
-        """Time goes on: close what nobody writes to, forget what nobody came for, try the disk again.
+        """Set the time: close idle segments, stop keeping loaded segments that were not read, and retry the disk.
 
-        `now_us`: the time of day, if it goes on, too.
+        `now_us`: the time of day; None: unchanged.
         """
         self.now_ms, self.now_us = now_ms, self.now_us if now_us is None else now_us
         self.segments.close_idle(now_ms - idle_close_ms)
@@ -227,22 +228,22 @@ class PersistenceManager:
             self.events.disk_work()
 
     def close_older(self, entries: Iterable[Entry], age_ms: int) -> None:
-        """Close open segments of that age: what is to go by age has to be closed first."""
+        """Close open segments of at least `age_ms`: retention can only remove closed ones."""
         for entry in entries:
             head = entry.head
             if head is not None and self.now_ms - head.opened_ms >= age_ms:
                 self.close(head)
 
-    # -- for the end and for those who watch -----------------------------------------------------------------------
+    # -- for the shutdown and for metrics --------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way or waiting, except what only time or a reader will bring."""
+        """Whether no work is under way or waiting, except work that only time or a reader starts."""
         return self._only_closed_left and self.arrivals.idle and not self.segments.closed
 
     @property
     def waits_for_replicas(self) -> bool:
-        """Whether all that is left to do waits for replicas."""
+        """Whether all remaining work waits for replicas."""
         return self._only_closed_left and all(segment.waits_for_replicas for segment in self.segments.closed)
 
     @property
@@ -250,7 +251,7 @@ class PersistenceManager:
         return self.index_writer.idle and not (self.commits.dirty or self.locked or self.loads.in_flight)
 
     def segments_by_state(self) -> dict[str, int]:
-        """How many segments are in memory, by state."""
+        """Return the number of segments in memory, by state."""
         counts: dict[str, int] = {"head": 0, "group": 0, "processed": 0, "loading": self.loads.in_flight}
         for segments in (self.segments.heads, self.segments.closed, self.slots.stored):
             for segment in segments:

@@ -1,9 +1,9 @@
-"""Data that are removed for good: by retention, truncation and deletion. Pure.
+"""Removes data for good: by retention, truncation and deletion. Pure.
 
-From the index first (``kera.broker.storage.index_writer``) and then from the disk, so that what a crash leaves is at
-most a file that the index knows is to be removed. An entry of which something goes is locked until the index has
-forgotten it, as there is never more than one change of its records under way. That takes no time. Removing large files
-does, and nobody waits for it: it is done a few at a time, beside all else.
+Data is removed from the index first (``kera.broker.storage.index_writer``) and then from the disk, so a crash leaves at
+most files that the index has marked for removal. An entry that loses data is locked until the index has forgotten the
+data, because each entry has at most one change of its records under way. That is quick. Removing large files is slow,
+but no request waits for it: it happens a few files at a time, beside other work.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from kera.core.base.telemetry import get_logger
 log = get_logger("kera.persistence")
 
 REMOVALS_MAX = 512
-"""Segments that the index forgets in one job."""
+"""Maximum number of segments of entries that the index forgets in one job."""
 FILES_MAX = 16
-"""Removed in one job."""
+"""Maximum number of files that one job removes."""
 
 
 class Removals:
-    """Removes data from the index first and from the disk next, so a crash leaves at most files to remove."""
+    """Plans removals from the index first and from the disk next, so a crash leaves at most files to remove."""
 
     def __init__(self, index: SegmentIndex, books: Books) -> None:
         self._index = index
@@ -47,11 +47,11 @@ class Removals:
         self._locked = books.locked
         self._stream_drops: dict[int, list[Done]] = {}
         self._streamlet_drops: dict[tuple[int, int], list[Done]] = {}
-        """Streamlets that go without their stream."""
+        """Dropped streamlets of streams that remain."""
         self._collect: dict[Entry, list[Done]] = {}
         """Entries whose start has moved."""
         self._files: list[int] = []
-        """That the index does not know."""
+        """Files to remove that the index does not know."""
         self._marked: deque[int] = deque()
         """Files that the index has marked for removal."""
         self._removing = False
@@ -60,7 +60,7 @@ class Removals:
         self._totals = books.totals
 
     def collect(self, entry: Entry, done: Done = nothing) -> None:
-        """Remove what is before the entry's start; `done` when it is gone for good, whatever happens after."""
+        """Remove the data before the entry's start; call `done` when it cannot come back."""
         self._collect.setdefault(entry, []).append(done)
         self._events.disk_work()
 
@@ -81,35 +81,35 @@ class Removals:
             self._events.disk_work()
 
     def cancel(self, entry: Entry) -> None:
-        """The entry's whole stream goes."""
+        """Cancel the collection of an entry whose streamlet was dropped."""
         for done in self._collect.pop(entry, ()):
             done(None)
 
     @property
     def waiting(self) -> bool:
-        """Whether the index has anything to forget."""
+        """Whether the index has to forget data."""
         return bool(self._files or self._stream_drops or self._streamlet_drops or self._collect)
 
     @property
     def removing(self) -> bool:
-        """Whether files are being removed. What an error or the end leaves is removed by the next start."""
+        """Whether files are being removed. After an error or the broker's end, the next start removes the rest."""
         return self._removing or (bool(self._marked) and not self._retry_ms)
 
     # -- jobs: files -----------------------------------------------------------------------------------------------
 
     def marked(self, physical_ids: Iterable[int]) -> None:
-        """The index has forgotten what is in these files, and knows that they are to go."""
+        """Queue files for removal that the index has marked."""
         self._marked += physical_ids
 
     def plan(self, now_ms: int) -> RemoveJob | None:
-        """Which files to remove next, if any; it must be performed and then given to `finished`."""
+        """Return the next job that removes files, if any; it must be performed and then given to `finished`."""
         if self._removing or not self._marked or now_ms < self._retry_ms:
             return None
         self._removing = True
         return RemoveJob([self._marked.popleft() for _ in range(min(FILES_MAX, len(self._marked)))])
 
     def finished(self, job: RemoveJob, now_ms: int) -> None:
-        """The job was performed: what could not be removed is tried again."""
+        """Record the result of a performed job; failed removals are tried again."""
         self._removing = False
         self._retry_ms = 0
         if job.error is None:
@@ -124,13 +124,13 @@ class Removals:
 
     @property
     def failed(self) -> bool:
-        """Whether there is something to be tried again."""
+        """Whether a failed removal waits for its retry."""
         return self._retry_ms > 0
 
     # -- jobs: the index -------------------------------------------------------------------------------------------
 
     def add_to(self, job: IndexJob) -> None:
-        """Have a job remove what it can: what has no change under way, and not too much at once."""
+        """Add removals to a job: of entries without a change under way, and not too many at once."""
         job.physical_ids |= dict.fromkeys(self._files[:REMOVALS_MAX])
         del self._files[:REMOVALS_MAX]
         for entry in [entry for entry in self._collect if entry not in self._locked]:
@@ -146,7 +146,7 @@ class Removals:
             self._plan_streamlet_drop(stream_id, streamlet_id, job)
 
     def _plan_drop(self, stream_id: int, job: IndexJob) -> None:
-        """All that the index has of a stream, once nobody is about to add to it."""
+        """Add the removal of all records of a stream, unless changes of its entries are under way."""
         if any(entry.log_id.stream_id == stream_id for entry in self._locked):
             return
         job.done += self._stream_drops.pop(stream_id)
@@ -156,7 +156,7 @@ class Removals:
         job.changes += [(key, None) for key in self._index.keys_of_stream(stream_id)]
 
     def _plan_streamlet_drop(self, stream_id: int, streamlet_id: int, job: IndexJob) -> None:
-        """All that the index has of a streamlet, likewise."""
+        """Add the removal of all records of a streamlet, unless changes of its entries are under way."""
         streamlet = stream_id, streamlet_id
         if any(entry.log_id[:2] == streamlet for entry in self._locked):
             return
@@ -168,7 +168,7 @@ class Removals:
         job.changes += [(key, None) for key in self._index.keys_of_streamlet(stream_id, streamlet_id)]
 
     def _collect_entry(self, entry: Entry, job: IndexJob) -> None:
-        """Everything of an entry that is before its start. Memory is freed when the index has it, and not before."""
+        """Add the removal of an entry's segments before its start. Memory is freed only after the index has it."""
         start = entry.start
         lengths: list[int] = []
         for address, record in self._index.segments(entry.log_id):
@@ -180,7 +180,7 @@ class Removals:
             job.stored.append((entry, key, record.length))
             lengths.append(record.length)
             if len(lengths) == REMOVALS_MAX:
-                self._collect[entry] = []  # the rest goes with the next job: the loop has other things to do
+                self._collect[entry] = []  # the next job removes the rest, so the loop is not blocked
                 break
         tail: list[Segment] = []
         for segment in entry.tail:

@@ -1,12 +1,12 @@
-"""The findings of a broker's start: in the arena of its last launch, and on its disk.
+"""Finds the data of earlier launches when a broker starts: in the arena of its last launch, and on its disk.
 
-    arena of the last launch (killed)  ──► tails of all entries, as they were: nothing that was appended is lost
-    no arena, last launch not stopped  ──► the disk has all that was persisted; what is behind it is a gap
+    arena of the last launch (killed)  ──► tails of all entries, as they were: no appended data is lost
+    no arena, last launch not stopped  ──► the disk has all persisted data; a gap is behind it
     no arena, last launch stopped      ──► everything was flushed
-    index damaged or gone              ──► made anew from the segment files
+    index damaged or missing           ──► rebuilt from the segment files
 
-The arena wins over the disk: it has all that a segment's file has, and maybe more. What is read is the arena, and the
-files of segments that were open: not the history. Blocks; runs on a thread before anything is served.
+The arena takes precedence over the disk: it has all data of a segment's file, and maybe more. A start reads the arena,
+and the files of segments that were open, but not the history. Blocks; runs on a thread before anything is served.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ from kera.core.format.newer_format import refuse_unknown_version
 log = get_logger("kera.restart")
 
 _ENTRIES_KEY = struct.Struct(">cQI")
-"""How the keys of a streamlet's entries begin in the index; the entry's number follows."""
+"""The prefix of the keys of a streamlet's entries in the index; the entry's number follows."""
 PATHS_LOGGED_MAX = 10
 LOST_GROUPS_MAX = 1 << 24
-"""More groups than any memory holds: so far ids jump when the memory is lost, as nobody knows which were given."""
+"""More groups than any memory holds: group ids jump by this number after a loss of memory, because the ids that were
+given last are unknown."""
 
 
 class _InSlot(NamedTuple):
@@ -57,53 +58,53 @@ class _InSlot(NamedTuple):
 
 
 class Unserved(NamedTuple):
-    """How much is here of a stream that is not open."""
+    """The size of the local part of a stream that is not open."""
 
     bytes: int = 0
     records: int = 0
-    """Where its entries end, all ordinals added up."""
+    """The sum of its entries' end ordinals."""
 
 
 @dataclass(slots=True)
 class RestoredStreamlet:
-    """A streamlet's state, to go on from."""
+    """The state of a streamlet that a start has found."""
 
     entries: Entries
     producers: dict[int, ProducerRecord]
     next_group_id: int
     segments: list[Segment]
-    """The tails, in memory."""
+    """The segments of the tails, in memory."""
     moved: list[Entry]
-    """Entries that the index has to be told of."""
+    """Entries whose changed records have to be written to the index."""
 
 
 @dataclass(slots=True)
 class Restart:
-    """Finds, and then gives each streamlet what is its own."""
+    """Finds the data of earlier launches, and then restores each streamlet from it."""
 
     arena: Arena | None
-    """Arena of the last launch; None when there is none."""
+    """The arena of the last launch; None if it has left none."""
     index: SegmentIndex
     store: SegmentStore
     found: StartFindings = field(default_factory=StartFindings)
     taken_over: set[tuple[int, int]] = field(default_factory=set)
-    """Streams and streamlets of which the index has since got all that there is to know."""
+    """Stream and streamlet ids whose complete state the index has got since, by a takeover."""
     taken_in: set[int] = field(default_factory=set)
-    """Files that the index did not know. Their chunks say of which stream they are, and not of which broker."""
+    """Files that the index did not know. Their chunks name their stream, but not their broker."""
     _in_slots: dict[EntryId, list[_InSlot]] = field(default_factory=lambda: defaultdict(list))
     _fresh: bool = True
-    """There was no index, or not all of it: of what was here before, something may not be known."""
+    """Whether the index is new or incomplete, so that data of earlier launches may be unknown."""
     _open_files: dict[SegmentAddress, int] = field(default_factory=dict)
-    """Files of segments that are in memory as well: abandoned when those are stored anew."""
+    """Files of segments that are also in memory: they are abandoned when the segments are stored anew."""
 
     def look(self, *, index_whole: bool, slot_bytes: int) -> None:
-        """Read the arena and the open files, and bring the index up to date with them. Raises `StartError`."""
+        """Read the arena and the open files, and update the index with them. Raises `StartError`."""
         meta = self.index.meta()
         self._fresh = not meta or not index_whole
         if not index_whole or (not meta and any(True for _ in self.store.physical_ids())):
             self.taken_in |= repair_index(self.store, self.found, self._in_memory())
             self.found.repaired = True
-            meta = self.index.meta()  # not `clean`: nobody knows how the last launch ended
+            meta = self.index.meta()  # not `clean`: how the last launch ended is unknown
         largest = max(meta.get("slot_bytes", 0), self.arena.slot_bytes if self.arena else 0)
         if largest > slot_bytes:
             raise StartError(
@@ -113,7 +114,7 @@ class Restart:
             )
         self.found.attached = self.arena is not None
         ended_well = meta.get("clean", False) or self.index.was_closed
-        # A launch that has found it lost, and has not told anybody yet, leaves memory in which there is nothing.
+        # The last launch may have found the memory lost, and ended before it reported that: its arena then lacks data.
         known_as_lost = meta.get("lost_memory", False)
         self.found.lost_memory = known_as_lost or (self.arena is None and bool(meta) and not ended_well)
         self.store.remove_files(self.index.removals())
@@ -125,10 +126,10 @@ class Restart:
             self._remember_loss()
 
     def _adopt_strays(self, meta: dict[str, Any]) -> None:
-        """Take files that the index does not know into it, as far as they go on where it ends; remove the others.
+        """Add files that the index does not know to it, if they continue their entry; remove the others.
 
-        A job that was cut off by a crash leaves such files: written, and not in the index yet. One in the middle of an
-        entry of which there is nothing else is not of such a job, but somebody else's: it is left alone.
+        A job that a crash interrupts leaves such files, which are written and not in the index yet. A file from the
+        middle of an entry that has no record here is not from such a job, but from another broker: it is left alone.
         """
         scans: dict[SegmentAddress, tuple[int, SegmentScan]] = {}
         strays = []
@@ -145,7 +146,7 @@ class Restart:
         for address, (physical_id, scan) in sorted(scans.items()):
             entry_id = EntryId(*address[:3])
             if entry_id in self._in_slots:
-                continue  # memory has it, and all that follows
+                continue  # memory has it, and all following segments
             known_entry = entries.get(entry_id) or self.index.entry(entry_id)
             entry = known_entry or EntryRecord()
             if not _goes_on(entry, address, scan):
@@ -164,14 +165,14 @@ class Restart:
         useless = [self.store.path(physical_id) for physical_id in strays if physical_id not in adopted | foreign]
         for path in useless:
             self.store.disk.remove(path)
-        self.store.disk.sync_removals(useless)  # nobody looks at them any more
+        self.store.disk.sync_removals(useless)  # later starts do not look at these ids again
         next_id = max(strays[-1] + 1, meta.get("next_physical_id", 1))
         self.index.commit(changes, dict(meta, next_physical_id=next_id, first_unsettled_id=next_id))
 
     def leave_alone(self, is_gone: Callable[[int, int], bool]) -> None:
-        """Forget files that the index did not know and that are of what `is_gone`, and leave them where they are.
+        """Forget files in `taken_in` of streamlets for which `is_gone`, but leave the files where they are.
 
-        Others have those streamlets: if files of two brokers were mixed up, they miss these.
+        Other brokers have those streamlets, and may miss the files if files of two brokers were mixed up.
         """
         records = ((address, record.physical_id) for address, record in self.index.all_segments())
         found = {address: each for address, each in records if each in self.taken_in and is_gone(*address[:2])}
@@ -189,7 +190,7 @@ class Restart:
             )
 
     def _find_strays(self, first: int) -> Iterator[tuple[int, SegmentScan]]:
-        """Files from `first` on that the index does not know. One that it knows for something else is set aside."""
+        """Yield files from `first` on that the index does not know; set aside files with other data than it says."""
         known: dict[int, SegmentAddress] | None = None
         for physical_id in self.store.physical_ids(first=first):
             try:
@@ -227,7 +228,7 @@ class Restart:
                 scan = scan_segment(slot.view, address=address, length=content.head)
                 refuse_unknown_version(str(self.arena.path), scan.unknown_version)
             if scan is None or not scan.headers:
-                slot.retire()  # it is on disk, or was never written to
+                slot.retire()  # its segment is on disk, or was never written to
                 continue
             self.found.segments_in_memory += 1
             self.found.bytes_in_memory += scan.end
@@ -254,7 +255,7 @@ class Restart:
     def _finish_file(
         self, address: SegmentAddress, open_record: SegmentRecord, entry: EntryRecord, changes: list[Change]
     ) -> EntryRecord:
-        """Close the file of a segment that was open when its memory was lost; returns the entry with it."""
+        """Close the file of a segment that was open when its memory was lost; return the entry's new record."""
         physical_id = open_record.physical_id
         path = self.store.path(physical_id)
         try:
@@ -288,7 +289,7 @@ class Restart:
         return entry_with(entry, address, record)
 
     def _remember_loss(self) -> None:
-        """Write down that nobody knows what was behind the stored part of each entry, and has told the coordinator."""
+        """Record a gap behind the stored part of each entry, and in the index's meta record that memory was lost."""
         last_groups: dict[tuple[int, int], int] = defaultdict(int)
         records = {entry: self.index.entry(entry) or EntryRecord() for entry in self.index.entries()}
         for entry, record in records.items():
@@ -304,7 +305,7 @@ class Restart:
             changes.append(put_entry(entry, record._replace(gaps=with_gap(record.gaps, gap))))
         self.index.commit(changes, dict(self.index.meta(), lost_memory=True))
 
-    # -- handing over ----------------------------------------------------------------------------------------------
+    # -- restoring -------------------------------------------------------------------------------------------------
 
     def restore(
         self,
@@ -316,11 +317,11 @@ class Restart:
         persisted: bool = False,
         fresh: bool = False,
     ) -> RestoredStreamlet:
-        """The state of a streamlet: of one that is new, or was lost with everything, an empty one.
+        """Return the state of a streamlet; it is empty if the streamlet is new, or was lost completely.
 
-        `persisted`: readers of the stream see only what is on disk, so who was at the end has missed nothing.
-        `fresh`: it was handed over to this launch, which cannot have lost anything of it.
-        Groups of a streamlet that was lost start at `first_group_id`, and what may have been before is known as lost.
+        `persisted`: readers of the stream see only data on disk, so a reader at the end has missed nothing.
+        `fresh`: the streamlet was handed over to this launch, which cannot have lost any of it.
+        `first_group_id`: the first group of a lost streamlet; a gap before it stands for the data that it may have had.
         """
         producers = self.index.producers(stream_id, streamlet_id)
         numbers = sorted(self._entries_there(stream_id, streamlet_id, entries))
@@ -357,7 +358,7 @@ class Restart:
         return result
 
     def _entries_there(self, stream_id: int, streamlet_id: int, entries: int) -> set[int]:
-        """Entries of a streamlet of which anything is in the index or in memory."""
+        """Return the entries of a streamlet that have data in the index or in memory."""
         prefixes = (_ENTRIES_KEY.pack(kind, stream_id, streamlet_id) for kind in (b"e", b"c"))
         keys = (key for prefix in prefixes for key, _ in self.index.records(prefix))
         there = {int.from_bytes(key[_ENTRIES_KEY.size : _ENTRIES_KEY.size + 4], "big") for key in keys}
@@ -366,12 +367,12 @@ class Restart:
         return {number for number in there if number < entries}
 
     def _settle_gaps(self, entry: Entry, result: RestoredStreamlet, *, unsure: bool, persisted: bool) -> None:
-        """Let what was lost end where the new launch begins, and begin behind what readers of the stream could see."""
+        """Let the gap of a loss end where this launch begins; if `persisted`, let gaps begin behind the readers."""
         gaps = list(entry.gaps)
         if self.found.lost_memory and unsure and gaps:
             gaps[-1] = Gap(gaps[-1].start, Position(result.next_group_id, 1, 0))
         if persisted:
-            # The end of the last chunk, which is at a multiple of the alignment, becomes a place to go on from.
+            # A reader at the end of the last chunk, a multiple of the alignment, is then before the gap.
             gaps = [Gap(behind(gap.start), gap.end) for gap in gaps]
         if gaps != entry.gaps:
             entry.gaps = gaps
@@ -382,7 +383,7 @@ class Restart:
         for item in sorted(self._in_slots.pop(entry.log_id, []), key=lambda item: item.content[3:5]):
             key = (item.content.group_id, item.content.segment_id)
             if key <= entry.last_stored or Position(*key, item.scan.end) <= entry.start:
-                item.slot.retire()  # removed, and its slot was just to be freed
+                item.slot.retire()  # its segment was removed, and its slot not freed yet
                 continue
             segment = Segment.found(entry, item.slot, item.content, item.scan)
             if segment.address in self._open_files:
@@ -398,15 +399,15 @@ class Restart:
         return tail
 
     def leftovers(self) -> set[EntryId]:
-        """Entries with segments in memory that were not restored yet."""
+        """Return the entries with segments in memory that were not restored yet."""
         return set(self._in_slots)
 
     def restore_entry(self, entry_id: EntryId) -> list[Segment]:
-        """The tail of an entry, without its streamlet."""
+        """Return the tail of an entry, without its streamlet."""
         return self._restore_tail(Entry(entry_id, self.index, self.index.entry(entry_id)), {})
 
     def unserved(self, stream_id: int) -> Unserved:
-        """The part of a stream that is here while the stream is not open."""
+        """Return the size of the local part of a stream that is not open."""
         ends: dict[EntryId, int] = {}
         size = sum(record.length for _, record in self.index.segments_of_stream(stream_id) if not record.open)
         for entry_id in self.index.entries():
@@ -421,16 +422,16 @@ class Restart:
         return Unserved(size, sum(ends.values()))
 
     def drop_leftovers(self, is_gone: Callable[[int, int], bool]) -> None:
-        """Free what is in memory of each streamlet, named by stream and its own id, that `is_gone`."""
+        """Free the memory of each streamlet for which `is_gone` (stream and streamlet id) is true."""
         for entry_id in [entry_id for entry_id in self._in_slots if is_gone(*entry_id[:2])]:
             for item in self._in_slots.pop(entry_id):
                 item.slot.retire()
 
 
 def behind(position: Position) -> Position:
-    """Where a loss begins for readers who are at `position` not to be in it: they have seen all there was.
+    """Return the start of a gap right behind readers at `position`, who have seen all data and are not in the gap.
 
-    No chunk could begin there: chunks begin at multiples of the alignment.
+    No chunk can begin there, because chunks begin at multiples of the alignment.
     """
     return position if position.offset % ALIGNMENT_BYTES else position._replace(offset=position.offset + 1)
 

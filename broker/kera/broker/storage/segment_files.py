@@ -1,16 +1,16 @@
-"""Does what the persistence manager plans: writes, reads and removes segment files, and changes the index.
+"""Performs the jobs of the persistence manager: writes, reads and removes segment files, and changes the index.
 
     <root>/index/                    see ``kera.broker.storage.index``
     <root>/segments/00000a/000000002b1f.segment
     <root>/spare/                    see ``kera.broker.storage.spares``
-    <root>/arriving/000000002b1f.segment             of what is being recovered: not complete, removed by a start
-    <root>/set-aside/000000002b1f.segment            of something else than the index says, or damaged: left alone
+    <root>/arriving/000000002b1f.segment             being recovered: not complete, removed by a start
+    <root>/set-aside/000000002b1f.segment            with other data than the index says, or damaged: left alone
 
 A segment file has the chunks of one segment from its first byte on, and zeros up to the end of the last block. Its name
-is the physical id of the segment within its broker, given once; 1,024 of them are in a directory.
+is the physical id of the segment within its broker, given only once. A directory has up to 1,024 files.
 
-Everything here blocks and runs on threads. Of one segment there is never more than one job under way. A job that fails
-has its error in `error`; none is raised.
+Everything here blocks and runs on threads. Each segment has at most one job under way. A failed job has its error in
+`error`; none is raised.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = get_logger("kera.store")
 FILES_PER_DIRECTORY = 1024
 SUFFIX = ".segment"
 _PLACE = struct.Struct("<8xI4xQI60xQII")
-"""Fields of a header: length of the payload, stream, streamlet, group, segment, entry."""
+"""Fields of a chunk header: length of the payload, stream, streamlet, group, segment, entry."""
 
 
 class SegmentStore:
@@ -65,15 +65,15 @@ class SegmentStore:
         self._spares = Spares(root / "spare", disk, spare_bytes_min)
 
     def path(self, physical_id: int) -> Path:
-        """The file with this id."""
+        """Return the path of a file."""
         return segment_path(self.root, physical_id)
 
     def written_us(self, physical_id: int) -> int:
-        """When the file was written to last, in microseconds since the Unix epoch."""
+        """Return when a file was last written to, in microseconds since the Unix epoch."""
         return self.disk.modified_us(self.path(physical_id))
 
     def perform(self, job: Job) -> None:
-        """Do a job; its result and error are in it afterwards."""
+        """Perform a job, which gets its result and error."""
         try:
             match job:
                 case StoreJob():
@@ -90,7 +90,7 @@ class SegmentStore:
             job.error = error
             if isinstance(job, StoreJob):
                 with contextlib.suppress(OSError):
-                    self._spares.clear()  # the disk may be full of them
+                    self._spares.clear()  # if the disk is full, that makes room
 
     def _write(self, job: StoreJob) -> None:
         changes: list[Change] = list(job.changes)
@@ -131,7 +131,7 @@ class SegmentStore:
                 job.chunk_ends = ends
                 return
         if segment.dropped:
-            return  # removed meanwhile: its file may be another's
+            return  # it was removed meanwhile, so another segment may have its file
         scan = scan_segment(view, address=segment.address, length=segment.head)
         job.chunk_ends, job.holes = scan.chunk_ends, scan.holes
         other = other_content(view, segment, scan)
@@ -141,7 +141,7 @@ class SegmentStore:
             self.set_aside_foreign(segment.physical_id, segment.address, other)
 
     def set_aside_foreign(self, physical_id: int, address: SegmentAddress, other: str) -> None:
-        """Set aside a file that has something else than the segment that the index has it for, and say so."""
+        """Set aside a file that has other data than the index says, and log it."""
         log.error(
             "a segment file has other data than the index says, as if files of two brokers were mixed up",
             path=str(self.path(physical_id)),
@@ -151,7 +151,10 @@ class SegmentStore:
         )
 
     def set_aside(self, physical_id: int) -> Path | None:
-        """Move a file to where nobody looks for it, or removes it; None: it is not there, or cannot be moved."""
+        """Move a file out of the way, where it is neither used nor removed; return its new path.
+
+        Returns None if the file does not exist, or cannot be moved.
+        """
         path, directory = self.path(physical_id), self.root / "set-aside"
         taken = self.disk.names(directory)
         names = (f"{path.name}{number or ''}" for number in itertools.count())
@@ -166,25 +169,25 @@ class SegmentStore:
         return aside
 
     def write_arriving(self, physical_id: int, view: memoryview, length: int) -> int:
-        """Write a segment to a file that has yet to get its name, durably; returns its checksum. Raises ``OSError``."""
+        """Write a segment durably to a file in ``arriving``; return its checksum. Raises ``OSError``."""
         view[length : block_ceiling(length)] = bytes(block_ceiling(length) - length)
         self.disk.overwrite(self.arriving_path(physical_id), view[: block_ceiling(length)])
         return int(crc32c(view[:length]))
 
     def arriving_path(self, physical_id: int) -> Path:
-        """The file with this id, as long as it is not complete."""
+        """Return the path of a file that is not complete yet."""
         return self.root / "arriving" / f"{physical_id:012x}{SUFFIX}"
 
     def _arrive(self, job: ArriveJob) -> None:
         if job.physical_ids:
-            self.index.commit([], job.meta)  # a start looks for these files, should the index not get to know them
+            self.index.commit([], job.meta)  # so a start looks for these files if the next commit fails
             directories = set()
             for physical_id in job.physical_ids:
                 path = self.path(physical_id)
                 if not path.parent.is_dir():
                     path.parent.mkdir(parents=True, exist_ok=True)
                     sync_directory(path.parent.parent, self.calls)
-                with contextlib.suppress(FileNotFoundError):  # the job is done again
+                with contextlib.suppress(FileNotFoundError):  # an earlier attempt may have moved it
                     self.calls.rename(self.arriving_path(physical_id), path)
                 directories.add(path.parent)
             for directory in directories:
@@ -192,15 +195,15 @@ class SegmentStore:
         self.index.commit(job.changes, job.meta)
 
     def clear_arriving(self) -> None:
-        """Remove what was not complete when the last launch ended. Raises ``OSError``."""
+        """Remove the files that were not complete when the last launch ended. Raises ``OSError``."""
         for path in sorted((self.root / "arriving").glob("*")):
             if SEGMENT_NAME.fullmatch(path.name):
                 self.calls.remove(path)
 
     def remove_files(self, physical_ids: list[int]) -> None:
-        """Remove files that the index has marked for removal, and the marks, once nothing brings the files back.
+        """Remove files that the index has marked for removal, and the marks once the removal is durable.
 
-        A file that has another segment than it should is set aside: it may be all that is left of that one.
+        A file with another segment than expected is set aside, because it may have the last copy of that segment.
         """
         paths = {physical_id: self.path(physical_id) for physical_id in physical_ids}
         for physical_id, path in paths.items():
@@ -215,7 +218,7 @@ class SegmentStore:
             self.index.commit([delete_removal(physical_id) for physical_id in physical_ids])
 
     def _segment_in(self, path: Path) -> SegmentAddress | None:
-        """The segment that a file has, by its first chunk; None: it cannot be read, or has no whole header there."""
+        """Return the segment of a file's first chunk; None if the file cannot be read, or has no whole header there."""
         block = memoryview(mmap.mmap(-1, BLOCK_BYTES))
         with contextlib.suppress(OSError, CorruptChunk):
             self.disk.read(path, 0, block)
@@ -234,9 +237,9 @@ class SegmentStore:
         durable: int = 0,
         finished: bool = True,
     ) -> SegmentScan:
-        """Look at all chunks of a file, see `scan_segment`. Raises ``OSError``, and `StartError` if it is newer."""
+        """Verify all chunks of a file, see `scan_segment`. Raises ``OSError``, and `StartError` if it is newer."""
         path = self.path(physical_id)
-        expected = block_ceiling(durable)  # a file that was cut short misses what was there, and not what never was
+        expected = block_ceiling(durable)  # bytes that a shortened file lacks before this count as damage
         buffer = memoryview(mmap.mmap(-1, max(BLOCK_BYTES, expected, block_ceiling(self.disk.length(path)))))
         size = max(expected, self.disk.read(path, 0, buffer))
         view = buffer if length is not None else buffer[:size]
@@ -245,7 +248,7 @@ class SegmentStore:
         return scan
 
     def physical_ids(self, *, first: int = 0) -> Iterator[int]:
-        """The files that are there, from `first` on, ascending."""
+        """Yield the ids of the existing files, from `first` on, ascending."""
         segments = self.root / "segments"
         for directory in self.disk.names(segments):
             try:
@@ -260,14 +263,15 @@ class SegmentStore:
 
 
 def segment_path(root: Path, physical_id: int) -> Path:
-    """The file with this id under `root`."""
+    """Return the path of a file under `root`."""
     return root / "segments" / f"{physical_id // FILES_PER_DIRECTORY:06x}" / f"{physical_id:012x}{SUFFIX}"
 
 
 def chunk_ends(view: memoryview, length: int, address: SegmentAddress) -> array[int] | None:
-    """Where each chunk ends, in bytes whose checksum has been compared; None if they are not this segment's.
+    """Return the ends of all chunks, in bytes whose checksum was compared; None if they are of another segment.
 
-    The checksum does not tell: a crc32c over what ends with its own crc32c, as headers do, is always the same.
+    The checksum does not show that, because the crc32c of data that ends with its own crc32c, as headers do, is always
+    the same.
     """
     ends = array("I")
     at = 0
@@ -281,7 +285,10 @@ def chunk_ends(view: memoryview, length: int, address: SegmentAddress) -> array[
 
 
 def other_content(view: memoryview, segment: Segment, scan: SegmentScan) -> str:
-    """Name what a file has instead of a segment, if that is whole chunks; `scan`: for the segment's."""
+    """Return a description of the whole chunks that a file has instead of a segment's; empty: it has no such chunks.
+
+    `scan`: the scan of the file for the segment's chunks.
+    """
     if not scan.headers:
         with contextlib.suppress(CorruptChunk):
             header = verify_header(view)
@@ -292,7 +299,7 @@ def other_content(view: memoryview, segment: Segment, scan: SegmentScan) -> str:
 
 
 def _fits(header: ChunkHeader, segment: Segment) -> bool:
-    """Whether a segment can have a chunk, by what the index has of it."""
+    """Whether a chunk fits the segment's record in the index."""
     end_record = segment.first_record + segment.record_count
     return (
         segment.first_record <= header.first_record
@@ -303,7 +310,7 @@ def _fits(header: ChunkHeader, segment: Segment) -> bool:
 
 
 def report_damage(path: Path, holes: Iterable[Hole]) -> None:
-    """Say what is wrong with a file, chunk by chunk."""
+    """Log the damage in a file, chunk by chunk."""
     for hole in holes:
         log.error(
             "a chunk is damaged and will not be served",
@@ -315,7 +322,7 @@ def report_damage(path: Path, holes: Iterable[Hole]) -> None:
 
 
 def record_of(physical_id: int, scan: SegmentScan, crc: int, written_us: int) -> SegmentRecord:
-    """The index record of a closed segment, from its chunks and when its file was written. There is at least one."""
+    """Return the index record of a closed segment, from its chunks, at least one, and the time of its file."""
     headers = scan.headers
     first, last = headers[0], headers[-1]
     return SegmentRecord(

@@ -1,12 +1,13 @@
-"""Which segments go to disk, and when. Pure.
+"""Decides which segments go to disk, and when. Pure.
 
-* **Flush**: closed segments are written whole, those that all readers have read first, then the oldest; of one entry
-  always in the order of the log. This is done as soon as they close: it costs little (whole slots, around the page
-  cache), bounds what a host's crash can take, and then memory can be given away without waiting. Or it waits for
-  `flush_delay_ms`, as long as there is memory: what retention removes by then never goes to disk.
-* **Commit**: what somebody waits for (``kera.broker.storage.group_commits``) is written in one go, open segments
-  included. Then it is published, and who waits for it is told.
-* When writers find no room, open segments that were not written to for the longest time are closed to be flushed.
+* **Flush**: closed segments are written as a whole. Segments that all readers have read come first, then the oldest;
+  the segments of one entry always in the order of the log. A segment is flushed as soon as it closes: that costs little
+  (whole slots, around the page cache), bounds the loss by a crash of the host, and its memory can later be given away
+  without waiting. With `flush_delay_ms`, a flush waits that long while memory is not scarce; data that retention
+  removes before never goes to disk.
+* **Commit**: data that requests wait for (``kera.broker.storage.group_commits``) is written in one go, including open
+  segments. Then readers see it, and the requests are completed.
+* When writers find no room, the open segments that have been idle for longest are closed, so that they are flushed.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from kera.broker.storage.removals import Removals
 from kera.broker.storage.slots import SegmentSlots
 
 FLUSH_SEGMENTS_MAX = 32
-"""In one job: with their index records committed together."""
+"""Maximum number of segments in one job, which commits their index records together."""
 FLUSH_BYTES_MAX = 8 << 20
-"""Likewise, but one segment at least. Memory comes free when a job is done, and writers wait for it: not for more."""
+"""Maximum size of a job with more than one segment: its memory becomes free only when the whole job is done, and
+writers wait for it."""
 
 
 class SegmentWriter:
-    """Plans the writes of segments: flushes in the order of each entry, and commits of what producers wait for."""
+    """Plans the writes of segments: flushes in the order of each entry, and commits of data that producers wait for."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class SegmentWriter:
     ) -> None:
         self.heads: dict[Segment, None] = {}
         self.closed: dict[Segment, None] = {}
-        """Not on disk yet, in the order in which they closed."""
+        """Closed segments that are not on disk yet, in the order in which they closed."""
         self._slots = slots
         self._commits = commits
         self._index_writer = index_writer
@@ -61,11 +63,11 @@ class SegmentWriter:
     # -- life of segments ------------------------------------------------------------------------------------------
 
     def add(self, segment: Segment) -> None:
-        """One more that is not on disk."""
+        """Add a segment that is not on disk."""
         (self.closed if segment.closed else self.heads)[segment] = None
 
     def close(self, segment: Segment) -> None:
-        """Have an open segment take no more appends, and go to disk."""
+        """Close an open segment, so that it takes no more appends and goes to disk."""
         segment.close()
         self.heads.pop(segment, None)
         if not segment.busy:
@@ -73,25 +75,25 @@ class SegmentWriter:
             self._books.events.disk_work()
 
     def close_idle(self, before_ms: int) -> None:
-        """Close what nobody has written to since then."""
+        """Close the segments that were last written to at `before_ms` or earlier."""
         for segment in [head for head in self.heads if head.touched_ms <= before_ms]:
             self.close(segment)
 
     def close_all(self) -> None:
-        """Close all open segments, and put nothing off any more."""
+        """Close all open segments, and flush without delay from now on."""
         self._flush_delay_ms = 0
         for segment in list(self.heads):
             self.close(segment)
 
     def forget(self, segment: Segment) -> None:
-        """It goes without having been written."""
+        """Forget a segment that is removed without having been written."""
         self.heads.pop(segment, None)
         self.closed.pop(segment, None)
 
     # -- planning --------------------------------------------------------------------------------------------------
 
     def plan(self, now_ms: int) -> list[StoreJob]:
-        """The next writes; each job must be performed and then given to `finished`."""
+        """Return the next writes; each job must be performed and then given to `finished`."""
         jobs: list[StoreJob | None] = []
         if not self._books.disk.may_write(now_ms):
             return []
@@ -104,15 +106,15 @@ class SegmentWriter:
         return [job for job in jobs if job is not None]
 
     def _plan_commit(self) -> StoreJob | None:
-        """Everything unstored of the entries that somebody waits for."""
+        """Plan the write of all unstored data of the entries that requests wait for."""
         chosen: dict[Entry, list[Segment]] = {}
         dirty = self._commits.dirty
         for entry in list(dirty):
             if entry in self._locked:
-                continue  # once what is under way is done
+                continue  # its turn comes when the change under way is done
             del dirty[entry]
             segments = [segment for segment in entry.tail if segment.head > segment.stored or segment.closed]
-            if segments:  # if not, a flush that was under way has written all of it
+            if segments:  # otherwise a flush that was under way has written all of it
                 chosen[entry] = segments
         if not chosen:
             return None
@@ -120,7 +122,7 @@ class SegmentWriter:
         return self._job(chosen, commit=True)
 
     def _plan_flush(self, now_ms: int) -> StoreJob | None:
-        """The closed segments that go next."""
+        """Plan the write of the next closed segments."""
         ready = [
             segment
             for segment in self.closed
@@ -176,7 +178,7 @@ class SegmentWriter:
             segment.physical_id = physical_id
         end = segment.head
         begin, ceiling = block_floor(segment.stored), block_ceiling(end)
-        segment.slot.view[end:ceiling] = bytes(ceiling - end)  # nothing of an earlier segment goes along
+        segment.slot.view[end:ceiling] = bytes(ceiling - end)  # no remains of an earlier segment go to disk
         segment.slot.pin()
         segment.busy = True
         self.closed.pop(segment, None)
@@ -195,7 +197,7 @@ class SegmentWriter:
         )
 
     def _close_stalest(self) -> None:
-        """Make room: close the open segments that were not written to for the longest time."""
+        """Make room: close the open segments that have been idle for longest."""
         heads = sorted(self.heads, key=lambda segment: segment.touched_ms)
         for segment in heads[: max(1, min(FLUSH_SEGMENTS_MAX, self._slots.slot_count // 8))]:
             if not segment.busy:
@@ -204,7 +206,7 @@ class SegmentWriter:
     # -- results ---------------------------------------------------------------------------------------------------
 
     def finished(self, job: StoreJob, now_ms: int) -> None:
-        """A job was performed: take note, tell who waits."""
+        """Record the result of a performed job, and tell the requests that wait for it."""
         if job.commit:
             self._committing = False
         else:
@@ -221,7 +223,7 @@ class SegmentWriter:
             if job.error is None:
                 self._part_written(part)
             if segment.closed and not (segment.dropped or segment.in_index):
-                self.closed[segment] = None  # it is to be written again, or closed meanwhile, with more in it or not
+                self.closed[segment] = None  # the write has failed, or it was closed meanwhile
             segment.slot.unpin()
             if segment.dropped:
                 segment.slot.retire()
@@ -270,16 +272,16 @@ class SegmentWriter:
         if not segment.in_index:
             self._removals.remove_files(segment.files)
 
-    # -- for those who watch ---------------------------------------------------------------------------------------
+    # -- for the shutdown and for metrics --------------------------------------------------------------------------
 
     @property
     def waits(self) -> bool:
-        """Whether something has to be written, or under way."""
+        """Whether a write is wanted, or under way."""
         return bool(self.closed or self._commits.dirty or self._flushing or self._committing)
 
     @property
     def puts_off(self) -> bool:
-        """Whether closed segments stay in memory until it is time."""
+        """Whether closed segments wait for their delayed flush."""
         return self._flush_delay_ms > 0 and bool(self.closed)
 
     @property
@@ -289,5 +291,5 @@ class SegmentWriter:
 
     @property
     def bytes_left(self) -> int:
-        """Size of the segments that are not on disk."""
+        """The size of the data that is not on disk."""
         return sum(segment.head - segment.stored for segment in (*self.heads, *self.closed))

@@ -1,12 +1,12 @@
-"""Files of segments that were removed, kept to be written over: that costs disks half of a new file, and no removal.
+"""Files of removed segments, kept to be overwritten: that costs a disk half as much as a new file, and no removal.
 
-    <root>/spare/000000002b1f.segment      content without meaning; the name is the one that the file had last
+    <root>/spare/000000002b1f.segment      content without meaning; the name is the last one that the file had
 
-A whole segment is written here first, over a spare or to a new file, and then moved to its place, durably. So what is
-in the place of a segment is all of that segment, and nothing of the one before it, wherever a crash comes. A full
-disk gets its spares back (`clear`), and a start goes on with those that it finds.
+A whole segment is written here first, over a spare or to a new file, and then moved to its place durably. So the file
+in a segment's place always has all of that segment, and no remains of another one, even after a crash. When the disk is
+full, the spares are removed (`clear`). A start continues with the spares that it finds.
 
-Everything here blocks; threads may use it at once. Errors are those of the operating system (``OSError``).
+Everything here blocks; several threads may use it at once. Errors are those of the operating system (``OSError``).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kera.broker.storage.disk import Disk
 from kera.core.base.settings import MIB
 
 SEGMENT_NAME = re.compile(r"([0-9a-f]{12})\.segment")
-"""Files with other names are somebody else's, and stay as they are."""
+"""Files with other names are not the broker's, and are left alone."""
 SPARE_BYTES_MIN = MIB
-"""Smaller files are made and removed in no time."""
+"""Smaller files are not kept: they are quick to create and remove."""
 SPARES_BYTES_MAX = 512 * MIB
-"""About the size that a retention removes of one second: it looks as often."""
+"""Maximum size of all spares: about the data of one second, which is how often retention removes."""
 
 
 class Spares:
-    """Files of removed segments for reuse. A new segment reaches its place only when it is written whole."""
+    """Files of removed segments for reuse. A new segment reaches its place only when it is written completely."""
 
     def __init__(self, directory: Path, disk: Disk, bytes_min: int = SPARE_BYTES_MIN) -> None:
         self._directory = directory
@@ -36,7 +36,7 @@ class Spares:
         self._paths = [directory / name for name in disk.names(directory) if SEGMENT_NAME.fullmatch(name)]
 
     def write(self, path: Path, data: memoryview) -> None:
-        """Make a file of `data`, whole blocks; durable, and at `path` when all of it is there."""
+        """Write a file with `data`, whole blocks, durably; it gets the name `path` when it is complete."""
         spare = self._directory / path.name
         if len(data) >= self._bytes_min:
             with contextlib.suppress(IndexError):
@@ -50,7 +50,7 @@ class Spares:
             raise
 
     def remove(self, path: Path) -> None:
-        """Remove a file, which may be gone, or keep it as a spare; durable if so."""
+        """Remove a file, if it exists, or keep it as a spare; keeping it is durable."""
         try:
             length = self._disk.length(path)
         except FileNotFoundError:
@@ -63,7 +63,7 @@ class Spares:
         self._paths.append(spare)
 
     def clear(self) -> None:
-        """Make room."""
+        """Remove all spares, to make room."""
         with contextlib.suppress(IndexError):  # another thread may have taken the last one
             while True:
                 self._disk.remove(self._paths.pop())

@@ -1,4 +1,4 @@
-"""The index's records of unsure tails: where they begin, see `UnsureTail`. Records belong to their streamlet."""
+"""The index's records of unsure tails: where they begin, see `UnsureTail`. A record belongs to its streamlet."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _UNSURE = struct.Struct("<QIIQ")
 
 
 class Index(Protocol):
-    """Where they are written down."""
+    """The index that has the records."""
 
     def record(self, key: bytes) -> bytes | None:
-        """The value of a key; None: there is none."""
+        """Return the value of a key; None if it has no record."""
         ...
 
 
 def put_unsure(entry: EntryId, tail: UnsureTail) -> Change:
-    """The change that writes where the unsure tail of an entry begins."""
+    """Return the change that records where the unsure tail of an entry begins."""
     return sealed(ENTRY_KEY.pack(b"u", *entry), _UNSURE.pack(*tail.position, tail.record))
 
 
 def delete_unsure(entry: EntryId) -> Change:
-    """The change that says that all of an entry has its replicas."""
+    """Return the change that deletes the record, when all data of an entry has its replicas."""
     return ENTRY_KEY.pack(b"u", *entry), None
 
 
 def unsure_tail(index: Index, entry: EntryId) -> UnsureTail | None:
-    """Where the unsure tail of an entry begins; None: there is none."""
+    """Return the unsure tail of an entry; None if it has none."""
     value = index.record(ENTRY_KEY.pack(b"u", *entry))
     if value is None:
         return None
