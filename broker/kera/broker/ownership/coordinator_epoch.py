@@ -1,9 +1,9 @@
-"""Which coordinator leads, as the coordinator itself says: whose orders a broker carries out.
+"""The epoch of the coordinator that leads, whose orders a broker carries out.
 
-Orders come over connections that anyone may open, with the epoch of whoever gives them. An epoch that nobody leads
-with would make all that is lower stale, and so the orders of the coordinator that really leads. So it is believed only
-when the coordinator says it, in an answer to this broker's registration or heartbeats; an order that claims a later one
-waits for the next of them, which is sent at once.
+Orders come over connections that anyone may open, and name the epoch of their sender. A false epoch that is too high
+would make the orders of the real coordinator stale. So a broker believes an epoch only if the coordinator confirms it
+in an answer to the broker's registration or heartbeats. An order with a later epoch waits for the next heartbeat, which
+is sent at once.
 
 Promise: `value` never goes back, and only answers of the coordinator move it. Belongs to one event loop.
 """
@@ -16,7 +16,7 @@ from contextlib import suppress
 from kera.core.errors import StaleEpoch, Unavailable
 
 CONFIRM_TIMEOUT_S = 5.0
-"""How long an order waits for a heartbeat to be answered."""
+"""How long an order waits for the answer to a heartbeat."""
 ANSWERS_MIN = 2
 """The first answer may be to a heartbeat that had been sent before the coordinator began to lead."""
 
@@ -31,28 +31,28 @@ class CoordinatorEpoch:
         confirm_timeout_s: float = CONFIRM_TIMEOUT_S,
         wanted: asyncio.Event | None = None,
     ) -> None:
-        """`confirmed`: epochs have to be said by the coordinator itself; else whatever an order claims is believed.
+        """`confirmed`: the coordinator has to confirm epochs; if False, the epoch of any order is believed.
 
-        `wanted`: see there; others may want a heartbeat, too.
+        `wanted`: the event of that name, if other parts share it.
         """
         self.value = 0
-        """The highest that the coordinator has said."""
+        """The highest epoch that the coordinator has confirmed."""
         self.wanted = wanted or asyncio.Event()
-        """A heartbeat is to be sent now. Whoever sends heartbeats clears it."""
+        """Set when a heartbeat has to be sent now; the sender of heartbeats clears it."""
         self._confirmed = confirmed
         self._confirm_timeout_s = confirm_timeout_s
         self._answers = 0
         self._answered = asyncio.Event()
 
     def observe(self, epoch: int) -> None:
-        """The coordinator has answered, and is of this epoch. A lower one is an answer that came late."""
+        """Note the coordinator's epoch from an answer. Lower epochs, from late answers, change nothing."""
         self.value = max(self.value, epoch)
         self._answers += 1
         self._answered.set()
         self._answered = asyncio.Event()
 
     def refuse_stale(self, epoch: int) -> None:
-        """Raise `StaleEpoch` if an order of this epoch comes from a coordinator that was replaced, or names none."""
+        """Raise `StaleEpoch` if the epoch of an order is that of a replaced coordinator, or missing."""
         if epoch < self.value and (epoch or self._confirmed):
             raise StaleEpoch(
                 f"another coordinator leads since epoch {self.value}; the epoch of this order is {epoch}",
@@ -60,10 +60,9 @@ class CoordinatorEpoch:
             )
 
     async def confirm(self, epoch: int) -> None:
-        """Return when an order of this epoch is to be carried out.
+        """Return once an order of this epoch may be carried out.
 
-        Raises `StaleEpoch`, and `Unavailable` when the coordinator does not confirm an epoch that is later than all
-        before it.
+        Raises `StaleEpoch`, and `Unavailable` if the coordinator does not confirm an epoch that is later than `value`.
         """
         if epoch > self.value:
             if not self._confirmed:

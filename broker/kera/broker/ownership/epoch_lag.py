@@ -1,7 +1,7 @@
-"""How far the entries of a stream are settled for its epochs. Pure; to look has no effect, as to promise has.
+"""How far the entries of a stream are settled for its epochs. Pure; unlike a promise, looking has no effect.
 
-What a broker would promise if it was asked counts, or a stream that nobody reads would seem to be further and further
-behind.
+The promise that a broker could make counts even if no reader asks for it: otherwise a stream without readers would seem
+to lag more and more.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from kera.core.format.punctuation import NO_TIME
 
 
 class Furthest(NamedTuple):
-    """The entry that is furthest behind, of those of a stream that are owned here."""
+    """The entry that is furthest behind, of a stream's entries that this broker owns."""
 
     settled_us: int
-    """Nothing older comes, but as late."""
+    """Older data can only come as late data."""
     streamlet_id: int
     entry: int
 
     def lag_ms(self, now_us: int) -> int:
-        """How far it is behind the clock; 0: its records have come from ahead of that."""
+        """Return how far the entry is behind the clock; 0 if it is ahead."""
         return max(0, now_us - self.settled_us) // 1000
 
     def held_up_ms(self, rules: EpochRules, now_us: int) -> int:
-        """By how much more than the grace; 0 for histories, whose times need not be near the clock."""
+        """Return how far the entry lags beyond the grace; 0 for streams whose times need not be near the clock."""
         return max(0, self.lag_ms(now_us) - rules.grace_us // 1000) if rules.by_clock else 0
 
 
 def furthest_behind(
     stream: Stream, now_us: int, may_promise: Callable[[int], bool]
 ) -> Generator[None, None, Furthest | None]:
-    """In slices. None: there are no epochs, or nothing here can hold one up.
+    """Return the stream's entry here that is furthest behind, and yield between streamlets.
 
-    `may_promise`: whether this broker promises now, given a grace.
+    Returns None if the stream has no epochs, or no entry here can delay one. `may_promise`: whether this broker may
+    promise now, given a grace.
     """
     found = None
     if not stream.epochs.are_kept:
@@ -54,7 +55,7 @@ def furthest_behind(
 
 
 def could_promise_us(streamlet: Streamlet, now_us: int, may_promise: Callable[[int], bool]) -> int:
-    """That nothing older comes, if somebody asked now; `NO_TIME`: nothing. See `furthest_behind`."""
+    """Return the time up to which the broker could promise now; `NO_TIME`: it could not. See `furthest_behind`."""
     rules = streamlet.epochs
     can = rules.by_clock and streamlet.takes_chunks and may_promise(rules.grace_us)
     return now_us - rules.grace_us if can else NO_TIME
@@ -66,13 +67,14 @@ def _of_streamlet(streamlet: Streamlet, promised_us: int, created_us: int) -> Fu
         if found is None or time_us < found.settled_us:
             found = Furthest(time_us, streamlet.streamlet_id, index)
         if time_us == promised_us:
-            break  # nothing is further behind than what can be promised
+            break  # no entry is behind what can be promised
     return found
 
 
 def _settled(streamlet: Streamlet, promised_us: int, created_us: int) -> Iterator[tuple[int, int]]:
-    """For each entry, the time up to which nothing older comes; entries that were never asked for are all like the
-    first of them.
+    """Yield for each entry the time before which no data comes.
+
+    Entries without objects (`Entries.made`) are all alike, so only the first of them counts.
     """
     entries, by_clock = streamlet.entries, streamlet.epochs.by_clock
     if by_clock and len(entries.made_by_index) < len(entries):
@@ -80,10 +82,10 @@ def _settled(streamlet: Streamlet, promised_us: int, created_us: int) -> Iterato
         yield first, _known(max(entries.first_promise_us, promised_us), created_us)
     for entry in list(entries.made_by_index.values()):
         time_us = max(watermark_of(entry), entry.promised_us, promised_us)
-        if by_clock or time_us != NO_TIME:  # else it holds up nothing
+        if by_clock or time_us != NO_TIME:  # otherwise it delays no epoch
             yield entry.index, _known(time_us, created_us)
 
 
 def _known(time_us: int, created_us: int) -> int:
-    """The time, or that of the stream's creation: an entry without writers holds up epochs from the first on."""
+    """Return the time, or the stream's creation for `NO_TIME`: an entry without writers delays all epochs."""
     return created_us if time_us == NO_TIME else time_us

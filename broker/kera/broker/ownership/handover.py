@@ -1,14 +1,14 @@
-"""The records that a broker writes when it gets a streamlet from another one, before it takes the first chunk.
+"""The records that a broker writes when it gets a streamlet from another broker, before it takes the first chunk.
 
-A streamlet that moves brings along how far its producers have got: without that, a chunk that was sent twice would be
-stored twice. So it is durable in the index, with the ordinals at which the entries go on, before the new owner says
-that it has opened the streamlet. The record of this module says up to which interval that was done: an owner that
-crashed before is not made the owner by its registration, but only by being told again.
+A streamlet that moves brings along the progress of its producers: without it, a chunk that is sent twice would be
+stored twice. So the index has this progress durably, and the ordinals at which the entries continue, before the new
+owner reports that it has opened the streamlet. The record of this module says up to which interval that was done. An
+owner that crashed before does not become the owner by its registration, but only by a repeated order.
 
     "h" stream u64, streamlet u32         first group id u64 of the interval; per entry, ordinal u64 of its first record
 
-Group ids and ordinals are in it, too: the map of intervals may become simpler, and until the new owner has stored its
-first chunk, nothing else of it says that they were given elsewhere.
+The record also has the group id and the ordinals: the map of intervals may become simpler, and before the new owner has
+stored its first chunk, it has no other evidence that other brokers have used the ids and ordinals before.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _NUMBER = struct.Struct("<Q")
 
 
 class HandedOver(NamedTuple):
-    """The last interval that this broker got of a streamlet."""
+    """The last interval of a streamlet that was handed over to this broker."""
 
     first_group_id: int = 0
-    """0: it never got one."""
+    """First group of the interval; 0: the broker never got one."""
     first_records: tuple[int, ...] = ()
-    """Per entry; empty: all 0."""
+    """Ordinal of the first record, by entry; empty: all 0."""
 
 
 def put_handed_over(stream_id: int, streamlet_id: int, first_group_id: int, first_records: Sequence[int]) -> Change:
-    """The change that says that this broker has what it needs to own an interval."""
+    """Return the change that records that this broker has everything it needs to own an interval."""
     value = b"".join(_NUMBER.pack(number) for number in (first_group_id, *first_records))
     return sealed(_KEY.pack(b"h", stream_id, streamlet_id), value)
 
 
 def handed_over(index: SegmentIndex, stream_id: int, streamlet_id: int) -> HandedOver:
-    """The index's record of the handover."""
+    """Return the index's record of the last handover."""
     for _, value in index.records(_KEY.pack(b"h", stream_id, streamlet_id)):
         first_group_id, *first_records = (number for (number,) in _NUMBER.iter_unpack(value))
         return HandedOver(first_group_id, tuple(first_records))
@@ -52,17 +52,17 @@ def handed_over(index: SegmentIndex, stream_id: int, streamlet_id: int) -> Hande
 
 
 def begins_with(before: HandedOver, entry: EntryRecord) -> bool:
-    """Whether an entry starts here where the streamlet was handed over, and not where anything was removed."""
+    """Whether an entry starts where the streamlet was handed over, so none of its data here was removed."""
     return before.first_group_id > 1 and entry.start == (before.first_group_id, 1, 0)
 
 
 def producers_of(state: common_pb2.StreamletState) -> dict[int, ProducerRecord]:
-    """How far the producers had got at the old owner."""
+    """Return the progress of the producers at the old owner."""
     return {each.producer_id: ProducerRecord(each.producer_epoch, each.next_sequence) for each in state.producers}
 
 
 def digests_of(state: common_pb2.StreamletState) -> dict[int, Digests]:
-    """Digests of the producers' last chunks at the old owner; empty where it had none."""
+    """Return the digests of the producers' last chunks at the old owner, as far as it had them."""
     return {
         each.producer_id: Digests(each.producer_epoch, each.next_sequence, each.digests)
         for each in state.producers
@@ -73,9 +73,9 @@ def digests_of(state: common_pb2.StreamletState) -> dict[int, Digests]:
 def changes_for(
     index: SegmentIndex, stream_id: int, state: common_pb2.StreamletState, held: Holding, *, known: bool
 ) -> list[Change]:
-    """The changes that the index needs before the last interval of `held` is opened.
+    """Return the changes that the index needs before the last interval of `held` is opened.
 
-    `known`: the streamlet has older intervals here, so its entries go on from what they are.
+    `known`: the streamlet has older intervals here, so its entries continue from their present state.
     """
     last = held.intervals[-1]
     changes = [

@@ -1,9 +1,9 @@
-"""For how long this broker may take chunks that others could get to see.
+"""The lease: how long this broker may take chunks of replicated streams.
 
-The coordinator gives a broker's replicated streamlets to others when it has not heard of it for some time. A broker
-that cannot reach the coordinator stops by itself before: the lease is counted from when a request was sent that has
-been answered, so it ends earlier here than there. A host that was suspended wakes up without it, as the clock that it
-is counted by goes on meanwhile. See "Alive or not" in docs/cluster.md.
+When the coordinator has not heard from a broker for some time, it gives the broker's replicated streamlets to others. A
+broker that cannot reach the coordinator stops before that: it counts the lease from the sending of its last answered
+request, so the lease ends earlier here than at the coordinator. A suspended host wakes up without a lease, because the
+lease's clock continues meanwhile. See "Alive or not" in docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from kera.core.base.clock import boottime_s
 
 
 class Lease:
-    """Until when, on this host's boot-time clock."""
+    """The broker's lease, on this host's boot-time clock."""
 
     def __init__(self, now_s: Callable[[], float] = boottime_s) -> None:
         self._now_s = now_s
         self.until_s = math.inf
-        """A coordinator that gives no lease sets no limit."""
+        """When the lease ends; infinite if the coordinator gives no lease."""
 
     def renew(self, sent_s: float, lease_ms: int) -> None:
-        """A request that was sent at `sent_s` was answered; 0 ms: no limit."""
+        """Renew the lease by the answer to a request that was sent at `sent_s`; 0 ms: no limit."""
         self.until_s = sent_s + lease_ms / 1000 if lease_ms else math.inf
 
     @property
     def holds(self) -> bool:
-        """Whether chunks may be taken now."""
+        """Whether the broker may take chunks now."""
         return self._now_s() < self.until_s

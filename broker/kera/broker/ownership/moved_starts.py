@@ -1,8 +1,8 @@
-"""Where entries start by now, until the coordinator knows: retention and truncation move starts, and so do moves.
+"""New starts of entries that the coordinator does not know yet, after retention, truncation or a streamlet's move.
 
-Promise: of a replicated stream nothing is removed before the coordinator knows that it goes. A recovery that did not
-know would take for a loss what is missing on backups; or find nothing at all, and number the next records as those
-were.
+Promise: data of a replicated stream is removed only after the coordinator knows its entry's new start. Otherwise a
+recovery would take the data that is missing on backups for a loss; or it would find no data at all, and reuse the
+ordinals of the removed records.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from kera.core.errors import KeraError, NotOwner
 
 
 class MovedStarts:
-    """Entries whose start the coordinator has yet to hear of. Belongs to the broker's loop."""
+    """Entries whose new start the coordinator does not know yet. Belongs to the broker's loop."""
 
     def __init__(self, collect: Callable[[Entry, Done], None]) -> None:
-        """`collect`: removes what is before an entry's start."""
+        """`collect`: removes the data before an entry's start."""
         self._collect = collect
         self._untold: dict[Entry, list[Done]] = {}
-        """With what is done when that is gone which was before it, and is still there."""
+        """The entries, each with the functions to call once the data before its start is removed."""
         self.hurry = asyncio.Event()
-        """Somebody waits for it: the coordinator is to be told at once. Whoever sends heartbeats clears it."""
+        """Set when a request waits, so the coordinator has to be told at once; the sender of heartbeats clears it."""
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._untold)
 
     def move(self, entry: Entry, position: Position, record: int, done: Done = nothing, *, replicated: bool) -> None:
-        """Nobody reads any more what is before a position; it is removed when it may be; `done` when it is gone."""
+        """Move the start of an entry to a position; the data before it is removed when allowed, then `done` is called.
+
+        `replicated`: the coordinator has to know the start before.
+        """
         entry.move_start(position, record)
         untold = self._untold.setdefault(entry, [])
         if replicated:
@@ -43,29 +46,29 @@ class MovedStarts:
             self._collect(entry, done)
 
     def note(self, entries: Iterable[Entry]) -> None:
-        """The coordinator is to hear where these start, though nothing that they have goes by that."""
+        """Report the starts of entries to the coordinator, although no data is removed."""
         for entry in entries:
             self._untold.setdefault(entry, [])
 
     def forget(self, entry: Entry) -> None:
-        """It is not here any more, as whoever waits for a removal is told."""
+        """Forget an entry that left this broker, and fail the removals that requests wait for."""
         for done in self._untold.pop(entry, []):
             done(NotOwner(f"streamlet {entry.log_id.streamlet_id} left this broker while it was truncated"))
 
     def when_removed(self, entry: Entry, done: Done) -> None:
-        """`done` when that is gone for good which somebody has had removed."""
+        """Call `done` when the data before the entry's start is removed for good."""
         untold = self._untold.get(entry)
         if untold:
             untold.append(done)
             self.hurry.set()
         else:
-            self._collect(entry, done)  # it may be under way
+            self._collect(entry, done)  # the removal may be under way
 
     def refused(self, entry: Entry) -> None:
-        """Others recover it from the replicas that it has: nothing is removed. Whoever waits for that asks them."""
+        """Fail the waiting removals of an entry that another broker recovers from its replicas: nothing is removed."""
         if (waiting := self._untold.pop(entry, None)) is None:
             return
-        self._untold[entry] = [nothing] if waiting else []  # behind the others, which may be told meanwhile
+        self._untold[entry] = [nothing] if waiting else []  # behind the others, so these can be reported meanwhile
         for done in waiting:
             done(
                 NotOwner(
@@ -75,7 +78,7 @@ class MovedStarts:
             )
 
     def told(self, entry: Entry) -> None:
-        """The coordinator knows where an entry starts."""
+        """Note that the coordinator knows the start of an entry: remove the data before it."""
         waiting = self._untold.pop(entry, [])
 
         def done(error: KeraError | None) -> None:

@@ -1,7 +1,7 @@
-"""Opens a streamlet with what is here of it, and changes how an open one is held.
+"""Opens a streamlet with the data that is here, and changes the assignment of an open one.
 
-What an owner goes on from is here when the streamlet was always its own, when its predecessor has handed it over
-(``kera.broker.ownership.handover``), or when it was found out from backups.
+A new owner has the state to continue from if it has always owned the streamlet, if its predecessor has handed the state
+over (``kera.broker.ownership.handover``), or if a recovery has found it out from backups.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StreamletOpener:
         moved_starts: MovedStarts,
         producer_limits: ProducerLimits,
     ) -> None:
-        """`moved_starts`: gets the entries whose start may have moved when nobody was told."""
+        """`moved_starts`: gets the entries whose start may have moved without a report to the coordinator."""
         self._memory = memory
         self._restart = restart
         self._fences = fences
@@ -45,10 +45,10 @@ class StreamletOpener:
         self._producer_limits = producer_limits
 
     def as_inherited(self, stream_id: int, assignment: common_pb2.StreamletAssignment, held: Holding) -> Holding:
-        """`held`, or only the older intervals when what the last one goes on from is not here.
+        """Return `held`, or only its older intervals if the state to continue from is not here.
 
-        It was handed over, or is taken over from backups. An index that was made anew does not know; then producers
-        begin new epochs, as for all else that it forgot.
+        The state is here if it was handed over, or is taken over from backups. A rebuilt index does not know about the
+        handover, and counts as having the state; producers begin new epochs, as for everything else that it forgot.
         """
         last = held.intervals[-1]
         before = handed_over(self._restart.index, stream_id, assignment.streamlet_id)
@@ -63,13 +63,13 @@ class StreamletOpener:
     def change(
         self, streamlet: Streamlet, held: Holding, state: common_pb2.StreamletState | None, *, taken_over: bool
     ) -> None:
-        """An open streamlet is held in another way from now on, or in the same.
+        """Change the assignment of an open streamlet to `held`, which may be the same as before.
 
-        `state`: what was handed over; `taken_over`: its last owner was lost, and the index knows what that had.
+        `state`: the state that was handed over; `taken_over`: the last owner was lost, and the index has its state.
         """
         if state is not None and not streamlet.owned:
             streamlet.learn(producers_of(state))
-            # Readers may have been sent there, though the last owner has written nothing, and left no interval.
+            # The last owner may have left no interval, because it wrote nothing, but have sent readers to its group.
             streamlet.next_group_id = max(streamlet.next_group_id, state.next_group_id)
         if taken_over and held.owned and not streamlet.owned:
             index, ref = self._restart.index, (streamlet.stream_id, streamlet.streamlet_id)
@@ -80,19 +80,19 @@ class StreamletOpener:
         streamlet.hold(held)
         if not owned_before and not taken_over:
             streamlet.go_on_from(state)
-        if before != held.intervals and not taken_over:  # else what was between is here now, or comes
+        if before != held.intervals and not taken_over:  # otherwise the data in between is here, or still comes
             for entry in streamlet.entries.made:
                 self._start_behind(entry, removed_between(entry.index, before, held.intervals))
 
     def _start_behind(self, entry: Entry, start: tuple[Position, int] | None) -> None:
-        """Move the start behind records that were removed, elsewhere or here; None: none were."""
+        """Move an entry's start behind records that were removed, here or elsewhere; None: there are none."""
         if start is not None and start[0] > entry.start:
             entry.move_start(*start)
             self._moved_starts.note([entry])
             self._memory.removals.collect(entry)
 
     def _settle(self, entries: Iterable[Entry]) -> None:
-        """All of these have their replicas, which nobody may have written down before this launch."""
+        """End the unsure tails of entries: all their data has its replicas, even if no launch has recorded that."""
         for entry in entries:
             if entry.unsure is not None:
                 entry.unsure = None
@@ -110,8 +110,8 @@ class StreamletOpener:
     ) -> Streamlet:
         """Open a streamlet, and add it to its stream.
 
-        `handed_over_now`: the state in which it was, just now, so none of the last interval's groups was ever given.
-        `created`: nobody has had it before.
+        `handed_over_now`: the state that was handed over just now; no group of the last interval was ever used then.
+        `created`: no broker has had the streamlet before.
         """
         fresh = handed_over_now is not None
         last = held.intervals[-1]
@@ -131,7 +131,7 @@ class StreamletOpener:
         for index, record in enumerate(before.first_records[: info.config.entries]):
             entry = restored.entries[index]
             entry.go_on_from(record)
-        # An order that is older than what this broker has given since, as of metadata that were restored, is not fresh.
+        # An order is not fresh if this broker has used later groups since, as after a restore of old metadata.
         fresh = fresh and restored.next_group_id <= before.first_group_id + 1
         before_it = until(held.intervals, before) if fresh else held.intervals
         for entry in restored.entries.made:
@@ -162,7 +162,7 @@ class StreamletOpener:
             if len(held.intervals) == 1 and not assignment.sources:
                 self._start_behind(entry, missing_before(entry))
             if entry.start_record > held.intervals[0].first_record(entry.index):
-                self._moved_starts.note([entry])  # it may have moved when nobody was told
+                self._moved_starts.note([entry])  # it may have moved without a report
         for segment in restored.segments:
             self._memory.adopt(segment)
             if stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER:
@@ -173,11 +173,11 @@ class StreamletOpener:
 
 
 def removed_between(index: int, before: Sequence[Interval], after: Iterable[Interval]) -> tuple[Position, int] | None:
-    """Where an entry goes on, and with which record, behind what was removed at another broker; None: nothing was.
+    """Return the position and record at which an entry continues behind data that another broker has removed.
 
-    Once nothing is left of an interval that was between two of ours, these are one, and its groups are in it. So are
-    those before the first of ours, once that leads, and those behind one of ours; what an entry had here earlier still
-    has gone then, too.
+    Returns None if no such data was removed. When an interval between two of this broker's intervals is empty, these
+    become one, which includes its groups. Likewise, this broker's first interval includes the groups before it once it
+    leads, and an interval includes empty ones behind it. The entry's data before such a place is removed, too.
     """
     found: list[tuple[Position, int]] = []
     for one in after:
@@ -196,12 +196,12 @@ def removed_between(index: int, before: Sequence[Interval], after: Iterable[Inte
 
 
 def _has_more_before(one: Interval, before: Interval) -> bool:
-    """Whether groups right before what an interval was are in what it is now."""
+    """Whether the interval `one` also has the groups right before its former version `before`."""
     return not before.has(before.first_group_id - 1) and one.has(before.first_group_id - 1)
 
 
 def missing_before(entry: Entry) -> tuple[Position, int] | None:
-    """The same for an entry that was opened anew: what it has begins with a later record than it should."""
+    """Return the first position and record of a newly opened entry if records before it are missing; otherwise None."""
     first = entry.first()
     if first is None or entry.gaps or first[1].first_record <= entry.start_record:
         return None
@@ -209,17 +209,18 @@ def missing_before(entry: Entry) -> tuple[Position, int] | None:
 
 
 def until(intervals: Sequence[Interval], handed_over: HandedOver) -> tuple[Interval, ...]:
-    """Intervals of which the last one ends where it was handed over just now: nothing that was behind it is missing."""
+    """Return `intervals`, with the last one ending at the handover just now: no data behind that can be missing."""
     *older, last = intervals
     return *older, last._replace(end_group_id=handed_over.first_group_id, end_records=handed_over.first_records)
 
 
 def still_missing(entry: Entry, intervals: Iterable[Interval], *, persisted: bool = False) -> list[Gap]:
-    """The parts of an entry's gaps that are in intervals here, and may have had records.
+    """Return the parts of an entry's gaps that are in intervals here, and may have had records.
 
-    A start without memory takes everything behind what is on disk for lost. An interval that was closed ends where the
-    next one goes on: when what is here ends with that record, nothing is missing of it, and what is behind it is not
-    this broker's. `persisted`: readers see only what is on disk, so who is where an interval begins has missed nothing.
+    A start without memory takes everything behind the data on disk for lost. But a closed interval ends at the record
+    with which the next one begins: if the data here ends with that record, none of the interval is missing, and the
+    rest belongs to another broker. `persisted`: readers see only data on disk, so a reader at the start of an interval
+    has missed nothing.
     """
     found: list[Gap] = []
     for gap in entry.gaps:
@@ -234,7 +235,7 @@ def still_missing(entry: Entry, intervals: Iterable[Interval], *, persisted: boo
 
 
 def _records_before(entry: Entry, position: Position, interval: Interval) -> int:
-    """Ordinal behind what is here before a position of an interval; where it is within a segment, behind nothing."""
+    """Return the ordinal behind the data before `position`, if a segment ends there; otherwise the interval's first."""
     here = entry.find((position.group_id, position.segment_id))
     if here is not None and position.offset >= length_of(here):
         return here.first_record + here.record_count

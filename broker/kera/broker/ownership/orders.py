@@ -1,15 +1,15 @@
 """The coordinator's orders about streamlets: seal them, open them, take over those of a lost broker.
 
-A streamlet moves in three steps, of which the coordinator drives each until it is answered:
+A streamlet moves in three steps; the coordinator repeats each until it is answered:
 
-    seal   at the old owner: no more chunks; answered when all that it has is durable, with where it ends
-    open   at the new owner: what that was is made durable here, then chunks are taken
+    seal   at the old owner: takes no more chunks; answers with the streamlet's end when all its data is durable
+    open   at the new owner: makes the handed over state durable, then takes chunks
     open   at the old owner, with the same assignments: it learns where its readers go on
 
 Assignments in a new version that still name the old owner undo the seal: the streamlet does not move.
 
-Orders of one stream are carried out one after the other, except seals, which end when they are overtaken. Orders of a
-coordinator that was replaced are refused, so that nothing it decided late undoes what its successor has decided.
+Orders about one stream are carried out one after the other, except seals, which end when they are overtaken. Orders of
+a replaced coordinator are refused, so that its late decisions do not undo those of its successor.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from kera.v1 import broker_pb2, common_pb2
 log = get_logger("kera.orders")
 
 RETRY_INTERVAL_S = 1.0
-"""Pause before a registration asks again for answers of backups that are away."""
+"""Pause before a failed opening of streamlets that have to be recovered is tried again."""
 
 
 class StreamletRecovery(Protocol):
-    """Finds out from backups what a lost broker had, and gets it: see ``kera.broker.recovery.takeover``."""
+    """Recovers a lost broker's streamlets from backups: see ``kera.broker.recovery.takeover``."""
 
     async def take_over(self, request: broker_pb2.TakeOverRequest) -> broker_pb2.TakeOverResponse:
         """Find out where streamlets end."""
         ...
 
     def prepared(self, stream_id: int, streamlet_id: int, sources: Iterable[common_pb2.RecoverySource]) -> bool:
-        """Whether all is known that is needed to open a streamlet with these sources."""
+        """Whether the state needed to open a streamlet with these sources is known."""
         ...
 
     async def prepare(self, info: common_pb2.StreamInfo, /, streamlet_ids: Sequence[int]) -> None:
-        """Find it out."""
+        """Find out the state needed to open streamlets."""
         ...
 
     async def commit(self, info: common_pb2.StreamInfo, /, streamlet_ids: Sequence[int]) -> None:
-        """Write down what was found out, so that the streamlets open as if they had always been here."""
+        """Record the state in the index, so that the streamlets open as if they had always been here."""
         ...
 
     def opened(self, info: common_pb2.StreamInfo) -> None:
-        """The streamlets are open: get what is missing of them."""
+        """Get the missing data of streamlets, which are open now."""
         ...
 
 
@@ -78,9 +78,9 @@ class Orders:
         turns: Turns | None = None,
         retry_interval_s: float = RETRY_INTERVAL_S,
     ) -> None:
-        """`takeovers`: None for a broker without backups; `coordinator`: whose orders are carried out.
+        """`takeovers`: None for a broker without backups; `coordinator`: the epoch whose orders are carried out.
 
-        `turns`: an order may be about thousands of streamlets: it gives way between them.
+        `turns`: lets other work go on between the streamlets of an order, which may be thousands.
         """
         self._streams = streams
         self._takeovers = takeovers
@@ -95,7 +95,7 @@ class Orders:
         self._receiving = Receiving(streams, memory, self._is_ours)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End the orders that are under way."""
         for task in self._late:
             task.cancel()
         if self._late:
@@ -109,15 +109,15 @@ class Orders:
         return await self._sealing.seal(request)
 
     def seal_all(self) -> None:
-        """This launch ends: take no more chunks for any streamlet."""
+        """Take no more chunks for any streamlet, because this launch ends."""
         self._sealing.seal_all()
 
     # -- open and drop ---------------------------------------------------------------------------------------------
 
     def registered(self, broker_id: int, broker_epoch: int, owned: Iterable[common_pb2.StreamInfo]) -> None:
-        """This launch is known, and has these streams.
+        """Open the streams of this launch, which is registered now.
 
-        Streamlets that are to be recovered, and of which nothing is known yet, are opened later, and the others now.
+        Streamlets that have to be recovered, and whose state is not known yet, are opened later, all others now.
         """
         self._broker_id, self._broker_epoch = broker_id, broker_epoch
         for info in owned:
@@ -147,13 +147,13 @@ class Orders:
             await asyncio.sleep(self._retry_interval_s)
 
     async def open(self, request: broker_pb2.OpenStreamletsRequest) -> list[int]:
-        """Have of a stream what is assigned to this broker; what was handed over is durable then.
+        """Open the streamlets of a stream that are assigned to this broker; makes handed over states durable before.
 
-        Returns the streamlets of which it would be the owner if it had been given what was handed over.
+        Returns the streamlets that this broker would own, but whose handed over state it lacks.
         """
         await self._coordinator.confirm(request.coordinator_epoch)
         async with self._lock(request.stream.stream_id):
-            self._coordinator.refuse_stale(request.coordinator_epoch)  # it may have waited
+            self._coordinator.refuse_stale(request.coordinator_epoch)  # the order may have waited
             await self._open(request.stream, request.handed_over, created=request.created)
             return [] if self._is_old(request.stream) else await self._lacking(request.stream)
 
@@ -185,9 +185,9 @@ class Orders:
             self._takeovers.opened(info)
 
     async def _let_go(self, info: common_pb2.StreamInfo) -> None:
-        """Let go of replicas from which others have recovered, if nothing of a stream is here or to be recovered.
+        """Free replicas from which others have recovered, if a stream has nothing here, and nothing to recover.
 
-        Whoever was started again while it was being emptied knows nothing else of what it had.
+        A broker that was restarted while it was being emptied has no other knowledge of these replicas.
         """
         pace = self._turns.pace(self)
         for one in info.assignments:
@@ -199,7 +199,7 @@ class Orders:
         self._streams.release(info.stream_id)
 
     async def _in_slices(self, steps: Generator[None, None, None]) -> None:
-        """Others are served between steps. All are done before this ends, also when the caller has given up."""
+        """Do all steps, with other work in between. All are done before this ends, even if the caller is cancelled."""
 
         async def drive() -> None:
             pace = self._turns.pace(self)
@@ -211,7 +211,7 @@ class Orders:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            await asyncio.wait([task])  # half of it must not stay, and nobody else may begin meanwhile
+            await asyncio.wait([task])  # the steps must not stay half done, and no other order may begin meanwhile
             raise
 
     async def _take_over(self, takeovers: StreamletRecovery, info: common_pb2.StreamInfo) -> None:
@@ -230,7 +230,7 @@ class Orders:
     def _unprepared(
         self, info: common_pb2.StreamInfo, recovered: Iterable[common_pb2.StreamletAssignment]
     ) -> list[int]:
-        """The streamlets that are recovered here and not yet known."""
+        """Return the recovered streamlets whose state is not known yet."""
         takeovers = self._takeovers
         return [
             each.streamlet_id
@@ -239,7 +239,7 @@ class Orders:
         ]
 
     def _recovered(self, info: common_pb2.StreamInfo) -> Iterable[common_pb2.StreamletAssignment]:
-        """Assignments of streamlets that are to be recovered here."""
+        """Return the assignments of streamlets that this launch has to recover."""
         return (each for each in info.assignments if each.sources and self._is_ours(each))
 
     def _is_ours(self, assignment: common_pb2.StreamletAssignment) -> bool:

@@ -1,7 +1,8 @@
-"""Producers of which a later instance was given out, as the coordinator tells: what this broker takes of them no more.
+"""Fences: producers that have a later instance, according to the coordinator, so that earlier ones are refused.
 
-A streamlet refuses an earlier instance once it has a chunk of the later one, and only while it remembers that. This
-holds for all streamlets, whatever they remember, from when it is noted. The streamlets of a broker share one of it.
+A streamlet by itself refuses an earlier instance only after a chunk of the later one, and only while it remembers that.
+Fences hold for all streamlets from when they are noted, whatever the streamlets remember. All streamlets of a broker
+share them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ class ProducerFences:
 
     def __init__(self) -> None:
         self.version = 0
-        """Version of the coordinator's fences; all up to it are noted here."""
+        """Version of the coordinator's fences; all fences up to it are noted here."""
         self.first_epochs: dict[int, int] = {}
-        """By producer: lower epochs are refused. Never goes back."""
+        """The first accepted epoch of each fenced producer, which never goes back."""
 
     def note(self, fences: coordinator_pb2.ProducerFences) -> None:
         """Note the coordinator's fences."""

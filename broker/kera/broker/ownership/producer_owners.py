@@ -21,21 +21,21 @@ log = get_logger("kera.access")
 
 FindProducers = Callable[[coordinator_pb2.FindProducersRequest], Awaitable[coordinator_pb2.FindProducersResponse]]
 KNOWN_MAX = 100_000
-"""Owners of ids, or blocks of ids, that are kept; beyond that all are asked for anew when they are needed."""
+"""Maximum number of known ids and blocks of ids; beyond it, all are forgotten and looked up again when needed."""
 ASKED_MAX = 1000
-"""Ids in one request to the coordinator, and that wait for one."""
+"""Maximum number of ids that wait for a request to the coordinator, which then has all of them."""
 PAUSE_S = 0.2
-"""After a request that has failed."""
+"""Pause after a failed request."""
 NOBODY_S = 1.0
-"""For which it is kept that an id has yet to be given."""
+"""How long the broker remembers that an id has no owner yet."""
 
 
 class Use(NamedTuple):
-    """That somebody wants to write under an id."""
+    """A principal's wish to write under an id."""
 
     producer_id: int
     stream_id: int
-    """0 for ids that the coordinator gives: these are the same producer's in all streams."""
+    """0 for ids that the coordinator gives, because these belong to the same producer in all streams."""
     principal: str
 
 
@@ -59,14 +59,14 @@ class ProducerOwners:
 
     def __init__(self) -> None:
         self.asks = False
-        """The coordinator can be asked; one of an earlier version cannot, and knows nothing either."""
+        """Whether the coordinator can be asked; one of an earlier version cannot, and knows no owners."""
         self._blocks: list[tuple[int, int, Owner]] = []
-        """First and last id, in their order."""
+        """Blocks of ids, each with its first id, last id and owner, in order."""
         self._claims: dict[tuple[int, int], Owner] = {}
-        """By stream and id, of ids that writers choose."""
+        """The owners of ids that writers chose, by stream and id."""
         self._nobody: dict[Use, float] = {}
-        """Until when ids are known as not given yet. By who wants to use them: nobody keeps an id from its owner by
-        asking for it beforehand."""
+        """Uses of ids without an owner, with the time until which this is remembered. The key includes the principal,
+        so that a principal that asks for an id in advance does not keep it from its owner."""
         self._wanted: dict[Use, None] = {}
         self._wakes = asyncio.Event()
 
@@ -75,7 +75,7 @@ class ProducerOwners:
         self.asks = finds_producers
 
     def owner(self, producer_id: int, stream_id: int, principal: str) -> Owner | None:
-        """The owner of an id that `principal` wants to write under; None if it is still being looked up."""
+        """Return the owner of an id that `principal` wants to write under; None if it is still being looked up."""
         chosen = producer_id in PRODUCER_IDS
         known = self._claims.get((stream_id, producer_id)) if chosen else self._in_block(producer_id)
         if known is not None:
@@ -97,12 +97,12 @@ class ProducerOwners:
         return self._blocks[at - 1][2]
 
     def forget(self, stream_id: int) -> None:
-        """A stream is gone, and the claims of ids in it."""
+        """Forget the claims of ids in a dropped stream."""
         for key in [key for key in self._claims if key[0] == stream_id]:
             del self._claims[key]
 
     async def ask_for_ever(self, find: FindProducers) -> None:
-        """Ask the coordinator for what is wanted."""
+        """Ask the coordinator for the owners of wanted ids, without end."""
         failing = Repeated(log)
         while True:
             await self._wakes.wait()
@@ -113,7 +113,7 @@ class ProducerOwners:
             )
             try:
                 answer = await find(request)
-            except KeraError as error:  # those who want to know ask again
+            except KeraError as error:  # clients that send again cause another request
                 failing.goes_on("cannot look up owners of producer ids", ids=len(uses), error=error.message)
                 await asyncio.sleep(PAUSE_S)
                 continue

@@ -1,6 +1,6 @@
-"""Receiving a streamlet from another broker: what that has handed over is durable here before the streamlet is opened.
+"""Receives a streamlet from another broker: makes the handed over state durable here before the streamlet is opened.
 
-What is written down, and why, is in ``kera.broker.ownership.handover``.
+``kera.broker.ownership.handover`` says what is recorded, and why.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kera.core.errors import Unavailable
 from kera.v1 import common_pb2
 
 WRITES_WAIT_S = 5.0
-"""For segments of an earlier time that are just being written to disk, when a streamlet comes back."""
+"""Maximum wait for older segments that are being written to disk when a streamlet comes back."""
 WRITES_CHECK_S = 0.1
-"""A write that fails wakes nobody."""
+"""Pause between checks for the end of writes, because a failed write wakes no waiter."""
 
 
 class Receiving:
-    """Belongs to one event loop."""
+    """Makes handed over states durable. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -33,13 +33,13 @@ class Receiving:
         memory: PersistenceManager,
         is_ours: Callable[[common_pb2.StreamletAssignment], bool],
     ) -> None:
-        """`is_ours`: whether this launch is to own a streamlet."""
+        """`is_ours`: whether an assignment makes this launch the owner of a streamlet."""
         self._streams = streams
         self._memory = memory
         self._is_ours = is_ours
 
     async def receive(self, info: common_pb2.StreamInfo, states: list[common_pb2.StreamletState]) -> None:
-        """Make durable what was handed over, of streamlets that are not owned yet."""
+        """Make the handed over states of streamlets durable that are not owned yet."""
         wanted = {state.streamlet_id for state in states}
         assignments = {each.streamlet_id: each for each in info.assignments if each.streamlet_id in wanted}
         changes = []
@@ -65,11 +65,11 @@ class Receiving:
         return self._streams.get(stream_id).streamlets.get(streamlet_id) if stream_id in self._streams else None
 
     async def _wait_for_removal(self, stream_id: int, streamlet_id: int) -> None:
-        """Wait until the streamlet's earlier data at this broker are removed."""
+        """Wait until the streamlet's earlier data at this broker is removed, if a removal is under way."""
         await until_done(lambda done: self._streams.removal.when_removed(stream_id, streamlet_id, lambda: done(None)))
 
     async def _remove_remains(self, info: common_pb2.StreamInfo, streamlet_id: int) -> None:
-        """Nothing of before is ours: what is left here of a launch that has lost it to others must not come to life."""
+        """Remove the remains of an earlier launch that has lost the streamlet to others: they must not come back."""
         index = self._streams.index
         entries = (EntryId(info.stream_id, streamlet_id, number) for number in range(info.config.entries))
         if any(index.entry(entry) is not None for entry in entries):
@@ -77,7 +77,7 @@ class Receiving:
 
     @staticmethod
     async def _wait_for_writes(streamlet: Streamlet) -> None:
-        """Wait until nothing of the streamlet is being written: with it, older states of producers would be written."""
+        """Wait until no segment of the streamlet is being written: the write would record older states of producers."""
         loop = asyncio.get_running_loop()
         until = loop.time() + WRITES_WAIT_S
         while busy := [entry for entry in streamlet.entries if any(segment.busy for segment in entry.tail)]:

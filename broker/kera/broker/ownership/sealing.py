@@ -1,6 +1,6 @@
-"""Sealing: streamlets take no more chunks, and all that they have becomes durable, so that another broker can go on.
+"""Sealing: streamlets take no more chunks, and all their data becomes durable, so that another broker can go on.
 
-Seals end when they are overtaken: a streamlet that was opened again meanwhile, or is gone, is not sealed.
+Seals end when they are overtaken: a streamlet that was opened again meanwhile, or dropped, is not sealed.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from kera.v1 import broker_pb2, common_pb2
 
 WAIT_MS_MAX = 60_000
 STATE_BYTES = 800_000
-"""Size of a streamlet's state from which on it has no room for digests: the coordinator writes it down as one value."""
+"""Maximum size of a streamlet's state with digests: the coordinator stores the state as one value."""
 DIGESTS_SHARE = 16
-"""So many digests of a producer are handed over at least, of the producers that were heard last."""
+"""Digests that are handed over of each producer, at least; while they fit, and of the most recent producers first."""
 _PRODUCER_BYTES = 32
-"""That a producer takes in a state without digests, at most."""
+"""Maximum size of a producer in a state without its digests."""
 
 
 class Sealing:
-    """Belongs to one event loop."""
+    """Carries out orders to seal streamlets. Belongs to one event loop."""
 
     def __init__(self, streams: Streams, memory: PersistenceManager, turns: Turns) -> None:
         self._streams = streams
         self._memory = memory
         self._turns = turns
         self._seals: dict[Streamlet, object] = {}
-        """The latest order to seal each, of those that are waited for."""
+        """The latest order to seal each streamlet, while it is being carried out."""
 
     async def seal(self, request: broker_pb2.SealStreamletsRequest) -> list[common_pb2.StreamletState]:
-        """Take no more chunks for streamlets; where they end, once all that they have is durable.
+        """Take no more chunks for streamlets; return where they end, once all their data is durable.
 
-        Raises `NotOwner`, or `Unavailable` when that takes too long: then they take chunks again. An order that was
-        overtaken by a later version of the assignments is refused: whoever gave it has given it up, and told that.
-        Of those that have moved away before it is said once more where they ended, if `ended` is set.
+        Raises `NotOwner`, or `Unavailable` if that takes too long: then they take chunks again. Also refuses an order
+        with older assignments than the present ones, because the coordinator has given it up. With `ended`, returns
+        again where streamlets ended that have moved away before.
         """
         stream = self._streams.get(request.stream_id)
         if request.assignments_version and request.assignments_version < stream.assignments_version:
@@ -90,7 +90,7 @@ class Sealing:
         return [await _state_of(streamlet, pace) for streamlet in streamlets]
 
     async def _ended(self, stream: Stream, streamlet_ids: Iterable[int]) -> list[common_pb2.StreamletState]:
-        """Where streamlets ended here that have moved away."""
+        """Return where streamlets that have moved away ended here."""
         states, pace = [], self._turns.pace(self)
         for streamlet_id in dict.fromkeys(streamlet_ids):
             streamlet = stream.streamlet(streamlet_id)
@@ -108,7 +108,7 @@ class Sealing:
         return states
 
     def seal_all(self) -> None:
-        """This launch ends: take no more chunks for any streamlet."""
+        """Take no more chunks for any streamlet, because this launch ends."""
         for stream in self._streams:
             for streamlet in stream.streamlets.values():
                 if streamlet.owned:
@@ -128,11 +128,11 @@ class Sealing:
             lacking += filter(_lacks, streamlet.entries.made)
         waiter = EntriesWaiter(Slices(asyncio.get_running_loop()))
         try:
-            while lacking := [entry for entry in lacking if _lacks(entry)]:  # no more come: they are sealed
+            while lacking := [entry for entry in lacking if _lacks(entry)]:  # sealed, so no more are added
                 waiter.again()
                 for entry in lacking:
                     waiter.add(entry)
-                # Only now: for one that was opened again before there was a waiter, nobody would wake it.
+                # Check only now: a streamlet that was opened again before `add` would never wake the waiter.
                 await self._check_sealed(stream, streamlets, pace)
                 if not await waiter.woken(until):
                     raise self._not_durable(stream, lacking, wait_ms)
@@ -168,13 +168,13 @@ class Sealing:
 
 
 def _lacks(entry: Entry) -> int:
-    """Bytes that are not durable at the level that readers wait for."""
+    """Return the bytes that are not durable at the level that readers wait for; not 0 with an unsure tail."""
     unsure = 0 if entry.unsure is None else max(1, entry.stored_record - entry.unsure.record)
     return unsure + sum(segment.head - segment.durable_head for segment in entry.tail)
 
 
 async def _state_of(streamlet: Streamlet, pace: TimeSlices) -> common_pb2.StreamletState:
-    """Where a streamlet ends: all that another broker needs to go on."""
+    """Return the state of a streamlet: everything that another broker needs to continue it."""
     state = common_pb2.StreamletState(
         streamlet_id=streamlet.streamlet_id,
         next_group_id=streamlet.next_group_id,
@@ -191,7 +191,7 @@ async def _state_of(streamlet: Streamlet, pace: TimeSlices) -> common_pb2.Stream
             join(in_memory, digests_in(segment))
     room = max(0, STATE_BYTES - _PRODUCER_BYTES * len(producers)) // DIGEST_BYTES
     share = max(DIGESTS_SHARE, room // max(1, len(producers)))
-    for producer_id, record in reversed(producers):  # the one heard last comes first
+    for producer_id, record in reversed(producers):  # the most recent one comes first
         await pace.step()
         added = state.producers.add(
             producer_id=producer_id, producer_epoch=record.producer_epoch, next_sequence=record.next_sequence
@@ -199,7 +199,7 @@ async def _state_of(streamlet: Streamlet, pace: TimeSlices) -> common_pb2.Stream
         known = in_memory.get(producer_id)
         stored = streamlet.entries.digests(producer_id)
         known = joined(stored, known) if known is not None else stored
-        if known is not None and known[:2] == record:  # else earlier versions have stored its last chunks
+        if known is not None and known[:2] == record:  # otherwise an earlier version stored its last chunks
             added.digests = known.last(min(share, room)) if room else b""
             room -= len(added.digests) // DIGEST_BYTES
     state.producers.reverse()

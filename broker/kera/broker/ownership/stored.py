@@ -1,11 +1,11 @@
-"""How much is stored here of the streams that each principal has created, and whose streams take no more.
+"""How much this broker stores of the streams that each principal has created, and whose streams are full.
 
-What is appended counts with the next heartbeat. What has gone, and what was here before, is found bit by bit: some
-streamlets are looked at for each heartbeat, round and round, and until all have been once, what is told is said to be
-incomplete. Nothing is done for a record, or for a request.
+Appended data counts with the next heartbeat. Removed data, and data from before the start, is found bit by bit: each
+heartbeat looks at some streamlets, round and round. Before the first round is complete, the report is marked as
+incomplete. This costs nothing per record or request.
 
-The coordinator adds up what brokers tell, and says which principals have as much as their quotas let them
-(``stored_bytes``). What is written to their streams from then on is refused, whoever writes it.
+The coordinator adds up the reports of brokers, and names the principals that have reached their quota
+(``stored_bytes``). From then on, writes to their streams are refused, whoever writes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from kera.broker.ownership.streams import Streams
 
 STREAMLETS_AT_ONCE = 200
-"""Looked at for a heartbeat: some 1 ms."""
+"""Streamlets that a heartbeat looks at, which takes about 1 ms."""
 PRINCIPALS_MAX = 1000
-"""Told of in a heartbeat: those with the most."""
+"""Maximum number of principals in a heartbeat: those with the most data."""
 
 
 class Full:
-    """Principals whose streams take no more."""
+    """The principals whose streams take no more data."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, coordinator_pb2.FullPrincipal] = {}
         self.changed = Event[[]]()
 
     def note(self, answer: coordinator_pb2.HeartbeatResponse) -> None:
-        """Those that the coordinator has named; and no others, unless it does not know yet."""
+        """Take the principals that the coordinator names; if its list is incomplete, keep the known ones, too."""
         before = self._by_name
         named = {each.principal: each for each in answer.full_principals}
         self._by_name = before | named if answer.full_principals_incomplete else named
@@ -46,7 +46,7 @@ class Full:
             self.changed()
 
     def check(self, stream: Stream) -> None:
-        """Raises `QuotaExceeded` if a stream takes no more."""
+        """Raise `QuotaExceeded` if a stream takes no more data."""
         known = self._by_name.get(stream.created_by)
         if known is not None:
             has = f"has stored {known.stored_bytes} bytes in its streams, as {stream.name!r}"
@@ -54,7 +54,7 @@ class Full:
 
 
 class StoredBytes:
-    """Counts the bytes that this broker stores for each creator of streams, and lists the creators over their quota."""
+    """Counts the bytes that this broker stores for each creator of streams."""
 
     def __init__(self, streams: Streams, streamlets_at_once: int = STREAMLETS_AT_ONCE) -> None:
         self._streams = streams
@@ -63,19 +63,19 @@ class StoredBytes:
         """The owner and size of each stream: as of the last look, with later appends added."""
         self._totals: Counter[str] = Counter()
         self._creators: Counter[str] = Counter()
-        """How many of its streams are in there."""
+        """The number of streams in `_totals`, by creator."""
         self._complete = False
         self._walk = self._walking()
         streams.dropped.listen(self._forget)
 
     def appended(self, stream: Stream, size: int) -> None:
-        """To one of its streamlets."""
+        """Add bytes that were appended to a stream."""
         if stream.created_by:
             _, before = self._of_stream.get(stream.stream_id, ("", 0))
             self._note(stream.stream_id, stream.created_by, before + size)
 
     def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
-        """Look at some more streamlets, and put into a heartbeat what there is."""
+        """Look at some more streamlets, and put the counts into a heartbeat."""
         for all_seen in islice(self._walk, self._at_once):
             if all_seen:
                 self._complete = True
@@ -85,7 +85,7 @@ class StoredBytes:
             request.stored.add(principal=principal, bytes=self._totals[principal])
 
     def _walking(self) -> Generator[bool, None, None]:
-        """Round and round; yields after each streamlet, and after each round: whether that is over."""
+        """Look at all streamlets in rounds; yield False after each streamlet, and True after each round."""
         while True:
             for stream in [each for each in self._streams if each.created_by]:
                 size = 0

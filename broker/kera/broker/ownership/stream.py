@@ -1,4 +1,4 @@
-"""A stream, as far as this broker is concerned with it: its configuration, and its streamlets that are here."""
+"""A stream at this broker: its configuration, and its streamlets that are here."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ SCHEMAS_KEPT = 256
 
 
 class Stream:
-    """A stream, as far as this broker is concerned with it."""
+    """A stream at this broker: its configuration, and its streamlets that are here."""
 
     def __init__(self, info: common_pb2.StreamInfo) -> None:
         self.stream_id = info.stream_id
         self.name = info.name
         self.created_by = info.created_by
-        """The principal that has; empty: nobody knows, and it counts for nobody."""
+        """The principal that has created it; empty: unknown, so no quota counts it."""
         self.created_us = info.created_us
         self.streamlet_count = info.config.streamlets
         self.streamlets: dict[int, Streamlet] = {}
-        """Those of which this broker has anything, its own and those of which it has older groups."""
+        """The streamlets that this broker owns, or has older groups of."""
         self.owners: dict[int, int] = {}
-        """The brokers that own the streamlets of which this broker has anything, as far as it was told."""
+        """The broker that owns each of these streamlets, according to the last known assignments."""
         self.spread: dict[int, common_pb2.StreamletAssignment] = {}
-        """The intervals of those of them that have been at several brokers, and nothing else."""
+        """The intervals (only) of those of these streamlets that have been at several brokers."""
         self.logs: StreamLogs | None = None
         """Its virtual logs, if it is replicated."""
         self.bytes_appended = self.records_appended = self.bytes_read = 0
-        """Since it was opened here, as far as heartbeats have told."""
+        """Counted since it was opened here, as far as heartbeats have reported."""
         self.assignments_version = 0
-        """Version of the assignments that are carried out here."""
+        """The version of the assignments that are carried out here."""
         self.alter(info)
 
     def alter(self, info: common_pb2.StreamInfo) -> None:
-        """Take over what can change while the stream is in use."""
+        """Take over the parts of a configuration that can change while the stream is in use."""
         self.config_version = info.config_version
         self.schemas = {schema.schema_id: _known(schema.arrow_schema) for schema in info.schemas}
-        """The versions of its schema: producers may go on with an older one."""
+        """The versions of its schema: producers may continue with an older one."""
         self.lean_types = {schema_id: known.type for schema_id, known in self.schemas.items()}
-        """The same, as the native core wants it."""
+        """The types of the schemas, for the native core."""
         self.durability = max(info.config.durability, common_pb2.DURABILITY_LEADER)
-        """The level at which chunks are acknowledged, unless a request asks for another, and readable."""
+        """The level at which chunks become readable, and are acknowledged unless a request asks for another level."""
         self.replication = info.config.replication
         self.virtual_logs = max(1, info.config.virtual_logs)
         self.by_replicas = self.replication > 0 and self.durability > common_pb2.DURABILITY_LEADER
@@ -68,7 +68,7 @@ class Stream:
             self._set_level(streamlet)
 
     def add(self, streamlet: Streamlet) -> None:
-        """One more of which something is here."""
+        """Add a streamlet that has data here."""
         self.streamlets[streamlet.streamlet_id] = streamlet
         self._set_level(streamlet)
 
@@ -82,12 +82,12 @@ class Stream:
             self.spread.pop(streamlet_id, None)
 
     def remove(self, streamlet_id: int) -> None:
-        """Nothing of a streamlet is here any more."""
+        """Remove a streamlet that has no data here any more."""
         del self.streamlets[streamlet_id], self.owners[streamlet_id]
         self.spread.pop(streamlet_id, None)
 
     def set_epochs(self, streamlet: Streamlet) -> None:
-        """Tell a streamlet what goes for its epochs; also when it is owned here and was not before."""
+        """Set the epoch rules of a streamlet; call this also when this broker has become its owner."""
         streamlet.set_epochs(self.epochs)
 
     def _set_level(self, streamlet: Streamlet) -> None:
@@ -102,7 +102,7 @@ class Stream:
                 entry.wake()
 
     def streamlet(self, streamlet_id: int) -> Streamlet:
-        """A streamlet of this broker. Raises `StreamletOutOfRange` or `NotOwner`."""
+        """Return a streamlet of this broker. Raises `StreamletOutOfRange` or `NotOwner`."""
         streamlet = self.streamlets.get(streamlet_id)
         if streamlet is not None:
             return streamlet
@@ -116,7 +116,7 @@ class Stream:
         raise self.not_owner(streamlet_id)
 
     def not_owner(self, streamlet_id: int) -> NotOwner:
-        """The error for a streamlet whose chunks this broker does not take, or does not have."""
+        """Return the error for a streamlet that this broker does not have, or takes no chunks for."""
         streamlet = self.streamlets.get(streamlet_id)
         moves = streamlet is not None and streamlet.sealed
         return NotOwner(
@@ -129,5 +129,5 @@ class Stream:
 
 @lru_cache(SCHEMAS_KEPT)
 def _known(arrow_schema: bytes) -> Known:
-    """The properties of a schema, empty for the default one. Most streams share that. Raises `SchemaMismatch`."""
+    """Return the properties of a schema; empty: the default one, which most streams share. Raises `SchemaMismatch`."""
     return learn(schema_from_bytes(arrow_schema) if arrow_schema else DEFAULT_SCHEMA)

@@ -1,7 +1,7 @@
-"""The index's record of a stream as such: its description, as the coordinator sent it when the stream was opened here.
+"""The index's record of a stream: its description, as the coordinator sent it when the stream was opened here.
 
-A coordinator whose metadata were put back to an older copy may not know the stream any more, or an older version of it.
-The broker then still knows what its data is, and whether the coordinator's word on it is older than what is here.
+A coordinator whose metadata was restored from an older copy may not know the stream any more, or only an older version.
+With the record, the broker still knows what its data is, and whether the coordinator's version is older than its own.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _KEY = struct.Struct(">cQ")
 
 
 def put_stream(info: common_pb2.StreamInfo) -> Change:
-    """The change that writes down a stream."""
+    """Return the change that records a stream."""
     return sealed(_KEY.pack(b"i", info.stream_id), _lasting(info).SerializeToString())
 
 
 def _lasting(info: common_pb2.StreamInfo) -> common_pb2.StreamInfo:
-    """A stream without what is told of streamlets only while they are being recovered."""
+    """Return a stream's description without the fields that streamlets have only while they are being recovered."""
     if not any(one.starts or one.HasField("handed_over") for one in info.assignments):
         return info
     lasting = common_pb2.StreamInfo()
@@ -36,7 +36,7 @@ def _lasting(info: common_pb2.StreamInfo) -> common_pb2.StreamInfo:
 
 
 def stream_record(index: SegmentIndex, stream_id: int) -> common_pb2.StreamInfo | None:
-    """The stream as it was written down; None: it was not, as by earlier releases, or that record was damaged."""
+    """Return the record of a stream; None if it is damaged or missing: earlier releases wrote none."""
     value = index.record(_KEY.pack(b"i", stream_id))
     try:
         return None if value is None else common_pb2.StreamInfo.FromString(value)
@@ -45,13 +45,13 @@ def stream_record(index: SegmentIndex, stream_id: int) -> common_pb2.StreamInfo 
 
 
 def assignments_version(index: SegmentIndex, stream_id: int) -> int:
-    """The latest version of the stream's assignments that was here; 0: not known."""
+    """Return the latest recorded version of the stream's assignments; 0: unknown."""
     record = stream_record(index, stream_id)
     return 0 if record is None else record.assignments_version
 
 
 def is_news(index: SegmentIndex, info: common_pb2.StreamInfo) -> bool:
-    """Whether `info` is to be written down: nothing that is newer was."""
+    """Whether `info` has to be recorded, because it differs from the record and is not older."""
     record = stream_record(index, info.stream_id)
     return record is None or (
         record != _lasting(info)

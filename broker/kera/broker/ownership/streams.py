@@ -1,4 +1,4 @@
-"""The streams of one broker: opening, altering and dropping them, and the streamlet that a request means."""
+"""The streams of one broker: opens, alters and drops them, and finds the streamlets of requests."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from kera.v1 import common_pb2
 
 
 class StreamletRemoval:
-    """Removes what is left of streamlets that are not open here, on disk and in memory. Belongs to one event loop."""
+    """Removes the remains of streamlets that are not open here, on disk and in memory. Belongs to one event loop."""
 
     def __init__(self, memory: PersistenceManager, restart: Restart) -> None:
         self._memory = memory
         self._restart = restart
         self._waiting: dict[tuple[int, int], list[Callable[[], None]]] = {}
-        """Streamlets whose records and files are being removed, with who waits for that."""
+        """Streamlets whose records and files are being removed, each with the functions to call then."""
 
     def remove(self, stream_id: int, streamlet_id: int, done: Done = nothing) -> None:
-        """Remove what is left of a streamlet that is not open; `done` when its files are gone."""
+        """Remove the remains of a streamlet that is not open; call `done` when the index has forgotten them."""
         self._restart.drop_leftovers(lambda *streamlet: streamlet == (stream_id, streamlet_id))
         waiting = self._waiting.setdefault((stream_id, streamlet_id), [])
 
@@ -50,7 +50,7 @@ class StreamletRemoval:
         self._memory.removals.drop_streamlet(stream_id, streamlet_id, removed)
 
     def when_removed(self, stream_id: int, streamlet_id: int, go_on: Callable[[], None]) -> None:
-        """Call `go_on` when nothing of an earlier time of the streamlet is being removed any more."""
+        """Call `go_on` when no removal of the streamlet's earlier data is under way any more."""
         waiting = self._waiting.get((stream_id, streamlet_id))
         if waiting is None:
             go_on()
@@ -72,22 +72,22 @@ class Streams:
         self._restart = restart
         self._replication = replication
         self._has_holes = restart.found.lost_memory
-        """Data of replicated streamlets that are here and not owned are not opened."""
+        """Whether to leave replicated streamlets closed that are here and not owned."""
         self.by_id: dict[int, Stream] = {}
         self.dropped = Event[[int]]()
-        """A stream is not here any more."""
+        """Emitted when a stream was dropped here."""
         self.fences = ProducerFences()
-        """The fences of all its streamlets."""
+        """The fences of all streamlets."""
         self.full = Full()
         """Principals whose streams take no more data."""
         self.moved_starts = MovedStarts(memory.removals.collect)
         self.unknown: dict[int, Unserved] = {}
-        """Streams that are here and of which the coordinator did not know: kept, and not served."""
+        """Streams that are here but that the coordinator did not know: kept, and not served."""
         self.removal = StreamletRemoval(memory, restart)
         self._opener = StreamletOpener(memory, restart, self.fences, self.moved_starts, producer_limits)
 
     def withhold(self) -> None:
-        """Open nothing of replicated streamlets that are not owned: an earlier launch has lost its memory."""
+        """Leave replicated streamlets closed that are not owned, because an earlier launch has lost its memory."""
         self._has_holes = True
 
     @property
@@ -105,14 +105,14 @@ class Streams:
         return stream_id in self.by_id
 
     def get(self, stream_id: int) -> Stream:
-        """The stream with this id. Raises `UnknownStream`."""
+        """Return the stream with this id. Raises `UnknownStream`."""
         try:
             return self.by_id[stream_id]
         except KeyError:
             raise not_here(stream_id) from None
 
     def streamlet(self, stream_id: int, streamlet_id: int) -> Streamlet:
-        """A streamlet of this broker. Raises `UnknownStream`, `StreamletOutOfRange` or `NotOwner`."""
+        """Return a streamlet of this broker. Raises `UnknownStream`, `StreamletOutOfRange` or `NotOwner`."""
         return self.get(stream_id).streamlet(streamlet_id)
 
     def open(
@@ -122,7 +122,7 @@ class Streams:
         broker_epoch: int = 0,
         handed_over: Iterable[common_pb2.StreamletState] = (),
     ) -> None:
-        """`opening` in one go, as before anybody is served."""
+        """Do all of `opening` at once, as before the broker serves requests."""
         at_once(self.opening(info, broker_id, broker_epoch, handed_over))
 
     def opening(
@@ -134,17 +134,17 @@ class Streams:
         *,
         created: bool = False,
     ) -> Generator[None, None, None]:
-        """Have of the stream's streamlets what `info` assigns to this broker; what is open already goes on.
+        """Open the stream's streamlets that `info` assigns to this broker; open ones continue.
 
-        Yields between streamlets; the stream must not be dropped meanwhile, nor be opened by others. A streamlet that
-        is sealed meanwhile stays so.
+        Yields between streamlets; the stream must not be dropped meanwhile, nor opened by another order. A streamlet
+        that is sealed meanwhile stays sealed.
 
-        Configuration and assignments are taken over unless newer ones are known; newer ones that name us end a seal.
-        Streamlets whose owner is another launch of this broker than `broker_epoch` (0: not known) stay as they are:
-        their recovery is under way. An owner that needs what its predecessor has handed over, and has not written it
-        down, only gets the older intervals. `created`: nobody has had anything of the stream before.
+        Configuration and assignments are taken over unless newer ones are known; newer assignments to this broker end a
+        seal. Streamlets that another launch of this broker than `broker_epoch` (0: unknown) owns stay as they are,
+        because their recovery is under way. An owner that needs the handed over state of its predecessor, and has not
+        recorded it, only gets the older intervals. `created`: no broker has had data of the stream before.
 
-        Raises `InvalidArgument` when the configuration makes no sense.
+        Raises `InvalidArgument` if the configuration is incomplete.
         """
         stream = self._configured(info)
         if info.assignments_version < stream.assignments_version:
@@ -153,7 +153,7 @@ class Streams:
         stream.assignments_version = info.assignments_version
         states = {state.streamlet_id: state for state in handed_over}
         unsealed = {number for number, each in stream.streamlets.items() if is_new and each.sealed}
-        # What was found of a stream's replicas is compared with all of its streamlets: then they come all at once.
+        # The stream's known virtual segments are compared with all of its streamlets, so these are opened together.
         together = stream.replication > 0 and stream.logs is None and self._replication.coverage.knows(stream.stream_id)
         opened: list[Streamlet] = []
         for number, assignment in enumerate(info.assignments):
@@ -173,11 +173,11 @@ class Streams:
 
     @property
     def has_replicas_of_earlier_launches(self) -> bool:
-        """Whether backups may have replicas of earlier launches from which others recover, or have."""
+        """Whether backups may have replicas of earlier launches from which other brokers recover, or have recovered."""
         return self._replication.coverage.spare_before > 0
 
     def release(self, stream_id: int) -> None:
-        """Nothing of a stream is here any more, and nobody recovers any of it from replicas of earlier launches."""
+        """Free a stream's replicas of earlier launches: it has no data here, and no broker recovers from them."""
         self._replication.release(stream_id)
 
     def _configured(self, info: common_pb2.StreamInfo) -> Stream:
@@ -207,21 +207,20 @@ class Streams:
         broker_id: int,
         unsealed: Container[int],
     ) -> bool:
-        """Whether a streamlet is to stay as it is here, whatever is assigned to this broker."""
+        """Whether a streamlet stays as it is, whatever is assigned to this broker."""
         streamlet = stream.streamlets.get(assignment.streamlet_id)
         if streamlet is not None and streamlet.sealed and assignment.streamlet_id not in unsealed:
             return True  # an order from before the seal must not undo it
         if not held.intervals and any(source.broker_id == broker_id for source in assignment.sources):
-            return True  # its new owner reads our replicas, and they would go with it
-        # Else what earlier launches had of it in memory is recovered by its owner; what is here has a hole that nobody
-        # may see.
+            return True  # its new owner reads this broker's replicas, which would be removed with it
+        # After a loss of memory, the owner recovers the lost data, and readers must not see the hole that is here.
         return streamlet is None and not held.owned and self._has_holes and stream.replication > 0
 
     def check_known(self, info: common_pb2.StreamInfo) -> None:
-        """Raise `Unavailable` for assignments made by somebody who does not know those that are known here.
+        """Raise `Unavailable` for assignments that do not descend from those that are known here.
 
-        That is a coordinator whose metadata were restored from an older copy: what it would have dropped here may be
-        nowhere else.
+        They come from a coordinator whose metadata was restored from an older copy: data that it orders to drop may
+        exist only here.
         """
         stream_id = info.stream_id
         stream = self.by_id.get(stream_id)
@@ -234,7 +233,7 @@ class Streams:
             )
 
     def _write_down(self, info: common_pb2.StreamInfo) -> None:
-        """So that it is still known what the stream is, should the coordinator come to know it no more."""
+        """Record the stream, so that this broker knows it even if the coordinator forgets it."""
         if is_news(self._restart.index, info):
             self._memory.index_writer.note([put_stream(info)], nothing)
 
@@ -248,12 +247,12 @@ class Streams:
         *,
         created: bool,
     ) -> list[Streamlet]:
-        """Have a streamlet as it is assigned; returns it if it was not open before."""
+        """Open a streamlet, or change its assignment; return it in a list if it was not open before."""
         streamlet = stream.streamlets.get(assignment.streamlet_id)
         if held.inherits and not (streamlet is not None and streamlet.owned):
             held = self._opener.as_inherited(stream.stream_id, assignment, held)
         if streamlet is None:
-            # What was taken over since it was handed over has groups of the last interval.
+            # A streamlet that was taken over after the handover may have groups of the last interval.
             fresh = state is not None and not assignment.sources
             if not held.intervals:
                 return []
@@ -274,7 +273,7 @@ class Streams:
         self.moved_starts.move(entry, position, record, done, replicated=replicated)
 
     def _replicate(self, stream: Stream, opened: list[Streamlet], entries: int) -> None:
-        """Have covered what streamlets have that were opened just now, and no virtual segment does."""
+        """Replicate the data of newly opened streamlets that no virtual segment covers."""
         if not (opened and stream.replication):
             return
         if stream.logs is None:
@@ -291,18 +290,18 @@ class Streams:
                 self._replication.backlog.restore(stream.logs, entry)
 
     def entry(self, entry_id: EntryId) -> Entry | None:
-        """An entry of a streamlet of this broker."""
+        """Return an entry of this broker; None if its streamlet is not here."""
         stream = self.by_id.get(entry_id.stream_id)
         streamlet = stream.streamlets.get(entry_id.streamlet_id) if stream is not None else None
         return streamlet.entries[entry_id.entry] if streamlet is not None else None
 
     def exists(self, address: SegmentAddress) -> bool:
-        """Whether anything of a segment is left in the log."""
+        """Whether the log has any data of a segment."""
         entry = self.entry(EntryId(*address[:3]))
         return entry is not None and entry.exists((address.group_id, address.segment_id))
 
     def _detach(self, stream: Stream, streamlet: Streamlet) -> None:
-        """Forget a streamlet of which nothing is assigned to this broker any more."""
+        """Forget a streamlet that is no longer assigned to this broker, and remove its data."""
         stream.remove(streamlet.streamlet_id)
         self._forget(streamlet)
         self.removal.remove(stream.stream_id, streamlet.streamlet_id)
@@ -313,12 +312,12 @@ class Streams:
         streamlet.drop()
 
     def drop(self, stream_id: int, done: Done = nothing) -> None:
-        """`dropping` in one go; `done` when its files are gone, or if it is not here."""
+        """Do all of `dropping` at once; call `done` when the index has forgotten the stream, or if it is not here."""
         at_once(self.dropping(stream_id))
         self._memory.removals.drop_stream(stream_id, done)
 
     def dropping(self, stream_id: int) -> Generator[None, None, None]:
-        """Free what is in memory of a stream. Nobody finds it from the first step on; its files are removed by `drop`.
+        """Free the memory of a stream, which requests no longer find from the first step on; `drop` removes its files.
 
         Yields between streamlets; the stream must not be opened meanwhile.
         """
@@ -335,13 +334,13 @@ class Streams:
 
 
 def name_of(streams: Streams, stream_id: int) -> str | None:
-    """The name of the stream with this id; None: this broker has nothing of it."""
+    """Return the name of a stream; None if it is not here."""
     stream = streams.by_id.get(stream_id)
     return None if stream is None else stream.name
 
 
 def not_here(stream_id: int) -> UnknownStream:
-    """The error for a stream of which this broker has nothing."""
+    """Return the error for a stream that is not here."""
     return UnknownStream(
         f"this broker has no stream with id {stream_id}: it was deleted, or another broker had this address before",
         stream_id=stream_id,
@@ -349,5 +348,5 @@ def not_here(stream_id: int) -> UnknownStream:
 
 
 def is_of_another_launch(assignment: common_pb2.StreamletAssignment, broker_id: int, broker_epoch: int) -> bool:
-    """Whether a streamlet is owned by this broker, but not by this launch of it."""
+    """Whether this broker owns a streamlet, but by another launch."""
     return assignment.broker_id == broker_id and bool(broker_epoch) and assignment.broker_epoch != broker_epoch

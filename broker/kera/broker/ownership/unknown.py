@@ -1,11 +1,11 @@
 """Reports to the coordinator about streams that this broker holds and the coordinator does not know, or knows
 differently.
 
-    who leads is new  ──► all ids and versions that are here ──► the answer names those that it does not know
-                                                                 ──► what they are and have, with the next heartbeats
+    new coordinator leads  ──► all ids and versions that are here ──► the answer names the unknown ones
+                                                             ──► their description and size, with the next heartbeats
 
-They are there when the coordinator's metadata were restored from an older copy. Whether a broker has registered anew
-since makes no difference: it may still serve such a stream, or keep it unserved (`Streams.unknown`).
+Such streams exist when the coordinator's metadata was restored from an older copy. It does not matter whether the
+broker has registered again since: it may still serve such a stream, or keep it unserved (`Streams.unknown`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kera.broker.storage.restart import Unserved
 from kera.v1 import common_pb2, coordinator_pb2
 
 TOLD_MAX = 100
-"""Streams of which one heartbeat tells."""
+"""Maximum number of streams that one heartbeat describes."""
 TOLD_BYTES = 256 << 10
-"""About so much it tells of them, or of one: of a stream with thousands of streamlets there is as much to tell."""
+"""Approximate maximum size of these descriptions; a single one may be larger, with thousands of streamlets."""
 HELD_MAX = 16384
-"""Streams that one heartbeat names, of some 30 bytes each."""
+"""Maximum number of streams that one heartbeat names, with about 30 bytes each."""
 
 
 class UnknownReport:
@@ -45,14 +45,14 @@ class UnknownReport:
         """Epoch of the coordinator that has reported which streams it does not know."""
         self._sent_held = False
         self._naming_to = -1
-        """The coordinator to which `_left` has yet to be named."""
+        """Epoch of the coordinator that `_left` is being reported to."""
         self._left: list[int] = []
         self._pending: list[int] = []
-        """Unknown, and not told of yet."""
+        """Unknown streams that were not described yet."""
         self._sent: list[int] = []
 
     def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
-        """Put into a heartbeat what there is to tell now."""
+        """Put the next ids or descriptions into a heartbeat."""
         leader_epoch = self._leader_epoch()
         self._sent_held = leader_epoch != self._asked_epoch
         self._sent = []
@@ -73,10 +73,10 @@ class UnknownReport:
             request.unknown_streams.append(described)
 
     def answered(self, answer: coordinator_pb2.HeartbeatResponse) -> None:
-        """The last heartbeat that was filled has arrived."""
+        """Handle the answer to the last heartbeat that was filled."""
         if self._sent_held:
             if answer.coordinator_epoch != self._naming_to:
-                self._naming_to = -1  # another one leads by now, and is told all
+                self._naming_to = -1  # another coordinator leads by now, and needs the whole list
                 return
             self._pending += answer.unknown_stream_ids
             self._left = self._left[self._held_max :]
@@ -99,7 +99,7 @@ class UnknownReport:
         )
 
     def _is_being_written(self, stream_id: int) -> bool:
-        """Whether what was told of a stream is older than what is known here."""
+        """Whether the record of a stream, which was reported, is older than its present assignments."""
         if stream_id not in self._streams:
             return False
         known = self._streams.get(stream_id).assignments_version
