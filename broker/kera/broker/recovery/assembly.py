@@ -1,11 +1,11 @@
-"""Segments that come from backups, on their way into files: where each chunk goes, in memory first or in its file.
+"""Assembles segments that come from backups: puts each chunk in its place, in memory or directly in the file.
 
     chunks of an answer ──put_in_place()──► verified, in `Assembly` or in the file ──make_durable()──► a durable file
 
-Chunks of a segment come from several virtual segments, in any order, some of them twice. So a segment is put together
-in memory, of which there is so much and no more; chunks of others are written to their files as they come, by way of
-the page cache, which takes more time. What is done here is done on threads, and blocks; which replicas are read, and
-what happens to a file that is complete, is decided in ``kera.broker.recovery.rebuild``.
+Chunks of a segment come from several virtual segments, in any order, and some of them twice. So a segment is put
+together in memory, which is bounded. The chunks of further segments are written to their files as they come, through
+the page cache, which takes more time. Everything here runs on threads, and blocks. ``kera.broker.recovery.rebuild``
+decides which replicas are read, and what happens to a complete file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kera.core.format.chunk import verify_chunk
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """A segment that is to come."""
+    """A segment that still has to come."""
 
     address: SegmentAddress
     record: SegmentRecord
@@ -43,43 +43,43 @@ class Target:
     here: bytearray = field(default_factory=bytearray)
     """For each chunk with a known place, whether it has come."""
     missing: int = 0
-    """How many of these have not."""
+    """Number of chunks with a known place that have not come."""
     holes: bool = False
-    """Some of it is nowhere, or nobody knows where it goes."""
+    """Whether chunks are on no backup, or their place is unknown."""
     installing: bool = False
-    """Nothing more comes of it."""
+    """Whether it takes no more chunks, because it is being installed."""
     memory: memoryview | None = None
-    """The data that have come, if they are put together in memory; None: they are in the file."""
+    """The memory in which it is put together; None: its data is in the file."""
     begun: bool = False
-    """It is decided which of these."""
+    """Whether it is decided if it is put together in memory."""
     writers: int = 0
-    """Threads that put a chunk in its place."""
+    """Number of threads that put chunks in their places."""
 
     @classmethod
     def of(cls, address: SegmentAddress, record: SegmentRecord, places: Places, path: Path, physical_id: int) -> Target:
-        """With none of its chunks."""
+        """Create a target without any of its chunks."""
         count = len(places.first_records)
         holes = count < record.chunk_count
         return cls(address, record, places, path, physical_id, bytearray(count), count, holes=holes)
 
     @property
     def key(self) -> Key:
-        """Group and segment."""
+        """The group and segment id."""
         return self.address.group_id, self.address.segment_id
 
 
 class Assembly:
-    """The memory in which segments are put together, used again and again. Asked from threads."""
+    """The memory in which segments are put together; it is reused. Called on several threads."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left_bytes = bytes_max
-        """That can still be had, besides what is free."""
+        """Bytes that may still be allocated, besides the free buffers."""
         self._free: list[memoryview] = []
-        """To be used again."""
+        """Buffers that can be reused."""
         self._lock = threading.Lock()
 
     def begin(self, target: Target) -> memoryview | None:
-        """Where chunks of a segment go, until `end`; None: into its file."""
+        """Return the memory for chunks of a segment, valid until `end`; None: they go into its file."""
         with self._lock:
             if not target.begun and not target.holes:
                 target.memory = self._take(block_ceiling(target.record.length))
@@ -88,23 +88,23 @@ class Assembly:
             return target.memory
 
     def end(self, target: Target) -> None:
-        """A chunk is there."""
+        """Note that the writing that `begin` began has ended."""
         with self._lock:
             target.writers -= 1
 
     def release(self, target: Target) -> None:
-        """A segment is in its file, or given up; may be repeated."""
+        """Release the memory of a segment that is in its file, or given up; may be repeated."""
         with self._lock:
             memory, target.memory, target.begun = target.memory, None, True
             if memory is None:
                 return
-            if target.writers:  # the same chunk comes once more just now: what takes it belongs to nobody else
+            if target.writers:  # a thread still writes a repeated chunk there, so the buffer must not be reused
                 self._left_bytes += len(memory)
             else:
                 self._free.append(memory)
 
     def clear(self) -> None:
-        """Nothing is to be put together any more, for now."""
+        """Free all buffers, because no segment is being put together for now."""
         with self._lock:
             self._drop_free()
 
@@ -127,11 +127,12 @@ class Assembly:
 
 
 class Taken(NamedTuple):
-    """The outcome of an answer."""
+    """The outcome of putting the chunks of an answer in their places."""
 
     chunks: list[tuple[Target, int]]
-    """That were written, with their numbers in their targets."""
+    """The chunks that were written, each as its target and its number there."""
     wrong: str
+    """What is wrong with the answer; empty: nothing."""
 
 
 def put_in_place(
@@ -186,10 +187,10 @@ def _write(path: Path, data: memoryview, position: int, calls: FileCalls) -> Non
 
 
 def make_durable(targets: Iterable[Target], disk: Disk, calls: FileCalls = FILE_CALLS) -> list[int]:
-    """Make files durable; returns their checksums.
+    """Make files durable; return their checksums.
 
-    Raises ``OSError``: then nobody knows what is in those that were not put together in memory, and to try again would
-    not tell, as a disk reports only once that it has lost something.
+    Raises ``OSError``: then the content of files that were not put together in memory is unknown. A second attempt
+    would not show it, because a disk reports only once that it has lost data.
     """
     checksums = []
     for target in targets:

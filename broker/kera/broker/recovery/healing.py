@@ -1,11 +1,11 @@
-"""Reads from backups what a segment file does not have (any more), while a reader waits for the segment.
+"""Reads the damaged data of a segment file from backups, while a reader waits for the segment.
 
     a load finds damage ──► chunks of that segment from the replicas that may have some ──► the slot ──► a new file
 
-The replicas are those of this broker's virtual segments: the index says which cover a segment, and of those that it
-does not know all of the stream are looked through. When nothing is missing any more, the segment gets a new file, and
-the old one is set aside. What no replica has stays a hole, and readers are told that it is lost. A reader is asked to
-try again while a backup cannot be asked that should have a replica.
+The replicas are those of this broker's virtual segments. The index knows which of them cover a segment; of those that
+it does not know, all of the stream are searched. When no data is missing any more, the segment gets a new file, and the
+old one is set aside. Data that no replica has stays a hole, and readers get the error that it is lost. If a backup that
+should have a replica cannot be asked, the reader has to try again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from kera.v1 import backup_pb2, common_pb2
 log = get_logger("kera.recovery")
 
 Chunks = dict[tuple[int, int], tuple[ChunkHeader, memoryview]]
-"""By first record and digest: the same chunk may come twice."""
+"""Chunks by first record and digest, because the same chunk may come twice."""
 
 
 class _Source(NamedTuple):
     virtual_segment_id: int
     backup_ids: list[int]
     due: bool
-    """It has the segment for certain, on backups that may be away for a moment."""
+    """Whether it certainly has data of the segment, on backups that may only be away for a moment."""
 
 
 class Healing:
@@ -64,7 +64,7 @@ class Healing:
         ways: BackupWays,
         limits: ReadLimits,
     ) -> None:
-        """`backups`: all there are; `broker_id`: of this broker, once it is known."""
+        """`backups`: returns all known backups; `broker_id`: returns this broker's id, once it is known."""
         self._store = store
         self._memory = memory
         self._replication = replication
@@ -75,12 +75,12 @@ class Healing:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def helps(self, job: LoadJob) -> bool:
-        """Whether something is missing of a segment that backups may have."""
+        """Whether a load has found damage that backups may repair."""
         lacking = job.error is None and job.holes and not job.segment.dropped
         return bool(lacking) and any(True for _ in self._sources(job))
 
     def _sources(self, job: LoadJob) -> Iterator[_Source]:
-        """Virtual segments that have, or may have, something of what is missing: not those beside a known loss."""
+        """Yield the virtual segments that have, or may have, missing data, and not only other data of the segment."""
         address, replication = job.segment.address, self._replication
         for place in (*replication.coverage.covering(address), *replication.logs.opened.values()):
             extents = [extent for extent in place.extents if extent.address == address]
@@ -90,7 +90,7 @@ class Healing:
             yield _Source(virtual_segment_id, backup_ids, due=False)
 
     def begin(self, job: LoadJob, done: Callable[[], None]) -> None:
-        """Put into the segment's slot what backups have of it, then call `done`; `job` says what is missing still."""
+        """Put missing data from backups into the segment's slot, then call `done`; `job` has the remaining damage."""
 
         def healed(task: asyncio.Task[None]) -> None:
             if task.cancelled():
@@ -121,7 +121,7 @@ class Healing:
         if chunks:
             damaged = len(job.holes)
             await asyncio.to_thread(_put, job, record, chunks)
-            self._memory.totals.chunks_damaged += max(0, damaged - len(job.holes))  # those that are left are counted
+            self._memory.totals.chunks_damaged += max(0, damaged - len(job.holes))  # the rest is counted later
         if job.holes and reasons:
             job.failure = Recovering(
                 f"{place_of(segment.address)} is damaged on the broker's disk, and a backup that has it cannot be read"
@@ -133,7 +133,7 @@ class Healing:
             self._keep(self._write_anew(segment, record)).add_done_callback(lambda _: segment.slot.unpin())
 
     async def _collect(self, source: _Source, address: SegmentAddress, chunks: Chunks) -> str:
-        """Add the chunks of a segment that a virtual segment has; returns why that has to be tried again, if so."""
+        """Add a virtual segment's chunks of a segment to `chunks`; return why that has to be tried again, if so."""
         infos = {info.backup_id: info for info in self._backups()}
         reasons = []
         for backup_id in source.backup_ids:
@@ -164,7 +164,7 @@ class Healing:
         return "; ".join(reasons)
 
     async def _write_anew(self, segment: Segment, record: SegmentRecord) -> None:
-        """Give a segment that is whole in memory a file again. If that fails, the next load heals it anew."""
+        """Write a segment that is complete in memory to a new file. If that fails, the next load heals it again."""
         store = self._store
         physical_id = self._memory.ids.take()
         arriving = store.arriving_path(physical_id)
@@ -190,7 +190,7 @@ class Healing:
         )
 
     async def close(self) -> None:
-        """Heal nothing more."""
+        """End all healing, and close the connections to backups."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -199,7 +199,7 @@ class Healing:
 
 
 def _add_chunks(found: memoryview, address: SegmentAddress, chunks: Chunks) -> bool:
-    """Take the chunks of a segment out of an answer; whether all of the answer was whole."""
+    """Add the chunks of a segment in an answer to `chunks`; return whether all chunks in the answer were whole."""
     at = 0
     while at < len(found):
         try:
@@ -214,7 +214,7 @@ def _add_chunks(found: memoryview, address: SegmentAddress, chunks: Chunks) -> b
 
 
 def _put(job: LoadJob, record: SegmentRecord, chunks: Chunks) -> None:
-    """Fill the holes of a segment with chunks, and see what is left of them. Runs on a thread."""
+    """Fill the holes of a segment with chunks, and update the holes in `job`. Runs on a thread."""
     segment = job.segment
     in_order = sorted(chunks.values(), key=lambda item: (item[0].first_record, item[0].record_count))
     of_digest = {digest_of(header): chunk for header, chunk in in_order}

@@ -1,7 +1,7 @@
-"""Installs segments that have come whole: a durable file with its name, and its physical id in the index.
+"""Installs recovered segments that are complete: makes their files durable, and adds them to the index.
 
-Files are synced in batches, on threads; the persistence manager does the rest (``kera.broker.storage.arrivals``). What
-the disk does not take is tried again, and `failing` says why.
+Files are synced in batches, on threads; the persistence manager does the rest (``kera.broker.storage.arrivals``). If
+the disk fails, the installer tries again, and `failing` has the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kera.core.base.telemetry import get_logger
 log = get_logger("kera.recovery")
 
 BATCH_MAX = 4
-"""Files that are synced together."""
+"""Maximum number of files that are synced together."""
 
 
 class Installer:
@@ -45,7 +45,11 @@ class Installer:
         on_unsure: Callable[[Target], None],
         retry_s: float,
     ) -> None:
-        """`on_gone`: a segment was removed before it was installed; `on_unsure`: nobody knows what its file has."""
+        """Set the callbacks and the services that installing needs.
+
+        `on_gone`: called if a segment was removed before it was installed; `on_unsure`: called if the content of its
+        file is unknown after an error of the disk.
+        """
         self._store = store
         self._memory = memory
         self._assembly = assembly
@@ -58,17 +62,17 @@ class Installer:
         self._complete: deque[Target] = deque()
         self._more = asyncio.Event()
         self.failing = ""
-        """Why what has come cannot be made durable, if so."""
+        """Why recovered data cannot be made durable; empty: it can."""
         self._cannot_sync = Repeated(log)
 
     def add(self, target: Target) -> None:
-        """A segment is complete, or nothing more comes of it."""
+        """Queue a segment that is complete, or gets no more chunks."""
         target.installing = True
         self._complete.append(target)
         self._more.set()
 
     async def install_some(self) -> None:
-        """Wait for segments that are complete, and install a batch."""
+        """Wait for complete segments, and install a batch of them."""
         while not self._complete:
             self._more.clear()
             await self._more.wait()
@@ -102,7 +106,7 @@ class Installer:
         if entry is None:
             self._on_gone(target)
             return
-        # With holes, a look at each chunk is what finds them: no checksum spares it.
+        # Loads of a segment with holes have to verify each chunk to find them, so it gets no checksum.
         record = target.record._replace(physical_id=target.physical_id, crc32c=0 if target.holes else checksum)
         self._memory.arrivals.install(entry, target.key, record, lambda _error: self._installed(target))
 

@@ -1,4 +1,4 @@
-"""Where the chunks of a segment are that is to come: one after the other, and behind holes. Pure."""
+"""Computes where the chunks of a recovered segment go: one after the other, and behind holes. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HOLE_BYTES = ALIGNMENT_BYTES
 
 
 def lay_out(chunks: Headers, *, from_start: bool) -> tuple[Column, int]:
-    """Where the chunks of a segment are, and where the last one ends; `from_start`: none is missing before them.
+    """Return the positions of a segment's chunks, and the end of the last one; `from_start`: none is missing before.
 
-    What is missing before the first one may all have been in the segment before.
+    If records are missing before the first chunk, they may all have been in the segment before.
     """
     sizes = chunk_bytes(chunks)
     packed = np.cumsum(sizes) - sizes
@@ -39,14 +39,14 @@ def lay_out(chunks: Headers, *, from_start: bool) -> tuple[Column, int]:
 
 @dataclass(slots=True)
 class Places:
-    """Where the chunks of a segment go that is to come: 21 bytes a chunk."""
+    """The places of a recovered segment's chunks, in 21 bytes per chunk."""
 
     first_records: array[int] = field(default_factory=lambda: array("Q"))
     positions: array[int] = field(default_factory=lambda: array("I"))
     digests: array[int] = field(default_factory=lambda: array("Q"))
 
     def find(self, first_record: int, digest: int) -> int | None:
-        """Which chunk this is; None: none of them."""
+        """Return the number of a chunk; None if it is not one of them."""
         at = bisect_left(self.first_records, first_record)
         while at < len(self.first_records) and self.first_records[at] == first_record:  # several: some have no records
             if self.digests[at] == digest:
@@ -56,10 +56,11 @@ class Places:
 
 
 def places(record: SegmentRecord, chunks: Headers) -> Places:
-    """Where the chunks of a segment go of which `record` says what it is to be.
+    """Return the places of the chunks of a segment whose future content `record` describes.
 
-    Chunks may be missing that were there when the record was made. Those before the first that is missing count from
-    the start of the segment then, and those behind the last from its end; nobody knows of others where they were.
+    Chunks may be missing that were found when the record was made. Then the chunks before the first missing one are
+    placed from the start of the segment, and those behind the last missing one from its end; the places of others are
+    unknown.
     """
     end_record = record.first_record + record.record_count
     within = column(chunks, "first_record") >= record.first_record
@@ -73,7 +74,7 @@ def places(record: SegmentRecord, chunks: Headers) -> Places:
 
 
 def positions_of(record: SegmentRecord, chunks: Headers) -> tuple[Headers, Column]:
-    """The chunks of which it is known where they are, and where that is."""
+    """Return the chunks whose places are known, and their positions."""
     if len(chunks) and len(chunks) == record.chunk_count:
         for from_start in (True, False):
             positions, end = lay_out(chunks, from_start=from_start)

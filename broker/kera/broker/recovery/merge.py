@@ -1,20 +1,20 @@
-"""How what backups have of a broker that is gone goes together (thesis 6.6). Pure.
+"""Merges what backups have of a lost broker's data (thesis 6.6). Pure.
 
     headers of chunks, in any order, each perhaps more than once ──Merge──► per entry and segment the runs of chunks,
-                                                                            and what is cut
+                                                                            and the chunks that are cut off
 
-* The same chunk may be in several virtual segments: it is taken once. Two chunks in one place that differ are a
-  conflict, which no failure of backups explains; of those the one of the later launch is taken.
-* A chunk's place is what decides: within an entry chunks are in the order of ordinals. Those without records, which
-  brokers took once, have the ordinal of the chunk that follows them; they are in the log like any other, before it,
-  since what comes behind them in their segment lies where it lies.
-* Ordinals of an entry have no gap. What is behind a hole was never acknowledged, and is cut; unless it is known to have
-  been: because its virtual segment was closed, its segment tells of a durable head, or it is known that the entry went
-  on behind the hole, as where it was handed over. Then what was there has been removed by retention (and what is before
-  it is only left because its virtual segment is), or more backups are gone than the stream has replicas. Who recovers
-  and knows where entries start says so.
-* In memory there are the headers, 128 bytes per chunk, and what sorts them; never the chunks. What is done is done to
-  all of them at once, and one by one only around holes and conflicts.
+* The same chunk may be in several virtual segments: it is taken once. Two different chunks in one place are a conflict,
+  which no failure of backups explains; the chunk of the later launch is taken.
+* The place of a chunk decides: within an entry, chunks are in the order of ordinals. Chunks without records, which
+  brokers accepted once, have the ordinal of the chunk that follows them. They are in the log like any other, before
+  that chunk, because the positions of the chunks behind them in their segment include them.
+* The ordinals of an entry have no gap. Chunks behind a hole were never acknowledged, and are cut off, unless there is
+  evidence that they were acknowledged: their virtual segment was closed, their segment names a durable head, or the
+  entry is known to have continued behind the hole, as after a handover. Then either retention has removed the missing
+  chunks (and those before the hole are only left because their virtual segment is), or more backups are lost than the
+  stream has replicas. A caller that knows the starts of entries passes them.
+* Memory holds the headers, 128 bytes per chunk, and their sort keys, never the chunks. All headers are processed at
+  once, and one by one only around holes and conflicts.
 """
 
 from __future__ import annotations
@@ -48,51 +48,51 @@ _LOW_BITS = 32
 
 
 class MergedRun(NamedTuple):
-    """Chunks that follow each other in one segment."""
+    """Consecutive chunks of one segment."""
 
     address: SegmentAddress
     chunks: Headers
 
 
 class Cut(NamedTuple):
-    """Chunks behind a hole, that were never acknowledged: not part of what is recovered."""
+    """Chunks behind a hole that were never acknowledged, and are not recovered."""
 
     entry: EntryId
     end_record: int
-    """Where the entry ends instead."""
+    """The ordinal at which the entry ends instead."""
     chunks: Headers
 
 
 @dataclass(slots=True)
 class Recovered:
-    """The outcome of reading."""
+    """The outcome of a merge."""
 
     runs: list[MergedRun] = field(default_factory=list)
     """The runs of all entries, in the order of the log."""
     cuts: list[Cut] = field(default_factory=list)
     sure: dict[EntryId, int] = field(default_factory=dict)
-    """By entry: ordinal up to which as many backups had all as were promised, as far as that was seen."""
+    """By entry: the ordinal up to which all promised replicas were seen."""
     removed: list[Headers] = field(default_factory=list)
-    """Chunks before the start of their entry: they were in the log once, and tell how far their producers had got."""
+    """Chunks before the start of their entry: they were in the log once, and show the progress of their producers."""
 
 
 class Origin(NamedTuple):
-    """The part of a segment that a source has."""
+    """A source that has chunks of a segment."""
 
     source: int
     address: SegmentAddress
     taken: bool
-    """Chunks that were taken from there; else ones that others have, too, or that lost a conflict."""
+    """Whether chunks were taken from this source; if not, other sources have them, too, or they lost a conflict."""
 
 
 def digest_of(header: ChunkHeader) -> int:
-    """A digest of all its checksums: two verified chunks with the same digest have the same bytes."""
+    """Return a digest of all checksums of a chunk: two verified chunks with the same digest have the same bytes."""
     high = header.header_crc32c ^ header.payload_crc32c
     return high << _LOW_BITS | header.payload_crc32c ^ header.placement_crc32c
 
 
 def digests_of(headers: Headers) -> npt.NDArray[np.uint64]:
-    """See `digest_of`."""
+    """Return the digests of chunks, see `digest_of`."""
     header, payload, placement = (
         headers[f"{name}_crc32c"].astype(np.uint64) for name in ("header", "payload", "placement")
     )
@@ -100,12 +100,12 @@ def digests_of(headers: Headers) -> npt.NDArray[np.uint64]:
 
 
 def address_at(headers: Headers, row: int) -> SegmentAddress:
-    """Where a chunk belongs."""
+    """Return the segment of a chunk."""
     return SegmentAddress(*(int(headers[name][row]) for name in SEGMENT))
 
 
 class _Chunks(NamedTuple):
-    """Chunks that have come, and how."""
+    """Headers of chunks, with the arguments of `Merge.add` for each."""
 
     headers: Headers
     closed: Rows
@@ -120,22 +120,22 @@ class Merge:
     """Puts the chunks of all virtual segments in order; they may come in any order, and more than once."""
 
     def __init__(self, starts: Mapping[EntryId, int] | None = None, ends: Mapping[EntryId, int] | None = None) -> None:
-        """`starts`: where entries start, as ordinals of records; of others, what is found first is the start.
+        """`starts`: the ordinals at which entries start; an entry without one starts at its first chunk found.
 
-        `ends`: where entries were once known to end. What is missing before that is lost or was removed, which says
-        nothing of what is there.
+        `ends`: the ordinals at which entries were known to end once. Chunks missing before that are lost or were
+        removed, which is no reason to cut off the others.
         """
         self._starts = starts or {}
         self._ends = ends or {}
         self._came: list[_Chunks] = []
         self._taken: Rows | None = None
-        """If they are all in order, by entry and ordinal: which are taken. Those are before others of their ordinal."""
+        """The chunks that are taken, if all are sorted by entry and ordinal; None: they have to be sorted."""
 
     def add(self, headers: Headers, *, closed: bool, source: int = 0, sure: bool = True) -> None:
-        """Take note of placed and verified chunks.
+        """Add placed and verified chunks.
 
-        `closed`: they are within a virtual segment that was closed, so they were acknowledged. `source`: see `Origin`.
-        `sure`: as many backups have them as were promised.
+        `closed`: their virtual segment was closed, so they were acknowledged. `source`: see `Origin`. `sure`: they have
+        all promised replicas.
         """
         if len(headers):
             count = len(headers)
@@ -144,7 +144,7 @@ class Merge:
             self._taken = None
 
     def origins(self) -> set[Origin]:
-        """Where chunks came from."""
+        """Return the origins of all chunks."""
         chunks, taken = self._ordered()
         begins = differs_from_before(chunks.headers, *SEGMENT)
         begins[1:] |= chunks.sources[1:] != chunks.sources[:-1]
@@ -155,7 +155,7 @@ class Merge:
         }
 
     def segments(self) -> dict[SegmentAddress, Headers]:
-        """All that have come and were not dropped, by segment, each in the order of its ordinals."""
+        """Return the chunks that are taken, by segment, each in the order of ordinals."""
         chunks, taken = self._ordered()
         headers = _only(chunks.headers, taken)
         if not _ascends(headers):
@@ -164,7 +164,7 @@ class Merge:
         return {address_at(part, 0): part for part in parts}
 
     def finish(self) -> Recovered:
-        """The runs of all chunks that belong to the log, and what is not part of it."""
+        """Return the runs of all chunks that belong to the log, and the chunks that do not."""
         result = Recovered()
         chunks, taken = self._ordered()
         bounds = [*np.flatnonzero(differs_from_before(chunks.headers, *ENTRY)).tolist(), len(taken)]
@@ -182,8 +182,8 @@ class Merge:
         if self._taken is None:
             came, self._came = self._came, []
             chunks = _Chunks(*map(np.concatenate, zip(*came, strict=True))) if came else NOTHING
-            del came  # there may be gigabytes of it
-            # Of the same ordinal the latest launch comes first, and of that whatever came first: the sort is stable.
+            del came  # it may be gigabytes
+            # For each ordinal, the latest launch comes first, then the chunk that was added first: the sort is stable.
             headers = chunks.headers
             empty = headers["record_count"] == 0
             keys = [~headers["broker_epoch"], headers["first_record"], *(headers[name] for name in reversed(ENTRY))]
@@ -203,7 +203,7 @@ class Merge:
         stretches = parted(chunks, begins)
         start = self._starts.get(entry)
         if start is not None:
-            # What retention has removed may be left, in virtual segments that others need: it is not part of the log.
+            # Chunks that retention has removed may be left in virtual segments that still have other chunks.
             left = [_end_record(each) > start or _first_record(each[-1:]) >= start for each in stretches]
             result.removed += [each for each, is_left in zip(stretches, left, strict=True) if not is_left]
             stretches = [each for each, is_left in zip(stretches, left, strict=True) if is_left]
@@ -222,9 +222,9 @@ class Merge:
 
 
 def _order_of_empty(headers: Headers, empty: Rows) -> list[npt.NDArray[np.uint64]]:
-    """Keys that put chunks without records before the one with their ordinal, by their places; the last counts most.
+    """Return sort keys, the last one first, that put chunks without records before the one with their ordinal.
 
-    A header does not say where in its segment a chunk is; its durable head grows with that.
+    A header does not have the chunk's offset in the segment, but its durable head grows with it.
     """
     none = np.uint64(0)
     digests = np.where(empty, digests_of(headers), none)
@@ -235,9 +235,7 @@ def _order_of_empty(headers: Headers, empty: Rows) -> list[npt.NDArray[np.uint64
 
 
 def _first_of_empty(headers: Headers) -> Rows:
-    """For chunks in that order: True for those without records that did not come before, and for the chunks behind
-    such.
-    """
+    """Return which chunks, in that order, are taken: new ones without records, and each chunk behind such."""
     empty = headers["record_count"] == 0
     digests = digests_of(headers)
     first = np.ones(len(headers), dtype=np.bool_)
@@ -258,7 +256,7 @@ def _end_record(chunks: Headers) -> int:
 
 
 def _ascends(headers: Headers) -> bool:
-    """Whether segments of each entry come in the order of the log."""
+    """Whether the chunks of each entry have their segments in the order of the log."""
     same = ~differs_from_before(headers, *ENTRY)[1:]
     group, segment = headers["group_id"], headers["segment_id"]
     backwards = (group[1:] < group[:-1]) | ((group[1:] == group[:-1]) & (segment[1:] < segment[:-1]))
@@ -266,7 +264,7 @@ def _ascends(headers: Headers) -> bool:
 
 
 def _in_order(chunks: Headers) -> Headers:
-    """Chunks of an entry whose ordinals do not overlap and whose positions grow, of those in the order of ordinals."""
+    """Return the chunks of an entry, sorted by ordinals, without those that overlap or whose segments go back."""
     ends = end_records(chunks)
     if _ascends(chunks) and (column(chunks, "first_record")[1:] >= ends[:-1]).all():
         return chunks
@@ -284,15 +282,15 @@ def _in_order(chunks: Headers) -> Headers:
 
 
 def _counts(before: Headers | None, after: Headers, acknowledged: int) -> bool:
-    """Whether something behind a hole is known to have been acknowledged; `before` and `after`: what is around it.
+    """Whether chunks `after` a hole are known to have been acknowledged; `before`: the chunks before the hole.
 
-    `acknowledged`: up to there everything was. So a hole that ends there is no end of what was written.
+    `acknowledged`: the ordinal up to which all chunks were acknowledged; so the log did not end at a hole before it.
     """
     if _first_record(after) <= acknowledged:
         return True
     tells = after["durable_head"] > 0
     if before is not None:
-        # In the segment in which the hole is, a durable head may be one of before it.
+        # In the segment with the hole, a durable head may lie before the hole.
         group, segment = before["group_id"][-1], before["segment_id"][-1]
         tells &= (after["group_id"] > group) | ((after["group_id"] == group) & (after["segment_id"] > segment))
     return bool(tells.any())

@@ -1,15 +1,15 @@
-"""The plan of a streamlet, from the data of backups and those that are here already: segments, ends, producers. Pure.
+"""Plans a recovered streamlet from the data on backups and the data that is here: segments, ends, producers. Pure.
 
     headers of chunks ──StreamletMerge──► chunks that count, by segment ──plan()──► StreamletPlan
     what the index has ──────────────────────────────────────────────────┘
 
-Chunks keep their places: group and segment they know themselves, and where in the segment they are follows from the
-chunks before them. Where chunks are missing, what is behind them in the same segment comes behind a hole, at the first
-place where it may have been; readers are told of holes as of any damage. Missing chunks between segments are a `Gap`.
+Chunks keep their places: they name their group and segment, and their position in the segment follows from the chunks
+before them. If chunks are missing, the following chunks of the segment are placed behind a hole, at the first position
+where they may have been; readers see holes as any damage. Missing chunks between segments are a `Gap`.
 
-What is missing counts as lost if it may have been acknowledged: between two things that are there, or before the end of
-an interval. What is missing before everything else is lost only if nothing is ever removed from the stream: else its
-start has moved since it was last told.
+Missing chunks count as lost if they may have been acknowledged: between other chunks, or before the end of an interval.
+Chunks missing before all others are lost only if the stream keeps all data: otherwise the entry's start has moved since
+it was last reported.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from kera.core.format.punctuation import NO_TIME
 
 @dataclass(frozen=True, slots=True)
 class EntryStart:
-    """Where an entry starts, as far as that is known."""
+    """The last known start of an entry."""
 
     position: Position
     first_record: int
@@ -56,32 +56,32 @@ class EntryStart:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The facts about a streamlet before any of its chunks is known."""
+    """The facts about a streamlet before its chunks are known."""
 
     stream_id: int
     streamlet_id: int
     entries: int
     intervals: tuple[Interval, ...]
-    """That are to be here."""
+    """The intervals that this broker will have."""
     starts: Mapping[int, EntryStart] = field(default_factory=dict)
-    """By entry."""
+    """The starts of entries, by entry."""
     next_records: tuple[int, ...] = ()
-    """By entry: it ends there or later."""
+    """The least end ordinals, by entry: each entry ends there or later."""
     next_group_id: int = 1
     producers: Mapping[int, ProducerRecord] = field(default_factory=dict)
     digests: Mapping[int, Digests] = field(default_factory=dict)
     """Digests of the producers' last chunks."""
     keeps_all: bool = True
-    """Nothing is ever removed from the stream."""
+    """Whether no data is ever removed from the stream."""
     may_lose: bool = False
-    """Readers may have seen what no backup ever had: the level of the stream does not wait for them."""
+    """Whether readers may have seen data that no backup ever had, because the stream's level does not wait for it."""
     replication: int = 0
-    """So many backups have what was acknowledged; 0: it does not matter here how many."""
+    """Number of backups that have acknowledged data; 0: the number does not matter here."""
     lost_groups: int = 0
-    """If so: so many groups may have been given that nobody knows of."""
+    """With `may_lose`: the maximum number of groups that may have been used and are unknown."""
 
     def entry(self, index: int) -> EntryId:
-        """One of its entries."""
+        """Return the id of an entry."""
         return EntryId(self.stream_id, self.streamlet_id, index)
 
 
@@ -92,29 +92,29 @@ class SegmentPlan:
     address: SegmentAddress
     chunks: Headers
     record: SegmentRecord
-    """Record of the future segment."""
+    """The record of the future segment."""
     records_lost: int
-    """In holes, except what would be before it."""
+    """Number of records lost in holes, except before the first chunk."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """Group and segment."""
+        """The group and segment id."""
         return self.address.group_id, self.address.segment_id
 
 
 @dataclass(slots=True)
 class EntryPlan:
-    """The plan of an entry, with the data that the index has of it."""
+    """The plan of an entry, including the data that the index has of it."""
 
     record: EntryRecord
     new: dict[SegmentAddress, SegmentRecord] = field(default_factory=dict)
-    """That the index does not have, or not as much of."""
+    """Segments that the index does not have, or has less data of."""
     replaced: list[int] = field(default_factory=list)
-    """Files of segments of which backups have more, or that are gone."""
+    """Files of segments that backups have more data of, or that are before the entry's start."""
     gone: list[SegmentAddress] = field(default_factory=list)
-    """Segments that the index has, and that are before the start of the entry."""
+    """Segments in the index that are before the start of the entry."""
     gaps: tuple[Gap, ...] = ()
-    """That are new."""
+    """The new gaps."""
     unsure: UnsureTail | None = None
 
 
@@ -129,11 +129,11 @@ class StreamletPlan:
     bytes_new: int
     chunks_cut: int
     digests: dict[int, Digests]
-    """Digests of producers' chunks, beside those that the index has."""
+    """Digests of producers' chunks, besides those in the index."""
 
 
 class StreamletMerge:
-    """The chunks that backups have of a streamlet, in any order, each perhaps more than once."""
+    """Merges the chunks that backups have of a streamlet; they come in any order, each perhaps more than once."""
 
     def __init__(
         self,
@@ -141,13 +141,13 @@ class StreamletMerge:
         present: Mapping[int, Sequence[tuple[SegmentAddress, SegmentRecord]]],
         entries: Sequence[EntryRecord | None] = (),
     ) -> None:
-        """`present`: the segments that the index has, by entry, in order; `entries`: what it has of these."""
+        """`present`: the segments in the index, by entry, in order; `entries`: the index's records of the entries."""
         self.known = known
         self.present = present
         self._known_starts = dict(known.starts)
         self._told_starts = dict(known.starts)
         for index, old in enumerate(entries):
-            # Where an entry starts here is newer than what others were told of it.
+            # An entry's start here is newer than the start that was reported.
             if old is not None and any(interval.has(old.start.group_id) for interval in known.intervals):
                 start = self._known_starts.get(index)
                 if old.start != EARLIEST and (start is None or old.start > start.position):
@@ -157,9 +157,7 @@ class StreamletMerge:
         self._merges = [Merge(self._starts(interval), self._ends(interval)) for interval in known.intervals]
 
     def remove(self, starts: Mapping[int, EntryStart]) -> None:
-        """Note that records before these starts, by entry, have been removed since the facts about the streamlet were
-        collected.
-        """
+        """Note that records before these starts, by entry, were removed after the facts were collected."""
         for index, start in starts.items():
             for mine in (self._known_starts, self._told_starts):
                 known = mine.get(index)
@@ -167,7 +165,7 @@ class StreamletMerge:
                     mine[index] = start
 
     def _starts(self, interval: Interval) -> dict[EntryId, int]:
-        """Ordinals at which chunks of an interval begin to count: what is here before them need not come."""
+        """Return the ordinals at which an interval's chunks begin to count: earlier data is here, or not needed."""
         starts = {}
         for index in range(self.known.entries):
             first = interval.first_record(index)
@@ -186,12 +184,12 @@ class StreamletMerge:
         return starts
 
     def _ends(self, interval: Interval) -> dict[EntryId, int]:
-        """Ordinals at which entries ended once, as whoever handed them over knew."""
+        """Return the ordinals at which entries ended once, according to the handover."""
         ends = interval.end_records if interval.closed else self.known.next_records
         return {self.known.entry(index): end for index, end in enumerate(ends[: self.known.entries])}
 
     def add(self, headers: Headers, *, closed: bool, source: int = 0, sure: bool = True) -> None:
-        """See `Merge.add`. Chunks of groups that are to be elsewhere do not count."""
+        """See `Merge.add`. Chunks of groups outside the known intervals do not count."""
         groups = headers["group_id"]
         for interval, merge in zip(self.known.intervals, self._merges, strict=True):
             mine = groups >= (0 if interval.leads else interval.first_group_id)
@@ -206,11 +204,11 @@ class StreamletMerge:
         return {origin for merge in self._merges for origin in merge.origins()}
 
     def chunks(self) -> dict[SegmentAddress, Headers]:
-        """All that have come, by segment, in the order of their ordinals."""
+        """Return all chunks, by segment, in the order of ordinals."""
         return {address: chunks for merge in self._merges for address, chunks in merge.segments().items()}
 
     def plan(self, entries: Sequence[EntryRecord | None], producers: Mapping[int, ProducerRecord]) -> StreamletPlan:
-        """The plan of the streamlet; `entries` and `producers`: the index's records of it."""
+        """Return the plan of the streamlet; `entries` and `producers`: the index's records of it."""
         known = self.known
         found = [merge.finish() for merge in self._merges]
         segments: dict[int, list[SegmentPlan]] = {index: [] for index in range(known.entries)}
@@ -226,7 +224,7 @@ class StreamletMerge:
                 _note_producers(plan.chunks, result)
                 start = self._known_starts.get(plan.address.entry)
                 if start is not None and plan.key < start.position[:2]:
-                    continue  # retention has removed it; it was left on backups for the sake of others
+                    continue  # retention has removed it; backups kept it because of other chunks
                 segments[plan.address.entry].append(plan)
         groups = [self.groups_max, known.next_group_id - 1, *(first - 1 for first in self._firsts)]
         groups += [address.group_id for items in self.present.values() for address, _ in items]
@@ -239,10 +237,10 @@ class StreamletMerge:
         return result
 
     def _unsure(self, plan: EntryPlan, found: Sequence[SegmentPlan], index: int, sure: int) -> UnsureTail | None:
-        """Where that begins which fewer backups may have than were promised, if there is such.
+        """Return the tail that may have fewer replicas than promised; None if there is none.
 
-        `sure`: the ordinal up to which they have it, as far as could be seen. Chunks know of more, as they say what was
-        durable when they were appended. Before something that was here already nothing is unsure: readers have seen it.
+        `sure`: the ordinal up to which all replicas were seen. Chunks extend that, because they name the durable head
+        at their append. Data before a segment that was already here is not unsure, because readers have seen it.
         """
         known = self.known
         if known.may_lose or not known.replication:
@@ -268,7 +266,7 @@ class StreamletMerge:
         return None
 
     def _entry(self, index: int, found: list[SegmentPlan], old: EntryRecord | None, result: StreamletPlan) -> None:
-        """Put together what is here and what backups have of an entry."""
+        """Combine the data of an entry that is here with the data on backups."""
         union: dict[SegmentAddress, SegmentRecord] = {
             address: record for address, record in self.present.get(index, ()) if not record.open
         }
@@ -278,7 +276,7 @@ class StreamletMerge:
         for address in list(union):
             ours = any(each.has(address.group_id) for each in self.known.intervals)
             if start is not None and ours and address[3:] < start.position[:2]:
-                plan.gone.append(address)  # the broker that is lost had removed it
+                plan.gone.append(address)  # the lost broker had removed it
                 plan.replaced += () if union[address].to_come else [union[address].physical_id]
                 del union[address]
         for segment in found:
@@ -300,7 +298,7 @@ class StreamletMerge:
     def _gaps(
         self, index: int, ordered: list[tuple[SegmentAddress, SegmentRecord]], next_group_id: int
     ) -> tuple[list[Gap], int]:
-        """The gaps in the intervals, outside of segments, and the number of their records, as far as known."""
+        """Return the gaps in the intervals, outside of segments, and the number of their records, as far as known."""
         gaps: list[Gap] = []
         lost = 0
         told = self._told_starts.get(index)
@@ -384,11 +382,11 @@ def _end(address: SegmentAddress, record: SegmentRecord) -> Position:
 
 
 def _still(gap: Gap, ordered: Sequence[tuple[SegmentAddress, SegmentRecord]], *, may_lose: bool) -> bool:
-    """Whether nothing is in a gap that was known before, and something behind it.
+    """Whether an older gap remains: no data is in it, and data is behind it.
 
-    A start without memory takes everything behind what is on disk for lost. Backups may have had no more of it, but
-    what came later: nothing is missing when its ordinals follow, or when it is the first that there is. Unless what
-    backups never had may be missing, too.
+    A start without memory takes everything behind the data on disk for lost. Backups may only have later data: nothing
+    is missing if its ordinals follow those before the gap, or if there is no data before the gap. With `may_lose`, data
+    that no backup ever had may be missing, so that does not count.
     """
     if not may_lose:
         before = [record for address, record in ordered if address[3:] <= gap.start[:2]]
@@ -404,7 +402,7 @@ def _still(gap: Gap, ordered: Sequence[tuple[SegmentAddress, SegmentRecord]], *,
 
 
 def _note_producers(chunks: Headers, result: StreamletPlan) -> None:
-    """How far producers got with these chunks, and the digests of those."""
+    """Add the progress of producers with these chunks, and the chunks' digests, to `result`."""
     join(result.digests, digests_of(chunks))
     chunks = chunks[chunks["flags"] & PUNCTUATION == 0]
     chunks = chunks[np.lexsort((chunks["sequence"], chunks["producer_epoch"], chunks["producer_id"]))]
@@ -416,9 +414,10 @@ def _note_producers(chunks: Headers, result: StreamletPlan) -> None:
 
 
 def _segments(runs: Iterable[MergedRun], starts: Mapping[EntryId, int]) -> list[SegmentPlan]:
-    """The segments of runs in the order of the log, of one entry after the other.
+    """Return the segments of runs, which are in the order of the log, one entry after the other.
 
-    `starts`: ordinals at which entries begin; of others, the first chunk is where a segment begins, unless it knows.
+    `starts`: the ordinals at which entries begin. Without one, the first chunk begins its segment, unless its durable
+    head says otherwise.
     """
     plans: list[SegmentPlan] = []
     for address, its in groupby(runs, key=lambda run: run.address):

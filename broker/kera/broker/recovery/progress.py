@@ -1,7 +1,7 @@
-"""How far streamlets are that were taken over: what of them is to come, what has yet to be covered, what is waited for.
+"""The progress of streamlets that were taken over: the data that still has to come, to be covered, and the reasons.
 
 to come ──installed()──► here, waits until others are ──cover()──► is covered anew, see ``replication.repair``
-        ──look()──► covered: restored, when that is so of all of the streamlet
+        ──look()──► covered: the streamlet is restored when all of it is
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from kera.broker.replication.manager import Replication
 from kera.broker.storage.index import SegmentIndex
 
 WAITS_MAX = 20
-"""Maximum of reported reasons for which a streamlet waits."""
+"""Maximum number of reported reasons for which a streamlet waits."""
 CHECKED_MAX = 2_000
-"""Segments of which a look at the progress finds out whether they are covered."""
+"""Maximum number of segments that one `look` checks for coverage."""
 UNEXPECTED = "an unexpected error of the broker, see its log"
 
 
 def of_disk(error: OSError) -> str:
-    """The text for an error of the broker's disk."""
+    """Return the text for an error of the broker's disk."""
     return f"the broker's disk: {error}"
 
 
 @dataclass(slots=True)
 class RebuildProgress:
-    """How far a streamlet is."""
+    """The progress of a streamlet's recovery."""
 
     sources: frozenset[Launches]
     records_lost: int = 0
     begun: bool = False
-    """It is known what is to come."""
+    """Whether the data that has to come is known."""
     bytes_total: int = 0
     bytes_to_come: int = 0
     to_come: set[SegmentAddress] = field(default_factory=set)
     uncovered: dict[SegmentAddress, int] = field(default_factory=dict)
-    """Not covered by virtual segments of this broker, with their lengths."""
+    """Segments that virtual segments of this broker do not cover, with their lengths."""
     bytes_uncovered: int = 0
     cannot_begin: str = ""
-    """Why nobody can say where its chunks are, if so."""
+    """Why the places of its chunks are unknown; empty: they are known."""
     waits_for: list[str] = field(default_factory=list)
 
     @property
     def readable(self) -> bool:
-        """All of it is here."""
+        """Whether all of it is here."""
         return self.begun and not self.to_come
 
     @property
     def restored(self) -> bool:
-        """All of it is here, and has its replicas."""
+        """Whether all of it is here, and has its replicas."""
         return self.readable and not self.uncovered
 
 
@@ -63,7 +63,7 @@ class RecoveryTotals:
     bytes_restored: int = 0
     segments_recovered: int = 0
     segments_to_come: int = 0
-    """As of now."""
+    """The present number of segments that still have to come."""
     chunks_lost: int = 0
     replicas_failed: int = 0
 
@@ -74,24 +74,24 @@ class ProgressBook:
     def __init__(
         self, index: SegmentIndex, replication: Replication, *, exists: Callable[[SegmentAddress], bool]
     ) -> None:
-        """`exists`: whether a segment is in the log, and was not removed."""
+        """`exists`: whether the log still has a segment."""
         self.totals = RecoveryTotals()
         self.streamlets: dict[Ref, RebuildProgress] = {}
         self._index = index
         self._replication = replication
         self._exists = exists
         self._uncovered: list[tuple[SegmentAddress, int]] = []
-        """Segments that have come, with their lengths, and wait to be covered until others have."""
+        """Segments that have come, with their lengths, and that `cover` will cover."""
 
     def begin(self, ref: Ref, sources: frozenset[Launches], records_lost: int) -> RebuildProgress:
-        """A streamlet was opened that was taken over."""
+        """Begin to track a taken over streamlet that was opened."""
         progress = self.streamlets[ref] = RebuildProgress(sources, records_lost)
         return progress
 
     def measure(
         self, progress: RebuildProgress, found: Iterable[tuple[SegmentAddress, SegmentRecord]]
     ) -> dict[SegmentAddress, SegmentRecord]:
-        """See how far a streamlet is whose segments are these; returns those that are to come."""
+        """Measure the progress of a streamlet with these segments; return the segments that have to come."""
         records = {}
         for address, record in found:
             if record.open or not self._exists(address):
@@ -109,12 +109,12 @@ class ProgressBook:
         return records
 
     def end(self, ref: Ref) -> None:
-        """The streamlet is restored, or gone."""
+        """Forget a streamlet that is restored, or was dropped."""
         self.streamlets.pop(ref, None)
         self._count()
 
     def forget(self, address: SegmentAddress, length: int) -> None:
-        """A segment has come, or is gone."""
+        """Note that a segment has come, or was removed."""
         progress = self.streamlets.get(address[:2])
         if progress is not None and address in progress.to_come:
             progress.to_come.discard(address)
@@ -125,7 +125,7 @@ class ProgressBook:
         self.totals.segments_to_come = sum(len(progress.to_come) for progress in self.streamlets.values())
 
     def installed(self, address: SegmentAddress, length: int, *, waited_for: bool) -> None:
-        """A segment has come; `waited_for`: by those who are not told of what is in it until it has its replicas."""
+        """Count a segment that has come; `waited_for`: readers wait for its replicas, so it is covered first."""
         self.totals.segments_recovered += 1
         self.totals.bytes_recovered += length
         if waited_for:
@@ -134,19 +134,19 @@ class ProgressBook:
             self._uncovered.append((address, length))
 
     def cover(self) -> None:
-        """Have covered what has come."""
+        """Queue the segments that have come for replication."""
         covered, self._uncovered = self._uncovered, []
         for address, length in covered:
             self._replication.backlog.add(address, length)
 
     def note_waits(self, waits: Mapping[Ref, list[str]], of_all: str) -> None:
-        """Note the reasons for which streamlets wait, and (`of_all`) that of all whose data are not here."""
+        """Set the reasons for which streamlets wait; `of_all`: a reason of all streamlets with data to come."""
         for ref, progress in self.streamlets.items():
             general = [progress.cannot_begin, of_all] if progress.to_come else []
             progress.waits_for = [*filter(None, general), *waits.get(ref, [])][:WAITS_MAX]
 
     def look(self) -> None:
-        """See what is covered by now; bounded."""
+        """Check which segments are covered by now, at most `CHECKED_MAX`."""
         left = CHECKED_MAX
         coverage = self._replication.coverage
         for ref, progress in self.streamlets.items():
@@ -160,17 +160,17 @@ class ProgressBook:
                     progress.bytes_uncovered -= length
                     self.totals.bytes_restored += length
             if progress.readable and progress.uncovered and self._rests:
-                self._replication.logs.close_open(ref[0])  # what was in memory already is covered by what is still open
+                self._replication.logs.close_open(ref[0])  # open ones may cover data that was in memory
             if left <= 0:
                 return
 
     @property
     def _rests(self) -> bool:
-        """Nothing is left to be covered by virtual segments."""
+        """Whether no data is left that virtual segments have to cover."""
         return self._replication.backlog.covered and not self._uncovered
 
     def _all_but_holes(self, address: SegmentAddress) -> bool:
-        """Whether what is not covered of a segment never can be: it is damaged."""
+        """Whether the uncovered rest of a segment is damaged, so it can never be covered."""
         if not self._rests or not self._replication.coverage.has_all_replicas(address):
             return False
         record = self._index.segment(address)

@@ -1,22 +1,23 @@
-"""Gets the chunks that have yet to come: reads replicas of launches that are gone, and makes segment files of them.
+"""Rebuilds the segments of recovered streamlets: reads replicas of lost launches, and makes segment files of them.
 
-    index: segments that are to come ───┐
+    index: segments that have to come ──┐
     headers that a scan has found ──────┴─► targets: which chunk goes where in which file
     replicas, in the order of `Schedule`, read by `ReplicaFetcher` ──► chunks, verified ──► put in place, in memory
-    a segment that is complete ──`Installer`──► a durable file, with its name, in the index ──► readers, replication
+    a complete segment ──`Installer`──► a durable file, with its name, in the index ──► readers, replication
 
-* A replica that fails or is damaged: the next one. None left: it waits, says so, and is tried again; and when nothing
-  else is left to read, backups are asked anew what they have, as others may be back by then. What no replica has,
-  though all backups answer that are not given up, becomes a hole in its segment, and readers are told that it is lost.
-* Bounded: `RebuildLimits` says how many answers are in memory, and how much of the segments that they make. Files that
-  are not complete are in a directory of their own, which a start empties: a restart in the middle looks through headers
-  again and goes on with the segments still to come.
-* What has come is covered anew by virtual segments of this broker, in the background
-  (``kera.broker.replication.repair``), when nothing is left that can be read just now: the old replicas are there as
-  long, and disks have one thing to do at a time. When all of a streamlet is covered, it is *restored*: the old replicas
-  are not needed any more.
+* If a replica fails or is damaged, the next one is read. If none is left, the virtual segment is tried again later, and
+  the reason is reported. When nothing else is left to read, backups are asked again what they have, because others may
+  be back by then. Data that no replica has, although all backups answer that are not given up, becomes a hole in its
+  segment, and readers get the error that it is lost.
+* `RebuildLimits` bounds the answers in memory, and the segments that are put together there. Incomplete files are in a
+  separate directory, which a start empties: a restart in the middle scans headers again, and goes on with the segments
+  that still have to come.
+* The recovered data is covered by virtual segments of this broker, in the background
+  (``kera.broker.replication.repair``), when nothing more can be read for now: until then the old replicas exist, and
+  disks do one thing at a time. A streamlet is *restored* when all of it is covered; then the old replicas are no longer
+  needed.
 
-Writing, syncing and checking run on threads; all else belongs to the event loop.
+Writing, syncing and checking run on threads; everything else belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ log = get_logger("kera.recovery")
 
 THREADS = 4
 INSTALLING_MAX = 2
-"""Batches of files that are installed at the same time."""
+"""Maximum number of batches of files that are installed at the same time."""
 RESCAN_REST = 20
-"""So many times as long as a look took the next one waits: it reads the headers of all that is missing."""
+"""Pause before the next scan, as a multiple of the last scan's time: a scan reads the headers of all missing data."""
 ORDER_REST = 10
-"""So many times as long as it took to put all in order the next time waits: 6 µs for each segment that is to come."""
+"""Pause before the next ordering, as a multiple of the last one's time: 6 µs for each segment to come."""
 ORDER_REST_S_MAX = 1.0
 
 Rescan = Callable[[set[Ref]], Awaitable[Materials]]
@@ -68,22 +69,22 @@ class RebuildLimits:
     """Limits and pauses of rebuilding."""
 
     parallel_max: int = 8
-    """Replicas that are read at the same time."""
+    """Maximum number of replicas that are read at the same time."""
     per_backup_max: int = 2
     read_bytes_max: int = 8 << 20
-    """In one answer: a whole replica of the usual size."""
+    """Maximum size of one answer: a whole replica of the usual size."""
     assembled_bytes_max: int = 64 << 20
-    """Maximum of segments that are put together in memory."""
+    """Maximum size of the segments that are put together in memory."""
     retry_s: float = 1.0
-    """After a failure: of a backup, or of the disk."""
+    """Pause after a failure of a backup or of the disk."""
     rescan_s: float = 5.0
-    """Between looks for what no backup had, at least."""
+    """Minimum pause between scans for data that no backup had."""
     order_rest_s: float = 0.0
-    """Before what has to be read is put in order for the first time: many streamlets may begin one after the other."""
+    """Pause before the replicas are put in order for the first time, because many streamlets may begin in a row."""
 
 
 async def keep_doing(step: Callable[[], Awaitable[bool | None]], *, retry_s: float) -> None:
-    """Do a step again and again, until it returns True. An unexpected exception of one is logged, and ends nothing."""
+    """Repeat a step until it returns True. Unexpected exceptions are logged, and do not end the repetition."""
     done, failing = False, Repeated(log)
     while not done:
         try:
@@ -112,7 +113,7 @@ class Rebuild:
         ways: BackupWays = OVER_TCP,
         limits: RebuildLimits,
     ) -> None:
-        """`find`: the entry of a segment; `backups`: all there are; `rescan`: looks for chunks once more."""
+        """`find`: returns the entry of a segment; `backups`: returns all known backups; `rescan`: scans again."""
         self._store = store
         self._memory = memory
         self._find = find
@@ -145,22 +146,22 @@ class Rebuild:
             retry_s=limits.retry_s,
         )
         self._targets: dict[SegmentAddress, Target] = {}
-        """Segments to come, until they are installed. Threads read it, too."""
+        """The segments to come, until they are installed. Threads read it, too."""
         self._cursors: dict[EntryId, Position] = {}
-        """Up to where entries were read by all consumer groups, if the coordinator has told."""
+        """The positions up to which all consumer groups have read entries, as far as the coordinator has sent them."""
         self._nowhere: dict[SegmentAddress, str] = {}
-        """Segments that no answering backup has, in words."""
+        """Segments with chunks that no answering backup has, each with a description."""
         self._more_to_read = asyncio.Event()
         self._ordering = False
-        """The replicas to read are about to be put in order."""
+        """Whether an ordering of the replicas to read is scheduled."""
         self._order_rest_s = limits.order_rest_s
-        """Until the next time, so that many streamlets that begin one after the other are put in order together."""
+        """Pause before the next ordering, so that streamlets that begin in a row are ordered together."""
         self._rescan_at_s = 0.0
-        """When what is nowhere may be looked for again."""
+        """When the next scan for missing chunks may begin."""
         self._cannot_look = Repeated(log)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # -- what is to come -------------------------------------------------------------------------------------------
+    # -- segments to come ------------------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -170,7 +171,7 @@ class Rebuild:
         materials: Materials | None,
         cursors: Mapping[int, Position],
     ) -> None:
-        """Get what is to come of a streamlet that is open; `materials`: what was found of it, if that is known."""
+        """Begin to get the missing data of an open streamlet; `materials`: the chunks found by a scan, if known."""
         progress = self.book.begin(ref, sources, records_lost)
         self._cursors.update((EntryId(*ref, entry), position) for entry, position in cursors.items())
         if not self._tasks:
@@ -184,7 +185,7 @@ class Rebuild:
         task.add_done_callback(self._tasks.discard)
 
     async def _begin(self, ref: Ref, progress: RebuildProgress, materials: Materials | None) -> bool:
-        """Find out what is to come of a streamlet, and where it goes; whether that is done, or of no use any more."""
+        """Find out which chunks of a streamlet have to come, and their places; False if that has to be repeated."""
         found = await asyncio.to_thread(lambda: list(self._store.index.segments_of_streamlet(*ref)))
         if self.book.streamlets.get(ref) is not progress:
             return True
@@ -217,7 +218,7 @@ class Rebuild:
         return entry is not None and entry.exists((address.group_id, address.segment_id))
 
     def _get_again(self, target: Target) -> None:
-        """The disk has not made a file durable: all of it has to come once more, into another one."""
+        """Get all of a segment again, into another file, because the disk has not made its file durable."""
         if self._targets.get(target.address) is target:
             self._begin_anew(target, {target.address: target.places}, Scanned())
             self._schedule.again(target.address, self._installer.failing)
@@ -230,7 +231,7 @@ class Rebuild:
         places: Mapping[SegmentAddress, Places],
         scanned: Scanned,
     ) -> None:
-        """Take up segments that are to come."""
+        """Add segments that have to come."""
         for address, record in records.items():
             if address not in self._targets:
                 physical_id = self._memory.ids.take()
@@ -261,24 +262,24 @@ class Rebuild:
         return min(entry.committed.values(), default=EARLIEST) if entry is not None else EARLIEST
 
     def wanted(self, entry: Entry, key: Key) -> None:
-        """A reader waits for a segment."""
+        """Read a segment first, because a reader waits for it."""
         self._schedule.want(entry.address(key))
         self._more_to_read.set()
 
     def end(self, ref: Ref) -> None:
-        """The streamlet is restored, or gone."""
+        """Stop rebuilding a streamlet that is restored, or was dropped."""
         for target in [target for address, target in self._targets.items() if address[:2] == ref]:
             if target.installing:
-                self._forget(target)  # its file goes when it is whole, and has no place
+                self._forget(target)  # its file is removed once it is complete, because the index does not take it
             else:
                 self._discard(target)
         self.book.end(ref)
 
     def _forget(self, target: Target) -> None:
-        """A segment has come, or is gone."""
+        """Forget a segment that has come, or was removed."""
         self._targets.pop(target.address, None)
         self._nowhere.pop(target.address, None)
-        if not target.installing:  # what is being installed is needed until it is in its file
+        if not target.installing:  # installing needs the memory until the data is in the file
             self._assembly.release(target)
         self.book.forget(target.address, target.record.length)
         self._schedule.forget(target.address)
@@ -286,7 +287,7 @@ class Rebuild:
             self._assembly.clear()
 
     def _discard(self, target: Target) -> None:
-        """A segment is removed before it has come."""
+        """Forget a segment that was removed before it has come, and remove its file."""
         self._forget(target)
         self._loop.run_in_executor(self._threads, self._store.disk.remove, target.path)
 
@@ -307,7 +308,7 @@ class Rebuild:
             self._schedule.ended(replicas.key, failure)
 
     def _lacks(self, address: SegmentAddress) -> bool:
-        """Whether chunks of a segment are missing; not if retention has removed it before it came."""
+        """Whether a segment needs chunks; not if retention has removed it before it came."""
         target = self._targets.get(address)
         if target is None or not target.missing or target.installing:
             return False
@@ -320,7 +321,7 @@ class Rebuild:
         return {address[:2] for address in replicas.segments if self._lacks(address)}
 
     async def _take(self, chunks: memoryview) -> str:
-        """Put the chunks of an answer in their places; returns what is wrong with them. Raises errors of the disk."""
+        """Put the chunks of an answer in their places; return what is wrong with them. Raises errors of the disk."""
         run = self._loop.run_in_executor
         taken = await run(self._threads, put_in_place, chunks, self._targets, self._assembly, self._store.calls)
         for target, number in taken.chunks:
@@ -335,13 +336,13 @@ class Rebuild:
     def _installed(self, target: Target) -> None:
         self._forget(target)
         self.book.installed(target.address, target.record.length, waited_for=_is_unsure(self._find, target.address))
-        if self._schedule.quiet:  # else what has come is covered later: see the head of this module
+        if self._schedule.quiet:  # otherwise it is covered later, see the module's docstring
             self.book.cover()
 
-    # -- what does not come ----------------------------------------------------------------------------------------
+    # -- missing chunks --------------------------------------------------------------------------------------------
 
     async def _tend(self) -> None:
-        """Try again what has failed, and give up what nobody has."""
+        """Retry failed replicas, and give up chunks that no backup has."""
         await asyncio.sleep(self._limits.retry_s)
         quiet = self._schedule.quiet
         failed = self._schedule.retry()
@@ -356,7 +357,7 @@ class Rebuild:
             self._cannot_look.goes_on("cannot search for missing chunks; retrying", error=error.message)
 
     def _note_waits(self, failed: Iterable[tuple[ReplicasToRead, str]]) -> None:
-        """Have each streamlet say what it waits for, of that which is known."""
+        """Set the reasons for which each streamlet waits, as far as known."""
         waits: defaultdict[Ref, list[str]] = defaultdict(list)
         for replicas, reason in failed:
             for ref in self._lacking_streamlets(replicas):
@@ -366,9 +367,9 @@ class Rebuild:
         self.book.note_waits(waits, self._installer.failing)
 
     async def _look_for_lacking(self) -> None:
-        """When all was read but failed replicas, and data are missing: look once more which backups have them.
+        """Scan backups again for missing chunks, when all replicas were read or have failed.
 
-        What is on none of the backups that answer waits for those that do not, or is given up.
+        Chunks on no backup that answers wait for the backups that do not answer; if all answer, they are given up.
         """
         schedule = self._schedule
         lacking = {address: target for address, target in self._targets.items() if not target.installing}
@@ -398,7 +399,7 @@ class Rebuild:
         self._order_soon()
 
     def _begin_anew(self, target: Target, places: Mapping[SegmentAddress, Places], scanned: Scanned) -> None:
-        """Where some chunks of a segment are was not known before, or what has come of it is lost."""
+        """Get all of a segment again: more places of its chunks are known now, or the data that has come is lost."""
         del self._targets[target.address]
         self._assembly.release(target)
         self._loop.run_in_executor(self._threads, self._store.disk.remove, target.path)
@@ -419,7 +420,7 @@ class Rebuild:
         self._installer.add(target)
 
     async def close(self) -> None:
-        """End; what has not come whole comes anew after the next start."""
+        """End the rebuild; incomplete segments come again after the next start."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -429,6 +430,6 @@ class Rebuild:
 
 
 def _is_unsure(find: Callable[[SegmentAddress], Entry | None], address: SegmentAddress) -> bool:
-    """Whether nobody is told of some of a segment until it has its replicas."""
+    """Whether a segment is in the unsure tail of its entry, so that readers wait for its replicas."""
     entry = find(address)
     return entry is not None and entry.unsure is not None and address[3:] >= entry.unsure.position[:2]

@@ -1,8 +1,8 @@
-"""Reads replicas for the chunks that are to come: one after the other of a virtual segment, until nothing is missing.
+"""Reads the replicas of a virtual segment, one after the other, until no chunks are missing.
 
-A replica that fails or is damaged: the next one. A backup that is being drained was asked once more when it fails, and
-is given up then; any other is waited for. In which order virtual segments are read is for
-``kera.broker.recovery.schedule``, and where chunks go for ``kera.broker.recovery.assembly``.
+If a replica fails or is damaged, the next one is read. A backup that is being drained is given up when it fails; any
+other is waited for. ``kera.broker.recovery.schedule`` decides the order of virtual segments, and
+``kera.broker.recovery.assembly`` where chunks go.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = get_logger("kera.recovery")
 
 
 class BackupLinks:
-    """The connections to backups, made when they are needed, and again when they were lost."""
+    """The connections to backups, made when they are needed, and again after a loss."""
 
     def __init__(self, ways: BackupWays, limits: ReadLimits) -> None:
         self._ways = ways
@@ -33,7 +33,7 @@ class BackupLinks:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def get(self, info: common_pb2.BackupInfo) -> BackupLink:
-        """The connection to a backup. Raises `Unavailable`."""
+        """Return the connection to a backup. Raises `Unavailable`."""
         link = self._links.get(info.backup_id)
         if link is None or link.failed:
             if link is not None:  # a backup that hangs keeps its side open
@@ -45,7 +45,7 @@ class BackupLinks:
         return link
 
     async def close(self) -> None:
-        """Let go of all of them."""
+        """Close all connections."""
         for link in self._links.values():
             with contextlib.suppress(KeraError):
                 await link.close()
@@ -69,8 +69,9 @@ class ReplicaFetcher:
         take: Callable[[memoryview], Awaitable[str]],
         read_bytes_max: int,
     ) -> None:
-        """`backups`: all there are. `lacking`: the streamlets that lack something that replicas may have. `take` puts
-        chunks where they belong; returns what is wrong with them, if anything, and raises errors of the disk.
+        """`backups`: returns all known backups; `lacking`: returns the streamlets that need data of replicas.
+
+        `take`: puts chunks in their places; returns what is wrong with them, if anything; raises errors of the disk.
         """
         self._links = links
         self._totals = totals
@@ -81,9 +82,9 @@ class ReplicaFetcher:
         self._cannot_write = Repeated(log)
 
     async def fetch(self, replicas: ReplicasToRead) -> str:
-        """Read replicas until one is whole, or nothing is missing that they may have.
+        """Read replicas until one is whole, or no data is missing that they may have.
 
-        Returns why it must be tried again; nothing when none of them has anything more.
+        Returns why this must be tried again; empty if no replica has more data.
         """
         infos = {info.backup_id: info for info in self._backups()}
         reasons = []
@@ -92,7 +93,7 @@ class ReplicaFetcher:
                 continue
             info = infos.get(backup_id)
             if info is not None and info.draining and not info.alive:
-                # Gone for good. Should it come back all the same, the next look finds it.
+                # The backup is gone for good. If it comes back nevertheless, the next scan finds it.
                 replicas.backup_ids = tuple(each for each in replicas.backup_ids if each != backup_id)
                 continue
             try:
@@ -100,7 +101,7 @@ class ReplicaFetcher:
             except KeraError as error:
                 self._totals.replicas_failed += 1
                 if info is not None and info.draining:
-                    replicas.tried.add(backup_id)  # it is given up: it was asked once more, and that is all
+                    replicas.tried.add(backup_id)  # a draining backup is given up when it fails
                 else:
                     reasons.append(f"backup {backup_id}: {error.message}")
                 continue
@@ -117,7 +118,7 @@ class ReplicaFetcher:
         return f"virtual segment {virtual_segment_id:#x} of broker {broker_id} ({'; '.join(reasons)})"
 
     async def _fetch_from(self, info: common_pb2.BackupInfo | None, replicas: ReplicasToRead) -> str:
-        """Read a replica as far as it is needed; returns what is wrong with it. Raises errors of backup and disk."""
+        """Read a replica as far as it is needed; return what is wrong with it. Raises errors of backup and disk."""
         if info is None or not info.alive:
             raise Unavailable("it is not alive")
         link = await self._links.get(info)
@@ -148,6 +149,6 @@ class ReplicaFetcher:
             request.offset = answer.next_offset
             if not self._lacking(replicas):
                 return ""
-        if length < replicas.length:  # what it has of the rest may be at the next one
+        if length < replicas.length:  # the next replica may have the rest
             return wrong or f"it has {length} of {replicas.length} bytes"
         return wrong

@@ -1,13 +1,13 @@
-"""How backups are asked for what they have of a broker that is gone, and which of their replicas to read (thesis 6.6).
+"""Asks backups for a lost broker's replicas, and chooses which of them to read (thesis 6.6).
 
     lists of replicas ──choose()──► per virtual segment the replicas, best first ──`BackupLink`──► headers, or chunks
 
-A replica that is closed is as long as it should be; of others the longest has all that was acknowledged, and may have
-more. When a backup fails, or has damage in its replica, the next one is read, and what each of them has counts.
+A closed replica has its full length; of open ones, the longest has all acknowledged data, and may have more. If a
+backup fails, or its replica is damaged, the next one is read; the data of all of them counts.
 
-Promises nothing while the broker still writes: who recovers has backups refuse it first, see docs/design-notes.md,
-"Fencing". Headers are read in ``kera.broker.recovery.scan``, chunks in ``kera.broker.recovery.replica_fetcher``; how it
-goes together, is in ``kera.broker.recovery.merge``.
+The results are only right if the broker no longer writes: a recovery first fences it on backups, see
+docs/design-notes.md, "Fencing". ``kera.broker.recovery.scan`` reads headers, ``kera.broker.recovery.replica_fetcher``
+reads chunks, and ``kera.broker.recovery.merge`` merges them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Source(NamedTuple):
 
     virtual_segment_id: int
     replicas: tuple[tuple[int, backup_pb2.ReplicaInfo], ...]
-    """By backup, the best first."""
+    """The replicas, each with its backup, the best first."""
     wanted_bytes: int
-    """A replica with so many undamaged bytes has all that was acknowledged."""
+    """A replica with this many undamaged bytes has all acknowledged data."""
     disagree: bool
-    """Closed replicas differ: what each of them has is looked at."""
+    """Whether closed replicas differ, so that all of them have to be read."""
 
 
 def choose(lists: Mapping[int, Iterable[backup_pb2.ReplicaInfo]]) -> list[Source]:
-    """The replicas of one broker to read, from the lists of backups (by id), in the order of virtual segments' ids.
+    """Choose which replicas of a broker to read, from the lists of backups (by id), by virtual segment id.
 
-    Of replicas that are as good as each other, that comes first whose backup has least to do so far.
+    Of equally good replicas, the one on the backup with the least to read so far comes first.
     """
     found: dict[int, list[tuple[int, backup_pb2.ReplicaInfo]]] = {}
     for backup_id, infos in lists.items():
@@ -60,24 +60,24 @@ def choose(lists: Mapping[int, Iterable[backup_pb2.ReplicaInfo]]) -> list[Source
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """Limits of reading from a backup: how many answers of `read_bytes_max` (or of one larger chunk) are in memory."""
+    """Limits of reading from a backup, which bound the answers in memory; a single larger chunk may exceed them."""
 
     per_backup_max: int = 2
-    """Replicas that are read at the same time."""
+    """Maximum number of replicas that are read at the same time."""
     read_bytes_max: int = 1 << 20
     connect_timeout_s: float = 2.0
     timeout_s: float = 10.0
-    """For one answer. A backup that takes longer has failed."""
+    """Maximum time for one answer; a backup that takes longer has failed."""
 
 
 class BackupLink:
-    """The connection to one backup; it is not made again when it was lost."""
+    """The connection to one backup; after a loss it does not reconnect."""
 
     def __init__(self, info: common_pb2.BackupInfo, ways: BackupWays, limits: ReadLimits) -> None:
         self.failed = ""
-        """Why it is of no use any more."""
+        """Why the connection has failed; empty: it has not."""
         self.headers_damaged = 0
-        """So many replicas of any broker it has lost, and cannot say which."""
+        """Number of replicas, of any broker, that the backup has lost and cannot name."""
         self.turns = asyncio.Semaphore(limits.per_backup_max)
         self._info = info
         self._ways = ways
@@ -86,7 +86,7 @@ class BackupLink:
         self._connecting = asyncio.Lock()
 
     async def list_replicas(self, broker_id: int) -> list[backup_pb2.ReplicaInfo]:
-        """The backup's replicas of a broker; none when it fails."""
+        """Return the backup's replicas of a broker; none if it fails."""
         replicas: list[backup_pb2.ReplicaInfo] = []
         request = backup_pb2.ListReplicasRequest(broker_id=broker_id)
         if not await self.connect():
@@ -105,7 +105,7 @@ class BackupLink:
         return []
 
     async def connect(self) -> bool:
-        """Connect, if that was not done yet; False when the backup has failed."""
+        """Connect, unless connected already; False if the backup has failed."""
         async with self._connecting:
             if self._channel is None and not self.failed:
                 try:
@@ -115,7 +115,7 @@ class BackupLink:
         return not self.failed
 
     async def read(self, request: backup_pb2.ReadReplicaRequest) -> tuple[backup_pb2.ReadReplicaResponse, memoryview]:
-        """A piece of a replica. Raises what the backup answers, or why it cannot be asked."""
+        """Read a piece of a replica. Raises the error of the backup, or why it cannot be asked."""
         if self._channel is None or self.failed:
             raise Unavailable(f"backup {self._info.backup_id} has failed: {self.failed}")
         try:
@@ -128,6 +128,6 @@ class BackupLink:
         return reply.message, pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._channel is not None:
             await self._channel.close()

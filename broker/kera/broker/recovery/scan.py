@@ -1,14 +1,14 @@
-"""Looks through the replicas of launches that are gone, for what there is of some streamlets: headers of chunks only.
+"""Scans the replicas of lost launches for chunks of some streamlets; it reads only the chunks' headers.
 
     backups ──list──► replicas of the sources' launches ──choose()──► per virtual segment the best first
             ──headers──► a `StreamletMerge` each, and where each chunk can be read (`ReplicasToRead`)
 
-Of a virtual segment one replica is read, and the next one if that is not whole. All backups side by side, a few
-replicas of each at a time. Nobody is fenced here: launches that are gone were, by the coordinator, at the backups that
-it calls alive; a broker that is being emptied lives.
+For each virtual segment one replica is read, and the next one if it is not whole. All backups are read at the same
+time, a few replicas of each. The scan fences no launches: the coordinator has fenced lost launches at the backups that
+it calls alive, and a broker that is being emptied still lives.
 
-It costs 128 bytes of network per chunk, and as much memory until the places of the chunks are known and their headers
-forgotten.
+A scan costs 128 bytes of network per chunk, and as much memory until the places of the chunks are known and their
+headers forgotten.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from kera.core.format.header_table import verify_headers
 from kera.v1 import backup_pb2, common_pb2
 
 HEADERS_BYTES_MAX = 128 << 10
-"""In one answer: the loop has other things to do than to look at them."""
+"""Maximum size of one answer, so that its headers do not block the loop."""
 PARALLEL_PER_BACKUP = 3
 
 Ref = tuple[int, int]
 """A stream and one of its streamlets."""
 Launches = tuple[int, int]
-"""A broker, and the epoch before which its launches were."""
+"""A broker, and an epoch: all its launches before that epoch."""
 
 
 class VirtualKey(NamedTuple):
@@ -48,28 +48,28 @@ class VirtualKey(NamedTuple):
 
 @dataclass(slots=True)
 class ReplicasToRead:
-    """Where a virtual segment can be read, and what for."""
+    """Where a virtual segment can be read, and the segments that need it."""
 
     key: VirtualKey
     number: int
-    """In the order in which they were found."""
+    """Number in the order in which virtual segments were found."""
     length: int
     backup_ids: tuple[int, ...]
-    """The best first; without those that are found to be gone for good."""
+    """The backups with replicas, the best first, without those that turned out to be gone for good."""
     first: set[SegmentAddress] = field(default_factory=set)
-    """Segments of which it has chunks that came from no other before."""
+    """Segments whose chunks were taken from this virtual segment."""
     also: set[SegmentAddress] = field(default_factory=set)
-    """Segments of which it has chunks that others have, too."""
+    """Segments whose chunks it has, but that other virtual segments have, too."""
     tried: set[int] = field(default_factory=set)
-    """Backups whose replicas were read, and are useless."""
+    """Backups whose replicas were read, and are of no use."""
 
     @property
     def segments(self) -> tuple[SegmentAddress, ...]:
-        """Segments of which it has chunks."""
+        """The segments that it has chunks of."""
         return *self.first, *self.also
 
     def include(self, found: ReplicasToRead) -> None:
-        """Another scan has found more of it."""
+        """Add the findings of another scan."""
         self.first |= found.first
         self.also |= found.also
         self.length = max(self.length, found.length)
@@ -78,15 +78,15 @@ class ReplicasToRead:
 
 @dataclass(slots=True)
 class Scanned:
-    """The replicas to read, and the problems of finding them."""
+    """The replicas to read, and the problems of the scan."""
 
     replicas: dict[VirtualKey, ReplicasToRead] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
-    """Virtual segments of which no replica could be read whole, in words."""
+    """Descriptions of virtual segments without a replica that could be read completely."""
     away: dict[int, str] = field(default_factory=dict)
-    """Backups that did not answer (any more), or could not read what they have, and why."""
+    """Backups that did not answer (any more), or could not read a replica, each with the reason."""
     incomplete: dict[int, str] = field(default_factory=dict)
-    """Backups that have lost replicas which they cannot name, in words."""
+    """Backups that have lost replicas that they cannot name, each with a description."""
 
 
 async def scan(
@@ -96,9 +96,9 @@ async def scan(
     ways: BackupWays = OVER_TCP,
     limits: ReadLimits | None = None,
 ) -> Scanned:
-    """Look for chunks of streamlets, by the launches that may have had them.
+    """Scan for chunks of streamlets; `wanted`: the streamlets, by the launches that may have had them.
 
-    Failures of backups are in the result.
+    The result includes the failures of backups.
     """
     limits = limits or ReadLimits(per_backup_max=PARALLEL_PER_BACKUP, read_bytes_max=HEADERS_BYTES_MAX)
     result = Scanned()
@@ -173,7 +173,7 @@ class _Scan:
         infos = source.replicas
         key = VirtualKey(self._launches[0], source.virtual_segment_id)
         found = self._result.replicas
-        if key not in found:  # or it was looked through for another source, of a later launch
+        if key not in found:  # otherwise it was scanned for another source, of a later launch
             backup_ids = tuple(each for each, _ in infos)
             found[key] = ReplicasToRead(key, len(found), source.wanted_bytes, backup_ids)
         number = found[key].number
@@ -183,7 +183,7 @@ class _Scan:
             try:
                 async with self._links[backup_id].turns:
                     missing = await self._replica(self._links[backup_id], info, number, source)
-            except KeraError as error:  # that is not damage: it may well be able to later
+            except KeraError as error:  # this is not damage: the backup may be able to read it later
                 missing = error.message
                 self._result.away[backup_id] = f"it cannot read a replica: {missing}"
             if not missing and info.length < source.wanted_bytes:
@@ -200,7 +200,7 @@ class _Scan:
             )
 
     async def _replica(self, link: BackupLink, info: backup_pb2.ReplicaInfo, number: int, source: Source) -> str:
-        """Look through a replica; returns what is wrong with it, if anything. Raises errors of the backup."""
+        """Scan a replica; return what is wrong with it, if anything. Raises errors of the backup."""
         request = backup_pb2.ReadReplicaRequest(
             broker_id=self._launches[0],
             virtual_segment_id=info.virtual_segment_id,
@@ -221,9 +221,9 @@ class _Scan:
         return wrong
 
     def _take(self, buffer: memoryview, info: backup_pb2.ReplicaInfo, number: int, having: int) -> str:
-        """Pass on the headers of an answer, up to one that should not be there; returns what is wrong with that.
+        """Pass on the headers of an answer up to the first wrong one; return what is wrong with that, if anything.
 
-        `having`: so many backups have all of them.
+        `having`: the number of backups that have all of them.
         """
         wrong = ""
         try:
@@ -249,11 +249,11 @@ class _Scan:
 def wanted_replicas(
     infos: Iterable[backup_pb2.ReplicaInfo], before_epoch: int, streams: Collection[int]
 ) -> list[backup_pb2.ReplicaInfo]:
-    """Those of launches before an epoch, and of some streams."""
+    """Return the replicas of launches before an epoch, and of the given streams."""
     return [info for info in infos if info.broker_epoch < before_epoch and info.stream_id in streams]
 
 
 def add_streamlets(request: backup_pb2.ReadReplicaRequest, streamlets: Mapping[int, Iterable[int]]) -> None:
-    """Ask for chunks of these streamlets only."""
+    """Restrict a request to chunks of these streamlets."""
     for stream_id, streamlet_ids in streamlets.items():
         request.streamlets.add(stream_id=stream_id, streamlet_ids=sorted(streamlet_ids))

@@ -1,12 +1,12 @@
-"""Finds out from backups what there is of streamlets whose broker is gone, and what they are to be.
+"""Finds out from backups which data a lost broker's streamlets have, and plans the streamlets.
 
-    assignment, and what the coordinator says ──seek()──► Sought
+    assignment, and the coordinator's information ──seek()──► Sought
     headers of all chunks that backups have (``scan``) ──Survey.find()──► SurveyResult ──Survey.plan()──► StreamletPlan
 
-A streamlet waits while as many backups are away as it has replicas: they may have what no other has. A backup that is
-there and has lost replicas, their headers being damaged, counts as one of them while another is away: what it has lost
-may be there. A backup that is gone for good has to be drained, then it does not count; what is missing then is lost,
-and told.
+A streamlet waits while as many backups are away as it has replicas, because they may have data that no other backup
+has. A backup that has lost replicas with damaged headers counts as away, too, while another one is away: the lost data
+may be there. A backup that is gone for good has to be drained; then it does not count, and the missing data is lost and
+reported.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from kera.v1 import common_pb2
 log = get_logger("kera.recovery")
 
 KEPT_S_MAX = 900.0
-"""How long is remembered what was found out and never opened."""
+"""How long findings are kept for streamlets that are not opened."""
 
 Sources = frozenset[Launches]
 
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """A streamlet, and what is known of it before anything of it is found."""
+    """A streamlet to look for, and the facts about it that are known before."""
 
     info: common_pb2.StreamInfo
     known: Known
     sources: Sources
     cursors: dict[int, Position]
     is_ours: bool = True
-    """Its groups are this broker's, or were an earlier launch's; else another broker has them until now."""
+    """Whether its groups belong to this broker, or an earlier launch of it; otherwise another broker has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Materials:
-    """Chunks of streamlets, and where they can be read."""
+    """The headers of streamlets' chunks, and where the chunks can be read."""
 
     merges: Sequence[StreamletMerge]
     scanned: Scanned
 
     def places(self, records: Mapping[SegmentAddress, SegmentRecord]) -> dict[SegmentAddress, Places]:
-        """Where the chunks of segments go."""
+        """Return the places of the chunks of segments."""
         chunks = {address: chunks for merge in self.merges for address, chunks in merge.chunks().items()}
         none = table()
         return {address: places(record, chunks.get(address, none)) for address, record in records.items()}
@@ -78,41 +78,41 @@ class SurveyResult:
 
     @property
     def materials(self) -> Materials:
-        """Its chunks."""
+        """The chunks that were found."""
         return Materials([self.merge], self.scanned)
 
 
 class SurveyResults:
-    """The findings about streamlets that have yet to be opened.
+    """The findings about streamlets that are not opened yet.
 
-    By streamlet and sources: of several brokers that are lost at a time, each had something else of it.
+    They are kept by streamlet and sources, because several brokers that are lost at a time had different data of it.
     """
 
     def __init__(self) -> None:
         self._found: defaultdict[Ref, dict[Sources, SurveyResult]] = defaultdict(dict)
 
     def add(self, ref: Ref, result: SurveyResult) -> None:
-        """Remember one."""
+        """Add the findings about a streamlet."""
         self._found[ref][result.sources] = result
 
     def has(self, ref: Ref, sources: Sources) -> bool:
-        """Whether there is one for just these sources."""
+        """Whether findings for exactly these sources are kept."""
         return sources in self._found[ref]
 
     def get(self, ref: Ref, sources: Sources) -> SurveyResult | None:
-        """The findings for these sources; or for more, if some of those have been released since."""
+        """Return the findings for these sources; or for more, if some of them were released since."""
         fitting = [each for of, each in self._found.get(ref, {}).items() if of >= sources]
         return min(fitting, key=lambda each: len(each.sources), default=None)
 
     def take(self, ref: Ref, sources: Sources) -> SurveyResult | None:
-        """Likewise, and forget it."""
+        """Return the findings as `get`, and forget them."""
         result = self.get(ref, sources)
         if result is not None:
             del self._found[ref][result.sources]
         return result
 
     def forget_old(self, now_s: float) -> None:
-        """Forget findings of streamlets that were not opened for so long: they belong to other brokers by now."""
+        """Forget findings after `KEPT_S_MAX`: streamlets that were not opened belong to other brokers by now."""
         for ref, found in list(self._found.items()):
             for sources in [sources for sources, each in found.items() if now_s - each.made_s > KEPT_S_MAX]:
                 del found[sources]
@@ -130,13 +130,12 @@ class Survey:
     async def find(
         self, wanted: Mapping[Ref, Sought], backups: Sequence[common_pb2.BackupInfo], *, alone: bool = False
     ) -> tuple[dict[Ref, SurveyResult], list[str]]:
-        """Look through headers; returns what was found, and what the other streamlets wait for.
+        """Scan headers; return the findings, and the reasons for which the other streamlets wait.
 
-        Where an entry starts here says nothing of groups that another broker has, even if it is in them: the streamlet
-        may have been here before, and have gone there with all that there was. Nor does an entry that starts where the
-        streamlet was handed over say anything of what comes before: that was never here, and may have to come now, as
-        when the streamlet went back and its other owner was lost then. `alone`: nobody says which of the groups were
-        here before.
+        The start of an entry here says nothing about groups of another broker, even if it lies in them: the streamlet
+        may have been here before, and have moved there with all its data. Nor does the start of an entry where the
+        streamlet was handed over say anything about earlier data: that was never here, and may have to come now, if the
+        streamlet has moved back and its other owner was lost. `alone`: it is unknown which groups were here before.
         """
         if not wanted:
             return {}, []
@@ -168,7 +167,7 @@ class Survey:
         return found, waits
 
     async def find_again(self, wanted: Mapping[Ref, Sought], backups: Sequence[common_pb2.BackupInfo]) -> Materials:
-        """Look for chunks of streamlets that are open already."""
+        """Scan for chunks of streamlets that are open already."""
         merges = {ref: StreamletMerge(each.known, {}) for ref, each in wanted.items()}
         return Materials(list(merges.values()), await self._scan(wanted, merges, backups))
 
@@ -190,7 +189,7 @@ class Survey:
         return scanned
 
     async def _present(self, ref: Ref) -> dict[int, list[tuple[SegmentAddress, SegmentRecord]]]:
-        """The segments that the index has of a streamlet, by entry."""
+        """Return a streamlet's segments in the index, by entry."""
 
         def look() -> dict[int, list[tuple[SegmentAddress, SegmentRecord]]]:
             found: defaultdict[int, list[tuple[SegmentAddress, SegmentRecord]]] = defaultdict(list)
@@ -203,7 +202,7 @@ class Survey:
     async def plan(
         self, ref: Ref, merge: StreamletMerge, removed: Mapping[int, EntryStart] | None = None
     ) -> StreamletPlan:
-        """The plan of a streamlet, as of now. `removed`: see `StreamletMerge.remove`."""
+        """Return the plan of a streamlet, as of now. `removed`: see `StreamletMerge.remove`."""
         merge.remove(removed or {})
         merge.present = await self._present(ref)
 
@@ -215,7 +214,7 @@ class Survey:
 
 
 def launches(sources: Iterable[common_pb2.RecoverySource]) -> Sources:
-    """Which launches are named."""
+    """Return the launches that sources name."""
     return frozenset((each.broker_id, each.before_epoch) for each in sources)
 
 
@@ -230,9 +229,9 @@ def seek(
     states: Iterable[common_pb2.StreamletState] = (),
     is_ours: bool = True,
 ) -> Sought:
-    """The search for a streamlet's groups that a broker holds; `states`: as they were handed over to it.
+    """Return the search for the groups of a streamlet that broker `held_by` holds.
 
-    `is_ours`: see `Sought`.
+    `states`: the states handed over to it; `is_ours`: see `Sought`. Raises `InvalidArgument` if it holds none.
     """
     intervals = holding(assignment, held_by).intervals
     if not intervals:

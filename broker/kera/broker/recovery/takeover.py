@@ -1,14 +1,14 @@
-"""Takes over streamlets of a broker that is gone: finds out from backups where they end, and makes them this broker's.
+"""Takes over streamlets of a lost broker: finds out from backups where they end, and makes this broker their owner.
 
-    take_over, prepare   what backups have of them (``kera.broker.recovery.survey``) ──► what each is to be
-    commit               that is written into the index, as if everything were here: segments are `TO_COME`
-    (streams open them)  as they open what has always been here: chunks are taken at once, in new groups
-    opened               what is to come is got in the background (``kera.broker.recovery.rebuild``)
+    take_over, prepare   find out what backups have (``kera.broker.recovery.survey``), and plan each streamlet
+    commit               write the plan into the index, as if everything were here: segments are `TO_COME`
+    (streams open them)  like streamlets that have always been here: chunks are taken at once, in new groups
+    opened               get the segments to come in the background (``kera.broker.recovery.rebuild``)
 
-The streamlet's `OriginRecord` says which launches' replicas the index knows. While an assignment has other sources
-besides, as after a crash before `commit`, or when the index was made anew, the scan is made (again) before that
-streamlet is opened. When an assignment has no sources any more, it is forgotten. What of a streamlet is here, and what
-is not, is in docs/design-notes.md, "Two homes of a streamlet".
+The streamlet's `OriginRecord` names the launches whose replicas the index knows. If an assignment has further sources,
+as after a crash before `commit`, or after the index was rebuilt, the scan is made (again) before the streamlet is
+opened. When an assignment has no sources any more, the record is cleared. See docs/design-notes.md, "Two homes of a
+streamlet", for which part of a streamlet is here.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 log = get_logger("kera.recovery")
 
 _ORIGINS_KEY = struct.Struct(">cQ")
-"""How the keys of a stream's origins begin in the index."""
+"""The prefix of the keys of a stream's origins in the index."""
 UNOPENED_S_MAX = 10.0
-"""How long it is told why streamlets could not be opened: whoever wants them tries again sooner."""
+"""How long the reasons are reported why streamlets could not be opened; an opening is tried again sooner."""
 FLUSH_WAIT_S = 5.0
-"""For older groups of a streamlet that is open already to be on disk."""
+"""Maximum wait until older groups of an open streamlet are on disk."""
 
 
 def found_unsure(index: Index, ref: Ref, plan: StreamletPlan) -> dict[int, UnsureTail]:
-    """By entry, where unsure tails begin; what was found before may be unsure still."""
+    """Return the unsure tails by entry; a tail that was found before may still be unsure."""
     found = {}
     for number, entry in enumerate(plan.entries):
         if entry.unsure is not None:
@@ -69,7 +69,7 @@ def found_unsure(index: Index, ref: Ref, plan: StreamletPlan) -> dict[int, Unsur
 
 
 def settled(entries: Iterable[Entry], uncovered: Collection[SegmentAddress]) -> list[Entry]:
-    """Entries whose unsure tails have their replicas, and are unsure no more; `uncovered`: segments that have not."""
+    """Clear the unsure tails that have their replicas; return their entries. `uncovered`: segments without replicas."""
     found = []
     for entry in entries:
         tail = entry.unsure
@@ -108,7 +108,7 @@ class Takeovers:
         ways: BackupWays = OVER_TCP,
         limits: RebuildLimits,
     ) -> None:
-        """`backups`: all there are; `broker_id`: of this broker, once it is known."""
+        """`backups`: returns all known backups; `broker_id`: returns this broker's id, once it is known."""
         self._restart = restart
         self._index = restart.index
         self._memory = memory
@@ -120,13 +120,13 @@ class Takeovers:
         self._survey = Survey(self._index, ways=ways)
         self._results = SurveyResults()
         self._unopened: dict[int, _Unopened] = {}
-        """By stream."""
+        """Why streamlets could not be opened, by stream."""
         self._joined: dict[bytes, asyncio.Task[broker_pb2.TakeOverResponse]] = {}
-        """Requests that are under way."""
+        """Requests that are under way, by their content."""
         self._turn = asyncio.Lock()
-        """One scan, or one change of the index, at a time."""
+        """Allows one scan, or one change of the index, at a time."""
         self._infos: dict[int, common_pb2.StreamInfo] = {}
-        """Streams with sources, as they were opened last."""
+        """The descriptions of streams with sources, as they were last opened."""
         self._rebuild = Rebuild(
             restart.store,
             memory,
@@ -139,7 +139,7 @@ class Takeovers:
         )
         self._book = self._rebuild.book
         self._began: dict[Ref, list[Position]] = {}
-        """For streamlets with changes written down: where their entries started then."""
+        """The starts of entries at the last `commit` of their streamlet."""
         memory.events.awaited.listen(self._rebuild.wanted)
 
     @property
@@ -149,11 +149,11 @@ class Takeovers:
 
     @property
     def active(self) -> bool:
-        """Whether anything that was taken over has yet to come, or lacks replicas."""
+        """Whether taken over data still has to come, or lacks replicas."""
         return any(not progress.restored for progress in self._book.streamlets.values())
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End all requests under way, and the rebuild."""
         for task in self._joined.values():
             task.cancel()
         if self._joined:
@@ -163,7 +163,7 @@ class Takeovers:
     # -- finding out ----------------------------------------------------------------------------------------------
 
     async def take_over(self, request: broker_pb2.TakeOverRequest) -> broker_pb2.TakeOverResponse:
-        """Find out where streamlets of a lost broker end. The same request again joins one that is under way."""
+        """Find out where streamlets of a lost broker end. A repeated request joins one that is under way."""
         token = request.SerializeToString(deterministic=True)
         task = self._joined.get(token)
         if task is None:
@@ -183,11 +183,11 @@ class Takeovers:
                     raise InvalidArgument(f"stream {item.stream.name!r} has no streamlet {streamlet_id}")
                 ref = item.stream.stream_id, streamlet_id
                 sources = frozenset({source, *launches(assignment.sources)})
-                # The owner may be an earlier launch of ours that was lost itself: then nothing of it is to be opened.
+                # If the owner is an earlier launch of this broker that was lost itself, it will not be opened here.
                 stays = assignment.broker_id != source[0] or assignment.broker_epoch >= source[1]
                 ours = stays and assignment.broker_id == self._broker_id()
                 if ours and not self._committed(ref, sources - {source}):
-                    # What was found of those would not be in what is found now: this is about the source's groups.
+                    # This scan covers the source's groups, so it would not include the findings about other sources.
                     unopened.append(
                         f"streamlet {streamlet_id} of stream {item.stream.name!r} has yet to be opened here with what"
                         " was taken over before"
@@ -228,9 +228,9 @@ class Takeovers:
     async def _find(
         self, wanted: dict[Ref, Sought], backups: Sequence[common_pb2.BackupInfo], *, alone: bool = False
     ) -> list[str]:
-        """Find out what is wanted; returns what has to be waited for, of those streamlets that are not known then.
+        """Find out the wanted streamlets; return the reasons for which the others wait.
 
-        What is being removed here of an earlier time goes first: it would be taken for what need not come.
+        Waits for removals of their earlier data here, which would otherwise count as data that need not come.
         """
         for ref in wanted:
             await self._removed(ref)
@@ -240,7 +240,7 @@ class Takeovers:
         return waits
 
     def prepared(self, stream_id: int, streamlet_id: int, sources: Iterable[common_pb2.RecoverySource]) -> bool:
-        """Whether all is known that is needed to open a streamlet with these sources."""
+        """Whether the state needed to open a streamlet with these sources is known."""
         wanted, ref = launches(sources), (stream_id, streamlet_id)
         if self._results.get(ref, wanted) is not None:
             return True
@@ -248,7 +248,7 @@ class Takeovers:
         return origin is not None and origin.sources >= wanted
 
     async def prepare(self, info: common_pb2.StreamInfo, streamlet_ids: Sequence[int]) -> None:
-        """Find out what is needed to open streamlets that have sources. Raises `Recovering` when it has to wait."""
+        """Find out the state needed to open streamlets that have sources. Raises `Recovering` if that has to wait."""
         wanted = {}
         for assignment in info.assignments:
             if assignment.streamlet_id in streamlet_ids:
@@ -271,7 +271,7 @@ class Takeovers:
         self._unopened.pop(info.stream_id, None)
 
     async def _rescan(self, refs: set[Ref]) -> Materials:
-        """Look for chunks of streamlets that are open already: after a restart, or what was nowhere before."""
+        """Scan for chunks of open streamlets, after a restart, or again for chunks that no backup had."""
         wanted = {}
         for ref in refs:
             info = self._infos.get(ref[0])
@@ -283,12 +283,13 @@ class Takeovers:
         async with self._turn:
             return await self._survey.find_again(wanted, list(self._backups()))
 
-    # -- writing it down -------------------------------------------------------------------------------------------
+    # -- writing the index -----------------------------------------------------------------------------------------
 
     async def commit(self, info: common_pb2.StreamInfo, streamlet_ids: Sequence[int]) -> None:
-        """Write down what was found out, so that streamlets open as if they had always been here.
+        """Write the plans of streamlets into the index, so that they open as if they had always been here.
 
-        Those that were not prepared, as the index knows them already, stay as they are. Raises the disk's error.
+        Streamlets that were not prepared, because the index knows them already, stay as they are. Raises the disk's
+        error.
         """
         async with self._turn:
             for assignment in info.assignments:
@@ -306,10 +307,10 @@ class Takeovers:
         return origin is not None and origin.sources >= sources
 
     def _removed_since(self, ref: Ref) -> dict[int, EntryStart]:
-        """Where entries start by now from which something was removed here, and so everything that is older.
+        """Return the present starts of entries from which data was removed here, and with it all older data.
 
-        What is known of a streamlet that has been asked for twice is as old as the later question, which may have been
-        asked before the first answer was written down: what was taken over then may have been removed since.
+        The findings about a streamlet may be from before an earlier takeover of it was committed, whose data may have
+        been removed since.
         """
         if not self._is_open(ref):
             return {}
@@ -323,7 +324,7 @@ class Takeovers:
             place = removed_before(streamlet, entry)
             if place is not None and (has_moved or not is_lost):
                 removed[entry.index] = EntryStart(*place)
-            elif has_moved and streamlet.intervals[0].leads:  # nobody has anything older
+            elif has_moved and streamlet.intervals[0].leads:  # no broker has older data
                 removed[entry.index] = EntryStart(entry.start, entry.start_record)
         return removed
 
@@ -358,7 +359,7 @@ class Takeovers:
                 grafts[entry] = _graft(each)
         if live is not None:
             for index, tail in unsure.items():
-                live.entries[index].unsure = tail  # before anybody finds what is there
+                live.entries[index].unsure = tail  # before readers can find the data
         await until_done(lambda done: self._memory.arrivals.graft(grafts, changes, done))
         self._restart.taken_over.add(ref)
         starts = (each.record for each in plan.entries) if live is None else live.entries
@@ -380,7 +381,7 @@ class Takeovers:
         )
 
     async def _flushed(self, entries: Iterable[Entry], plan: StreamletPlan) -> None:
-        """Wait until nothing is in memory only that is older than what comes: the index has the older part of a log."""
+        """Wait until no data older than the plan's is only in memory: the index must have all older segments."""
         until = self._loop.time() + FLUSH_WAIT_S
         for entry, each in zip(entries, plan.entries, strict=True):
             last = max(((address.group_id, address.segment_id) for address in each.new), default=(0, 0))
@@ -390,10 +391,10 @@ class Takeovers:
                         f"older groups of streamlet {entry.log_id.streamlet_id} are still being written to disk"
                     )
 
-    # -- getting it ------------------------------------------------------------------------------------------------
+    # -- rebuilding ------------------------------------------------------------------------------------------------
 
     def opened(self, info: common_pb2.StreamInfo) -> None:
-        """The streamlets are open: get what is missing of them; or forget where they came from."""
+        """Begin to get the missing data of open streamlets with sources; forget the origins of the others."""
         if info.stream_id not in self._streams:
             return
         stream = self._streams.get(info.stream_id)
@@ -423,12 +424,12 @@ class Takeovers:
                 if origin is not None and origin.sources:
                     self._memory.index_writer.note([put_origin(*ref, origin.without_sources())], nothing)
                     if ours:
-                        # While something was missing the coordinator has kept earlier starts, too.
+                        # While data was missing, the coordinator has also kept earlier starts.
                         entries = stream.streamlets[assignment.streamlet_id].entries.made
                         self._streams.moved_starts.note(entry for entry in entries if entry.start_record)
 
     def _settle(self, ref: Ref) -> None:
-        """Let everybody know of what was unsure, and has its replicas now."""
+        """End the unsure tails of a streamlet that have their replicas now, and wake readers."""
         progress = self._book.streamlets.get(ref)
         if not self._is_open(ref) or (progress is not None and not progress.begun):
             return
@@ -438,7 +439,7 @@ class Takeovers:
             entry.wake()
 
     def progress(self) -> list[coordinator_pb2.RecoveryProgress]:
-        """How far this broker is, by source."""
+        """Return the progress of this broker's recoveries, by source."""
         self._results.forget_old(self._loop.time())
         for ref in [ref for ref in self._book.streamlets if not self._is_open(ref)]:
             self._rebuild.end(ref)
@@ -490,7 +491,7 @@ class Takeovers:
 
 
 def _graft(plan: EntryPlan) -> Graft:
-    """The addition to an open entry."""
+    """Return the addition of a plan to an open entry."""
     record: EntryRecord = plan.record
     if not plan.new:
         start, start_record = (EARLIEST, 0) if record.stored_segments else (record.start, record.start_record)
