@@ -11,7 +11,7 @@ from kera.server.daemon import run_daemon, run_from_environment
 
 
 def run(settings: BrokerSettings, runtime: Runtime = MACHINE) -> int:
-    """Run a broker until it is told to stop; returns the exit code of the process."""
+    """Run a broker until it is stopped; return the exit code of the process."""
     return run_daemon(
         lambda: serve(settings, runtime),
         name="broker",

@@ -1,12 +1,11 @@
 """The broker as an application: the stages of its start, one after the other; it stops in the reverse order.
 
-`serve` lists the stages. Each stage is a function, so that a test can let it fail: whatever the stages before it have
-started is stopped again. Two orders matter:
+`serve` lists the stages. Each stage is a function, so that a test can let it fail: everything that the stages before it
+have started is stopped again. Two orders matter:
 
-* The broker listens before it registers, because the coordinator passes its addresses on. It serves nothing of any
-  stream before `own_streamlets`.
-* What ties it to the coordinator (`Place.ties`) ends last: as long as the broker writes to its disk, its heartbeats
-  say that it is there.
+* The broker listens before it registers, because the coordinator passes its addresses on. It serves no stream before
+  `own_streamlets`.
+* The ties to the coordinator (`Place.ties`) end last, so the broker sends heartbeats as long as it writes to its disk.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ from kera.server.network import Offer, Place, listen, room_of
 from kera.v1 import common_pb2
 
 CONNECTION_WEIGHTS = {"frames": 2, "grpc": 1, "push": 1}
-"""How connections are divided among those who ask for them."""
+"""The shares of the interfaces in the maximum number of connections."""
 
 log = get_logger("kera.broker")
 
 
 class Parts(NamedTuple):
-    """A broker's service, and what its metrics and its registration have of it."""
+    """A broker's service, and the parts that its metrics and its registration use."""
 
     service: BrokerService
     plugins: Plugins
@@ -80,7 +79,7 @@ async def serve(
     open_interface: OpenInterface = GrpcServer,
     open_index: OpenIndex = SegmentIndex.open_checked,
 ) -> AsyncIterator[dict[str, Any]]:
-    """Start a broker, yield where it is, stop it."""
+    """Start a broker, yield its addresses, paths and id, and stop it at the end."""
     runtime = secure_daemon(runtime, settings, settings.host)
     async with AsyncExitStack() as stack:
         room = room_of(settings, CONNECTION_WEIGHTS)
@@ -104,12 +103,12 @@ async def serve(
 
 
 async def open_place(stack: AsyncExitStack, settings: BrokerSettings, runtime: Runtime) -> Place:
-    """Check the settings before anything is made, serve metrics, and take the data directory.
+    """Check the settings before anything else, serve metrics, and lock the data directory.
 
-    Raises `InvalidSettings`, and `StartError` when another broker uses the data directory.
+    Raises `InvalidSettings`, and `StartError` if another broker uses the data directory.
     """
     settings.check_advertised_address()
-    if settings.cpus:  # before there are other threads, and before memory is given
+    if settings.cpus:  # before other threads start, and before memory is allocated
         with setting("cpus"):
             run_on(parse_cpus(settings.cpus))
     with setting("data_dir"):
@@ -124,7 +123,7 @@ async def open_place(stack: AsyncExitStack, settings: BrokerSettings, runtime: R
 async def start_engine(
     stack: AsyncExitStack, settings: BrokerSettings, runtime: Runtime, place: Place, open_index: OpenIndex
 ) -> LogEngine:
-    """Read what an earlier launch has left on disk and in shared memory."""
+    """Start the log engine, which reads the data of earlier launches on disk and in shared memory."""
     place.monitor.health.starting("it reads what is on its disk and in its memory")
     directory_id = place.directory.load_directory_id()
     engine = await LogEngine.start(settings, place.data_dir, runtime, directory_id=directory_id, open_index=open_index)
@@ -135,7 +134,7 @@ async def start_engine(
 def build_service(
     stack: AsyncExitStack, settings: BrokerSettings, runtime: Runtime, place: Place, engine: LogEngine
 ) -> Parts:
-    """Make the handlers of requests, and the guard in front of them."""
+    """Create the request handlers, and the guard in front of them."""
     guard = guard_of(
         settings,
         runtime,
@@ -181,7 +180,7 @@ async def open_interfaces(
     room: dict[str, int],
     open_interface: OpenInterface,
 ) -> dict[str, Any]:
-    """Serve frames and gRPC; returns the addresses."""
+    """Serve frames and gRPC; return the addresses."""
     service = parts.service.service()
     return await listen(
         stack,
@@ -203,7 +202,7 @@ def bind_push(
     parts: Parts,
     connections_max: int,
 ) -> PushServer:
-    """Take the socket of push; nobody can connect before `PushServer.start`."""
+    """Bind the push socket; readers cannot connect before `PushServer.start`."""
     push = Push(
         engine.streams,
         engine.arena,
@@ -222,7 +221,7 @@ def bind_push(
 
 
 def watch(monitor: Monitor, engine: LogEngine, parts: Parts) -> None:
-    """Add the broker's metrics, figures of streams, and findings of its health."""
+    """Add the broker's metrics, stream figures, and health checks."""
     broker = parts.service
     collector = BrokerCollector(
         parts.counters,
@@ -248,7 +247,7 @@ def watch(monitor: Monitor, engine: LogEngine, parts: Parts) -> None:
 def build_registration(
     settings: BrokerSettings, runtime: Runtime, place: Place, engine: LogEngine, parts: Parts
 ) -> BrokerRegistration:
-    """Make the part that registers the broker, and sends its heartbeats."""
+    """Create the part that registers the broker, and sends its heartbeats."""
     broker, leader = parts.service, parts.leader
     report = HeartbeatReport(
         engine.streams,
@@ -284,7 +283,7 @@ async def register(
     engine: LogEngine,
     ready: dict[str, Any],
 ) -> Sequence[common_pb2.StreamInfo]:
-    """Register the broker with the coordinator; returns the streamlets that it owns."""
+    """Register the broker with the coordinator; return the streams that it has parts of."""
     info = common_pb2.BrokerInfo(
         node_id=runtime.node_id(),
         grpc_address=ready["grpc_address"],
@@ -308,7 +307,7 @@ async def register(
 async def own_streamlets(
     registration: BrokerRegistration, engine: LogEngine, parts: Parts, owned: Sequence[common_pb2.StreamInfo]
 ) -> None:
-    """Drop what others own by now, and serve the rest from here on."""
+    """Drop data that belongs to other brokers by now, and begin to serve the rest."""
     await engine.own(
         owned,
         registration.broker_id,
@@ -324,7 +323,7 @@ async def own_streamlets(
 async def stay_registered(
     place: Place, registration: BrokerRegistration, engine: LogEngine, broker: BrokerService
 ) -> None:
-    """Send heartbeats, and ask for producers' owners, until `Place.ties` end. A newer launch ends the broker."""
+    """Send heartbeats, and look up producers' owners, until `Place.ties` end. A newer launch ends the broker."""
     tasks = await place.ties.enter_async_context(asyncio.TaskGroup())
     ask_for_owners = partial(broker.producer_owners.ask_for_ever, registration.find_producers)
     for run in (registration.keep_alive, engine.replicator.until_fenced, ask_for_owners):
@@ -332,7 +331,7 @@ async def stay_registered(
 
 
 async def hand_over(registration: BrokerRegistration, broker: BrokerService, handover_ms: int) -> None:
-    """Let other brokers go on while this one stops and starts again."""
+    """Hand streamlets over to other brokers while this one stops and starts again."""
     answer = await registration.hand_over(handover_ms)
     broker.orders.seal_all()
     if answer is not None:
@@ -350,7 +349,7 @@ def _push_path(place: Place) -> Path:
 
 
 async def _until_replaced(run: Callable[[], Awaitable[None]], broker: BrokerService) -> None:
-    """Run until a newer launch has taken over; from then on nothing is acknowledged."""
+    """Run until a newer launch has taken over; then fence the writer, so that it acknowledges nothing any more."""
     try:
         await run()
     except StaleEpoch:

@@ -1,4 +1,4 @@
-"""How a broker reaches backups: the unix socket of one on its own node, else frames over TCP."""
+"""How a broker reaches backups: by a unix socket on its own node, and by frames over TCP otherwise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kera.core.security import Tls
 from kera.v1 import common_pb2
 
 MESSAGE_BYTES_MAX = 1 << 30
-"""A chunk may fill a segment, and goes as one piece."""
+"""A chunk, which may fill a segment, is sent as one piece."""
 
 
 class BackupWays(NamedTuple):
@@ -21,12 +21,12 @@ class BackupWays(NamedTuple):
     node_id: str = ""
     """Node id of the broker; empty: no unix socket is used."""
     tls: Tls | None = None
-    """For what goes over TCP."""
+    """TLS for connections over TCP."""
     introduction: Introduction | None = None
-    """Likewise: over a unix socket, both ends are of the same user."""
+    """The broker's credentials for connections over TCP; both ends of a unix socket belong to the same user."""
 
     async def connect(self, info: common_pb2.BackupInfo, *, timeout_s: float) -> FrameChannel:
-        """Raises `Unavailable`."""
+        """Connect to a backup. Raises `Unavailable`."""
         if self.node_id and info.node_id == self.node_id and info.frames_unix_path:
             with contextlib.suppress(Unavailable):
                 return await FrameChannel.connect_unix(
@@ -42,4 +42,4 @@ class BackupWays(NamedTuple):
 
 
 OVER_TCP = BackupWays()
-"""For backups on any node."""
+"""Reaches all backups over TCP, on any node."""

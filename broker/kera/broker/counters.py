@@ -28,10 +28,10 @@ class Counters:
 
 @dataclass(slots=True)
 class Latencies:
-    """How long requests took, from when they were handled to their answers."""
+    """How long requests took, from the start of their handling to their answers."""
 
     appends: LatencyHistogram = field(default_factory=LatencyHistogram)
-    """Answered at once."""
+    """Write requests that were answered at once."""
     appends_waited: LatencyHistogram = field(default_factory=LatencyHistogram)
     reads: LatencyHistogram = field(default_factory=LatencyHistogram)
     reads_waited: LatencyHistogram = field(default_factory=LatencyHistogram)
@@ -39,7 +39,7 @@ class Latencies:
 
 @dataclass(slots=True)
 class PushTotals:
-    """Counts of pushes to readers of this node since the start, and the number of readers now."""
+    """Counts of pushes to readers on this node since the start, and the present numbers of readers and ranges."""
 
     connections: int = 0
     subscriptions: int = 0
@@ -49,4 +49,4 @@ class PushTotals:
     ends: dict[str, int] = field(
         default_factory=lambda: {name.lower(): 0 for name, reason in push_pb2.PushEnd.Reason.items() if reason}
     )
-    """By reason."""
+    """Ended subscriptions, by reason."""

@@ -1,10 +1,10 @@
-"""The log engine of one broker: arena, index, disk and persistence manager, made ready, kept going, and put away.
+"""The log engine of one broker: starts, runs and stops its arena, index, disk and persistence manager.
 
-    start()   take over the last launch's arena or make one, open the index, find what is there
-    running   perform what the persistence manager plans, on threads; retention, idle time-outs, retries by the clock
+    start()   take over the last launch's arena or create one, open the index, find the existing data
+    running   perform the persistence manager's jobs, on threads; retention, idle time-outs, retries by the clock
     close()   flush everything and remove the arena; if the disk does not take it, leave it in the arena
 
-What is in the log, and who owns it, is for ``kera.broker.ownership.streams``; who may read and write, for the service.
+``kera.broker.ownership.streams`` knows the log's content and its owners; the service checks who may read and write.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ log = get_logger("kera.log")
 
 TICK_S = 0.1
 RETENTION_TICKS = 10
-"""Retention looks at all streams with rules once in so many ticks."""
+"""Retention looks at all streams with rules once in this many ticks."""
 THREADS = 5
 """One commit, one flush, two loads and one removal can be under way."""
 IDS_LOGGED_MAX = 100
-"""Maximum of stream ids in one message."""
+"""Maximum number of stream ids in one log message."""
 REPLICATE_TIMEOUT_S = 3.0
-"""For what backups do not have yet, of that."""
+"""Part of the stop's flush time for data that backups do not have yet."""
 
 
 class LogEngine:
     """Owns a broker's arena, index and disk, and runs the jobs that keep its log durable.
 
-    Made with `start`; belongs to one event loop.
+    Created with `start`; belongs to one event loop.
     """
 
     def __init__(
@@ -144,14 +144,14 @@ class LogEngine:
         tick_s: float = TICK_S,
         open_index: OpenIndex = SegmentIndex.open_checked,
     ) -> LogEngine:
-        """Open the log in `data_dir`, which belongs to this process. Raises `StartError` and what it has below it.
+        """Open the log in `data_dir`, which this process has locked. Raises `StartError` and its subclasses.
 
-        `directory_id`: of the directory, as its identity says; empty if it has none yet.
+        `directory_id`: the directory's id from its identity; empty if it has none yet.
         """
         clock = runtime.clock
         begun_s = clock.monotonic_s()
         root = data_dir / "log"
-        # Memory that names a new directory is of one that was at its place before: what is in it is nobody's any more.
+        # Memory that names a new directory belongs to a former one in its place, so its content is not needed.
         new = not root.exists() and not any((data_dir / name).exists() for name in BrokerIdentity.names())
         index, whole = await asyncio.to_thread(_open_index, root, open_index)
         _check_directory(root, index, directory_id)
@@ -185,7 +185,7 @@ class LogEngine:
 
     @classmethod
     async def _drain(cls, settings: BrokerSettings, arena: Arena, restart: Restart, runtime: Runtime) -> None:
-        """Put everything in an arena on disk, however long that takes, and remove it. Raises `StartError`."""
+        """Write everything in an arena to disk, however long that takes, and remove it. Raises `StartError`."""
         memory = await _memory(arena, restart.index, arena.slot_bytes, runtime.clock)
         engine = cls(settings, arena, restart, memory, runtime)
         if not await engine._stop(close_index=False, flush_timeout_s=None):
@@ -210,14 +210,15 @@ class LogEngine:
         has_holes: bool = False,
         directory_id: str = "",
     ) -> None:
-        """Drop what is here of streamlets that others have now; the service opens those that `owned` gives us.
+        """Drop the data of streamlets that other brokers have now; the service opens the streamlets in `owned`.
 
-        `elsewhere`: further streams that the coordinator knows, of which it has given us nothing. Any other it does not
-        know: it is kept, for the metadata may be older than it is, until an order comes to drop it or to open it.
-        `recovered_before_epoch`: what launches before that had is recovered, or was, from their replicas (0: nothing).
-        None: nobody says; then replicas of streams that are not ours any more are spared. `has_holes`: what an earlier
-        launch had in memory was lost, and is still being recovered. `directory_id`: of the data directory; the log
-        remembers it, so that it is not taken for another broker's (empty: it stays as it is).
+        `elsewhere`: further streams that the coordinator knows, and that have no streamlets for this broker. All other
+        streams are unknown to it. They are kept until an order comes to drop or to open them, because the coordinator's
+        metadata may be older than they are.
+        `recovered_before_epoch`: data of launches before this epoch is, or was, recovered from their replicas (0: no
+        data; None: unknown, so replicas of streams that no longer belong to this broker are spared). `has_holes`: data
+        that an earlier launch had in memory was lost, and is still being recovered. `directory_id`: the id of the data
+        directory, which the log remembers, so that another broker does not take it for its own (empty: unchanged).
         """
         if has_holes:
             self.streams.withhold()
@@ -281,7 +282,7 @@ class LogEngine:
         self._repairing = asyncio.create_task(repair.run())
 
     def held_streams(self) -> dict[int, int]:
-        """The streams of which anything is here, each with the latest version of its assignments that was here."""
+        """Return the streams that have data here, each with the latest recorded version of its assignments."""
         ids = self._index.stream_ids() | {entry.stream_id for entry in self.restart.leftovers()}
         return {stream_id: assignments_version(self._index, stream_id) for stream_id in ids}
 
@@ -323,7 +324,7 @@ class LogEngine:
 
     def _done(self, job: Job, future: asyncio.Future[None]) -> None:
         self._jobs.discard(future)
-        future.result()  # `perform` raises nothing but what is a defect
+        future.result()  # `perform` raises only for a defect
         if isinstance(job, LoadJob) and self._healing.helps(job):
             self._healing.begin(job, lambda: self._finished(job))
         else:
@@ -364,18 +365,18 @@ class LogEngine:
     # -- the end -----------------------------------------------------------------------------------------------
 
     async def close(self, *, flush: bool = True) -> None:
-        """Flush everything, unless the broker never comes back. What the disk does not take stays in the arena.
+        """Flush everything, unless the broker is ephemeral. Data that the disk does not take stays in the arena.
 
-        `flush`: or nothing, so that the next launch finds what one finds after a crash.
+        `flush`: if False, flush nothing, so that the next launch finds the same as after a crash.
         """
         await self._stop(flush=flush, close_index=True, flush_timeout_s=self._settings.stop_flush_ms / 1000)
 
     async def _stop(self, *, flush: bool = True, close_index: bool, flush_timeout_s: float | None) -> bool:
-        """Whether all is on disk. The arena goes only then, or if the broker never comes back."""
+        """Stop; return whether all data is on disk. The arena is removed only then, or if the broker is ephemeral."""
         clean = False
         flush = flush and not self._settings.ephemeral
         if flush:
-            for entry in self.restart.leftovers():  # of streams that were not opened: the arena is about to go
+            for entry in self.restart.leftovers():  # of streams that were not opened: the arena will be removed
                 for segment in self.restart.restore_entry(entry):
                     self.memory.adopt(segment)
             self.memory.segments.close_all()
@@ -396,7 +397,7 @@ class LogEngine:
         if self._jobs:
             await asyncio.wait(self._jobs)
         await asyncio.to_thread(self._pool.shutdown)
-        # What was under way when the time was up may have been the last of it.
+        # The jobs that were under way at the time-out may have written the rest.
         clean = clean or (flush and self.memory.idle and self.memory.disk.error is None)
         try:
             if clean:
@@ -417,7 +418,7 @@ class LogEngine:
         return clean
 
     async def _replicated(self) -> None:
-        """Wait until backups have everything and have closed it, if they do so soon."""
+        """Wait until backups have all data and have closed their replicas, for a limited time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPLICATE_TIMEOUT_S):
                 while not self.replication.logs.settled:
@@ -425,7 +426,7 @@ class LogEngine:
                     await asyncio.sleep(TICK_S / 10)
 
     async def _flushed(self) -> bool:
-        """Wait until everything is on disk; False when the disk does not take it, or too few backups have it."""
+        """Wait until everything is on disk; False if the disk does not take it, or data still waits for backups."""
         while not self.memory.idle:
             if self.memory.disk.error is not None or self.memory.waits_for_replicas:
                 return False
@@ -450,7 +451,7 @@ def _open_index(root: Path, opening: OpenIndex) -> tuple[SegmentIndex, bool]:
 
 
 def _check_directory(root: Path, index: SegmentIndex, directory_id: str) -> None:
-    """Raise `StartError` for the log of another broker: most of it would be dropped as others have its streams."""
+    """Raise `StartError` for the log of another broker: most of it would be dropped as data of other brokers."""
     found = index.meta().get("directory_id", "")
     if found and directory_id and found != directory_id:
         index.close(clean=index.was_closed)

@@ -1,7 +1,4 @@
-"""Something that may happen, of which others want to be told: each adds itself, and none displaces another.
-
-A call tells all of them, at once, in the order in which they came.
-"""
+"""An event with any number of listeners. A call of the event calls all of them at once, in the order of adding."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ class Event(Generic[P]):
         self._listeners: list[Callable[P, None]] = []
 
     def listen(self, listener: Callable[P, None]) -> None:
-        """Have `listener` called each time."""
+        """Call `listener` at each call of the event."""
         self._listeners.append(listener)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """It has happened."""
+        """Call all listeners."""
         for listener in self._listeners:
             listener(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The broker's figures of single streams for live views: as of now, and not of the last heartbeat."""
+"""The broker's figures of single streams for live views: current ones, not those of the last heartbeat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kera.v1 import daemon_pb2
 
 
 class StreamFigures:
-    """A `PerStream` of the broker's streams."""
+    """The `PerStream` figures of the broker's streams."""
 
     def __init__(
         self,
@@ -22,9 +22,9 @@ class StreamFigures:
         now_us: Callable[[], int],
         may_promise: Callable[[int], bool],
     ) -> None:
-        """`now_ms`: the clock by which virtual logs tell how old their lag is. `now_us`: the time of day.
+        """`now_ms`: the clock by which virtual logs measure the age of their lag. `now_us`: the time of day.
 
-        `may_promise`: whether the broker promises now that nothing older comes, given the grace of a stream.
+        `may_promise`: whether the broker may now promise that nothing older comes, given the grace of a stream.
         """
         self._streams = streams
         self._now_ms = now_ms
@@ -53,7 +53,7 @@ class StreamFigures:
 
 
 def _figures(stream: Stream, now_ms: int) -> daemon_pb2.StreamFigures:
-    """Streamlets count since the last heartbeat, and the stream what heartbeats have told."""
+    """Return a stream's figures: its own counts up to the last heartbeat, and those of its streamlets since then."""
     figures = daemon_pb2.StreamFigures(
         stream_id=stream.stream_id,
         records_appended=stream.records_appended,

@@ -1,4 +1,4 @@
-"""Whether this broker can do its work: what its readiness is made of. Looks at the parts, and decides nothing."""
+"""The checks of this broker's health and readiness. They look at its parts, and decide nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kera.core.base.clock import Clock
 from kera.core.base.health import Health, Observation, concern, well, wrong
 
 SLOW_MS = 500
-"""A backup that takes so long to answer is what writers wait for."""
+"""A backup whose answers take this long makes writers wait."""
 
 
 def watch_log(health: Health, engine: LogEngine) -> None:
-    """Watch a log that is open."""
+    """Watch an open log: its disk, recoveries, backups and replication."""
 
     def disk() -> Observation:
         error = engine.memory.disk.error
@@ -66,7 +66,7 @@ def watch_clock(health: Health, offset: ClockOffset) -> None:
 
 
 def watch_registration(health: Health, registration: BrokerRegistration, lease: Lease, clock: Clock) -> None:
-    """Watch the broker's registration at the coordinator, which comes next."""
+    """Watch the broker's registration at the coordinator, which is the next step of its start."""
 
     def coordinator() -> Observation:
         if not registration.broker_epoch:

@@ -1,10 +1,10 @@
 """The content of a broker's heartbeats: loads, starts that moved, empty and stored intervals, recoveries, latencies.
 
-Loads are rates since the last heartbeat, whether that was answered or not. The rest is told until an answer says that
-it has arrived, or for as long as it is so. All of it is bounded: what does not fit goes with the next heartbeats.
+Loads are rates since the last heartbeat, whether that was answered or not. Everything else is repeated until an answer
+confirms it, or as long as it holds. All of it is bounded: what does not fit goes with the next heartbeats.
 
-A heartbeat walks over all streamlets, which takes 0.15 µs for each that is quiet (1.5 ms for ten thousand), and looks
-into some of those that have moved, in turns: that takes longer.
+A heartbeat walks over all streamlets, which takes 0.15 µs for each quiet one (1.5 ms for ten thousand). Of the
+streamlets that have moved, it checks only some, in turns, because that takes longer.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class HeartbeatLimits:
     starts_max: int = 1000
     empty_intervals_max: int = 1000
     hops_max: int = 1000
-    """Maximum of hops of streams with a latency constraint."""
+    """Maximum number of hops of streams with a latency constraint."""
     moved_max: int = 1000
-    """Streamlets with older intervals, of which one heartbeat finds out whether they are empty."""
+    """Maximum number of streamlets with older intervals that one heartbeat checks for empty intervals."""
 
 
 class HeartbeatReport:
@@ -66,23 +66,23 @@ class HeartbeatReport:
         self._latency = latency
         self._stored = StoredBytes(streams)
         self._unneeded: frozenset[int] = frozenset()
-        """Backups that the heartbeat names that is not answered yet."""
+        """The backups that the unanswered heartbeat names as unneeded."""
         self._clock = clock
         self._filled_s = clock.monotonic_s()
         self._processor = clock.processor_s()
         self._checked = 0
-        """Streamlets with older intervals, checked in this round."""
+        """Number of streamlets with older intervals that were checked in this round."""
         self._sent_starts: dict[Entry, Position] = {}
-        """Starts in the heartbeat that is not answered yet."""
+        """The starts in the unanswered heartbeat."""
 
     def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
-        """Put into a heartbeat what there is to tell now."""
+        """Put the current loads and changes into a heartbeat."""
         now_s = self._clock.monotonic_s()
         seconds, self._filled_s = max(now_s - self._filled_s, 1e-3), now_s
         loads: list[_Load] = []
         moved: list[Streamlet] = []
         total_bytes = 0
-        for stream in self._streams:  # of which there may be ten thousand: messages are only made of what is told
+        for stream in self._streams:  # maybe ten thousand: quiet streamlets get no message
             for streamlet in stream.streamlets.values():
                 if streamlet.bytes_appended or streamlet.bytes_read:
                     load = _load_of(streamlet)
@@ -117,7 +117,7 @@ class HeartbeatReport:
         if self._replication is not None:
             self._unneeded = self._replication.unneeded_backups()
             backups = self._replication.backups
-            backups.set_unneeded(backups.unneeded | self._unneeded)  # it may count from when it is sent
+            backups.set_unneeded(backups.unneeded | self._unneeded)  # the coordinator may act on it from now on
             request.unneeded_backup_ids.extend(sorted(self._unneeded))
 
     def _add_busy(self, request: coordinator_pb2.HeartbeatRequest, seconds: float) -> None:
@@ -139,7 +139,7 @@ class HeartbeatReport:
         stream_id, streamlet_id, _ = entry.log_id
         stream = self._streams.by_id.get(stream_id)
         streamlet = stream.streamlets.get(streamlet_id) if stream is not None else None
-        # None: it is being dropped, bit by bit
+        # None: it is being dropped in slices
         return streamlet is not None and removed_before(streamlet, entry) is not None
 
     def _add_empty(self, request: coordinator_pb2.HeartbeatRequest, moved: list[Streamlet]) -> None:
@@ -159,7 +159,7 @@ class HeartbeatReport:
         self._checked = first + self._limits.moved_max
 
     def answered(self, answer: coordinator_pb2.HeartbeatResponse, /) -> None:
-        """The last heartbeat that was filled has arrived."""
+        """Handle the answer to the last heartbeat that was filled."""
         self._streams.full.note(answer)
         if self._unknown is not None:
             self._unknown.answered(answer)
@@ -180,16 +180,16 @@ _Load = tuple[int, Streamlet, int, int, int]
 
 
 def _load_of(streamlet: Streamlet) -> _Load:
-    """How busy a streamlet was since it was last asked, which and with what: bytes and records appended, bytes read."""
+    """Return a streamlet's load since the last call: its sum, and bytes appended, records appended, bytes read."""
     appended, records, read = streamlet.bytes_appended, streamlet.records_appended, streamlet.bytes_read
     streamlet.bytes_appended = streamlet.records_appended = streamlet.bytes_read = 0
     return appended + read, streamlet, appended, records, read
 
 
 def empty_intervals(streamlet: Streamlet) -> Iterator[Interval]:
-    """Closed intervals here of which nothing is left, the oldest ones: what goes goes from the start.
+    """Yield the oldest closed intervals here that have no data left; data is removed from the start.
 
-    Those behind one of which something is left are not looked at: there may be many, and this is asked all the time.
+    Intervals behind one with data are not checked: there may be many, and this runs for each heartbeat.
     """
     for interval in streamlet.intervals:
         first = [entry.next_group(max(interval.first_group_id, 1) - 1) for entry in streamlet.entries.made]

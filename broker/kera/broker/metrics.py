@@ -1,4 +1,4 @@
-"""The broker's metrics, as Prometheus has them: read from counters and from the log when it asks."""
+"""The broker's metrics in Prometheus's form, read from counters and from the log on each scrape."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _NAME = attrgetter("name")
 
 
 class SeriesLimits(NamedTuple):
-    """How many have series of their own. How many are left out is a metric, too."""
+    """Limits on the numbers of series. Metrics also show how many were left out."""
 
     streams_max: int = 1000
-    """The first ones by name."""
+    """Maximum number of streams: the first ones by name."""
     virtual_logs_max: int = 2000
     consumer_groups_max: int = 1000
-    """Pairs of a consumer group and a stream."""
+    """Maximum number of pairs of a consumer group and a stream."""
     entries_max: int = 20_000
-    """Looked at for the lag of consumer groups."""
+    """Maximum number of entries that are looked at for the lag of consumer groups."""
 
 
 SERIES_LIMITS = SeriesLimits()
@@ -122,7 +122,7 @@ class BrokerCollector:
         clock_offset: ClockOffset,
         limits: SeriesLimits = SERIES_LIMITS,
     ) -> None:
-        """`may_promise`: whether the broker promises now that nothing older comes, given the grace of a stream."""
+        """`may_promise`: whether the broker may now promise that nothing older comes, given the grace of a stream."""
         self._counters = counters
         self._pushed = pushed
         self._latencies = latencies
@@ -261,7 +261,7 @@ class BrokerCollector:
         )
 
     def _over_streams(self) -> Steps:
-        """Sums over all streams."""
+        """Return the metrics that are sums over all streams."""
         counts = {"owned": 0, "sealed": 0, "held": 0}
         lag_bytes = in_flight = lag_ms = 0
         now_ms = self._engine.replication.logs.now_ms
@@ -308,7 +308,7 @@ class BrokerCollector:
         return found.held_up_ms(stream.epochs, now_us) if found is not None else 0
 
     def _first_streams(self) -> Generator[None, None, tuple[list[Stream], int]]:
-        """By name: a stream that is shown is shown again, unless others come before it. Also how many there are."""
+        """Return the first streams by name, so that mostly the same ones are shown, and the number of all streams."""
         streams = list(self._engine.streams)
         runs = []
         for start in range(0, len(streams), SORTED_AT_ONCE):
@@ -380,10 +380,10 @@ class BrokerCollector:
                             continue
                         try:
                             records = lag_records(streamlet, entry, position)
-                        except KeraError:  # what was committed is there no more
+                        except KeraError:  # the committed position was removed
                             continue
                         lags[key] = lags.get(key, 0) + records
-                        yield  # one may walk through a thousand segments
+                        yield  # a single lag may walk through a thousand segments
             yield
         family = GaugeMetricFamily(
             "kera_broker_consumer_group_lag_records",

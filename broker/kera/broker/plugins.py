@@ -1,7 +1,7 @@
-"""The plug-ins of a broker: latency constraints, and the spans of traces. It stores and serves without them.
+"""The plug-ins of a broker: latency constraints, and the spans of traces. A broker stores and serves without them.
 
-Hooks say where: ``kera.broker.replication.hooks`` and ``kera.broker.serving.hooks``. This is the one place that knows
-both sides. Quotas by rate are in front of the handlers, with the guard (``kera.server.access.pacing``).
+They use the hooks of ``kera.broker.replication.hooks`` and ``kera.broker.serving.hooks``; only this module knows both
+sides. Rate quotas are enforced in front of the handlers, with the guard (``kera.server.access.pacing``).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Plugins:
         clock: Clock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
-        """`pump`: carries out what replication wants to be done; `guard`: in front of the handlers."""
+        """`pump`: starts the requests to backups that are due; `guard`: the guard in front of the handlers."""
         guard = guard or Door()
         self.latency = latency = LatencyManager(clock) if clock is not None else LatencyManager()
         """Measures streams with a latency constraint, and advises their clients."""
         streams.dropped.listen(latency.forget)
         self.hold_timer = HoldTimer(asyncio.get_running_loop())
-        """For all that waits for others to go with it."""
+        """The timer for everything that is held back."""
         self.hold_timer.listen(pump)
         replication.logs.plug_in(HeldBack(replication.logs, latency.replicate, self.hold_timer.set_in))
         check = checking(guard)
@@ -55,6 +55,6 @@ class Plugins:
             return stream.streamlets
 
         self.of_requests: list[RequestHooks] = [LatencyReports(latency, usable, checking_groups(guard))]
-        """For the service."""
+        """The hooks for the service."""
         if tracing.is_on:
             self.of_requests.append(TracedWrites(tracing, streams))

@@ -1,7 +1,7 @@
 """The broker's tie to the coordinator: its identity on disk, its registration, its heartbeats.
 
-The files are ``broker.json`` and ``broker.copy.json``, see ``kera.core.data_dir``; what else is in the data directory
-is the log's (``kera.broker.engine``).
+The files are ``broker.json`` and ``broker.copy.json``, see ``kera.core.data_dir``. Everything else in the data
+directory belongs to the log (``kera.broker.engine``).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ OnBackups = Callable[[list[common_pb2.BackupInfo]], None]
 
 
 class BrokerIdentity(data_dir.MemberIdentity):
-    """Which broker, of which cluster."""
+    """The identity of a broker in its cluster."""
 
     role: ClassVar[str] = "broker"
     formats: ClassVar[frozenset[int]] = frozenset({1, FORMAT})
 
 
 class BrokerDirectory(data_dir.DataDirectory):
-    """Owner of the broker's data directory."""
+    """The owner of a broker's data directory."""
 
     identity: ClassVar[type[data_dir.MemberIdentity]] = BrokerIdentity
     data_pattern: ClassVar[str | None] = "log/segments/*/*"
 
 
 class BrokerRegistration(registration.Registration):
-    """One launch of a broker, as the coordinator knows it."""
+    """The registration of one launch of a broker at the coordinator."""
 
     def __init__(  # noqa: PLR0913 - what it tells, and whom
         self,
@@ -65,11 +65,11 @@ class BrokerRegistration(registration.Registration):
         timing: RegistrationTiming = TIMING,
         runtime: Runtime = MACHINE,
     ) -> None:
-        """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator.
+        """`on_backups` gets all known backups, alive or not, with each answer of the coordinator.
 
-        `leader` learns who that is, and may want a heartbeat at once; `report` is told with each heartbeat, `lease`
-        renewed by each answer, `fences` noted, and `clock_offset` measured; `owners` learn whether they can ask.
-        `access_version`: of the users and rules that hold.
+        Each answer passes the coordinator's epoch to `leader`, renews `lease`, adds to `fences`, lets `clock_offset`
+        measure, and says whether `owners` can ask. `leader` may want a heartbeat at once. `report` fills each
+        heartbeat. `access_version`: returns the version of the users and rules in effect.
         """
         self._leader = leader or CoordinatorEpoch()
         super().__init__(coordinator, directory, chosen_id, hurry=self._leader.wanted, timing=timing, runtime=runtime)
@@ -83,7 +83,7 @@ class BrokerRegistration(registration.Registration):
         self._clock = runtime.clock
         self._access_version = access_version
         self._info = common_pb2.BrokerInfo()
-        """As it was registered."""
+        """The broker's description, as it was registered."""
         self._lost_memory = False
         self._cluster_id = ""
         self.broker_id = 0
@@ -91,9 +91,9 @@ class BrokerRegistration(registration.Registration):
         self.elsewhere_stream_ids: list[int] = []
         """Held streams that belong to other brokers now."""
         self.recovered_before_epoch = 0
-        """Data of launches before this epoch are recovered by others, or were."""
+        """Other brokers recover, or have recovered, the data of launches before this epoch."""
         self.has_holes = False
-        """Data that a launch had in memory were lost, and others have yet to recover them."""
+        """Whether data that a launch had in memory was lost, and other brokers still have to recover it."""
 
     async def register(
         self,
@@ -103,11 +103,11 @@ class BrokerRegistration(registration.Registration):
         lost_memory: bool = False,
         held: Mapping[int, int] | None = None,
     ) -> list[common_pb2.StreamInfo]:
-        """Make this launch known; returns the streams of which it has anything.
+        """Register this launch; return the streams that it has parts of.
 
-        `held`: the streams of which it finds anything here, each with the latest version of its assignments.
-        `lost_memory`: what the last launch had in memory is gone, and it had not stopped by itself. Waits up to
-        `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
+        `held`: the streams that have data here, each with the latest version of its assignments. `lost_memory`: the
+        last launch did not stop cleanly, and its memory is gone. Waits up to `timeout_s` for a coordinator that cannot
+        be reached, then raises `CoordinatorUnreachable`.
         """
         info.broker_id = await self.identify(timeout_s)
         request = coordinator_pb2.RegisterBrokerRequest(
@@ -139,9 +139,9 @@ class BrokerRegistration(registration.Registration):
         return list(answer.streams)
 
     async def register_again(self, reason: UnknownLaunch) -> None:
-        """Make this launch known to a coordinator whose metadata are older than it; it goes on with what it has.
+        """Register this launch at a coordinator whose metadata is older than the launch, which keeps its streams.
 
-        Which streams these are, heartbeats tell: what the coordinator knows of them may be older, too.
+        Heartbeats report these streams, because the coordinator's information about them may be outdated, too.
         """
         request = coordinator_pb2.RegisterBrokerRequest(
             broker=self._info,
@@ -159,21 +159,21 @@ class BrokerRegistration(registration.Registration):
         self._apply(answer)
 
     async def keep_alive(self) -> None:
-        """Send heartbeats for ever. Raises `StaleEpoch` when this launch is not the current one: it must end."""
+        """Send heartbeats without end. Raises `StaleEpoch` if this launch is not the current one: it must end."""
         await self.beat(api.HEARTBEAT, self._heartbeat, self._answered)
 
     async def find_producers(
         self, request: coordinator_pb2.FindProducersRequest
     ) -> coordinator_pb2.FindProducersResponse:
-        """Ask whose the ids of producers are, once. Raises what the coordinator answers."""
+        """Ask the coordinator for the owners of producer ids, once. Raises the coordinator's error."""
         return await self._coordinators.ask(api.FIND_PRODUCERS, request, timeout_s=CALL_TIMEOUT_S)
 
     async def hand_over(self, wait_ms: int) -> coordinator_pb2.PrepareRestartResponse | None:
-        """Have other brokers own what this one does, as far as that takes no longer; None: see `announce`."""
+        """Let other brokers take this one's streamlets, within `wait_ms`; returns None as `announce` does."""
         return await self.announce(self._restart(wait_ms=wait_ms))
 
     async def stops(self) -> None:
-        """This launch takes nothing any more, and is about to end, in order to start again."""
+        """Announce that this launch takes no more data, and is about to end, in order to start again."""
         self.stopping = True
         await self.announce(self._restart(stopping=True))
 

@@ -20,9 +20,9 @@ from kera.server.network import MemberSettings
 
 SEGMENT_BYTES_MIN = 4 * KIB
 ARENA_SEGMENTS_MIN = 2
-"""One to write to, one to go to disk or to come from there."""
+"""One segment to write to, and one that is written to disk or loaded from there."""
 SEGMENT_BYTES_MAX = 512 * MIB
-"""A chunk may be as large, and goes through memory as one piece."""
+"""A chunk may be as large as a segment, and passes through memory as one piece."""
 
 
 class BrokerSettings(MemberSettings, TracesSettings):
@@ -143,11 +143,11 @@ class BrokerSettings(MemberSettings, TracesSettings):
 
     @property
     def unix_socket_mode(self) -> int:
-        """Mode of its unix sockets, which says which users may connect."""
+        """The mode of the broker's unix sockets, which decides which users may connect."""
         return ANY_USER if self.unix_socket_users == "any" else OWN_USER
 
     def replication_limits(self) -> ReplicationLimits:
-        """Limits of replication."""
+        """Return the limits of replication."""
         return ReplicationLimits(
             segment_bytes=self.segment_bytes,
             lag_bytes_max=self.replication_lag_bytes_max,
@@ -157,12 +157,12 @@ class BrokerSettings(MemberSettings, TracesSettings):
 
     @classmethod
     def dev(cls, data_dir: Path, coordinator: str) -> Self:
-        """A broker on one's own machine: half the memory, whatever ports are free."""
+        """Return the settings of a broker on a developer's machine: half the memory, and any free ports."""
         return cls(data_dir=data_dir, coordinator=coordinator, arena_bytes=ByteSize(256 * MIB))
 
     @classmethod
     def for_testing(cls, data_dir: Path, coordinator: str) -> Self:
-        """Small segments, so that tests see many of them; goes without a trace."""
+        """Return the settings for tests: small segments, so that there are many; the broker leaves nothing behind."""
         return cls(
             data_dir=data_dir,
             coordinator=coordinator,

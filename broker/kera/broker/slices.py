@@ -1,7 +1,7 @@
-"""Work for which no request waits, in slices: taking readers away, waking many of them, pushing to them.
+"""Does work that no request waits for in slices: removing readers, waking many of them, pushing to them.
 
-``kera.core.base.turns`` drives requests that take long. This module takes work from calls that may not take long, such
-as an append or the end of a connection. The next rounds of the event loop do it in order, for about `SLICE_S` in each.
+``kera.core.base.turns`` drives long requests. This module takes work from calls that must be short, such as an append
+or the end of a connection. The next rounds of the event loop do it in order, for about `SLICE_S` in each.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import Protocol
 from kera.core.base.turns import SLICE_S
 
 Step = Callable[[], bool]
-"""Does a little; returns whether there is more to do."""
+"""Does a part of the work; returns whether there is more to do."""
 
 
 class Timer(Protocol):
     """The return value of `Loop.call_later`."""
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the call."""
         ...
 
 
 class Loop(Protocol):
-    """The used part of an event loop."""
+    """The part of an event loop that is used here."""
 
     def time(self) -> float:
-        """Seconds on its clock."""
+        """Return the time of the loop's clock, in seconds."""
         ...
 
     def call_soon(self, callback: Callable[[], object], /) -> object:
-        """Call in the next round."""
+        """Call `callback` in the next round."""
         ...
 
     def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer:
-        """Call after so many seconds."""
+        """Call `callback` after `delay` seconds."""
         ...
 
 
 class Slices:
-    """Belongs to one event loop."""
+    """Runs steps in the rounds of an event loop. Belongs to one event loop."""
 
     def __init__(self, loop: Loop, slice_s: float = SLICE_S) -> None:
         self._loop = loop
@@ -51,7 +51,7 @@ class Slices:
         self._scheduled = False
 
     def add(self, step: Step) -> None:
-        """Take steps until there is nothing more to do, from the next round on; may be repeated."""
+        """Call `step` until it has no more to do, from the next round on; may be repeated."""
         self._steps[step] = None
         self._schedule()
 
@@ -64,7 +64,7 @@ class Slices:
         self._scheduled = False
         until_s = self._loop.time() + self._slice_s
         try:
-            for _ in range(len(self._steps)):  # each once: what they begin is for the next round
+            for _ in range(len(self._steps)):  # each once: steps that they add have their turn in the next round
                 step, _ = self._steps.popitem(last=False)
                 if step():
                     self._steps[step] = None  # behind the others

@@ -1,10 +1,10 @@
-"""The time of day for what is removed by age: the wall clock, without its short excursions.
+"""The time of day for removal by age: the wall clock without its short excursions.
 
 A clock that is set ahead by a year, by mistake and for a minute, must not cost a year's records. So a jump counts only
-when it has lasted for `SETTLE_S`; until then, time goes on as it did before, by the clock that nobody sets. Corrections
-of up to `SLEW_US` are followed at once.
+once it has lasted for `SETTLE_S`; until then, the time continues by the boot-time clock, which cannot be set.
+Corrections of up to `SLEW_US` are followed at once.
 
-Left to others: a clock that is wrong from the start, or for longer than that, is believed.
+A clock that is wrong from the start, or for longer than `SETTLE_S`, is believed.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from kera.core.base.telemetry import get_logger
 log = get_logger("kera.retention")
 
 SETTLE_S = 600.0
-"""For so long a jump must last: time servers and operators are quicker to see and undo one."""
+"""How long a jump must last before it counts; time servers and operators undo a mistake sooner."""
 SLEW_US = 1_000_000
-"""By so much at most a clock is corrected without a jump, from one reading to the next."""
+"""Maximum correction of a clock, from one reading to the next, that is not a jump."""
 
 
 class SteadyTime:
     """A clock for retention that follows small corrections at once, and a jump only after `SETTLE_S`.
 
-    To be read again and again: a jump between two readings counts from the second.
+    It has to be read regularly: a jump between two readings counts from the second.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset_us = self._wall_offset_us()
-        """From the clock that nobody sets to the time of day, as believed."""
+        """The believed offset of the time of day from the boot-time clock."""
         self._jumped_us = self._offset_us
-        """The same, according to the wall clock after it has jumped."""
+        """The offset of the wall clock from the boot-time clock after its jump."""
         self._jumped_s: float | None = None
-        """Since when, on the clock that nobody sets; None: it has not jumped."""
+        """When the wall clock jumped, on the boot-time clock; None: it has not jumped."""
 
     def now_us(self) -> int:
-        """Microseconds since the Unix epoch, as believed."""
+        """Return the believed time of day, in microseconds since the Unix epoch."""
         offset_us, elapsed_s = self._wall_offset_us(), self._clock.boottime_s()
         if abs(offset_us - self._offset_us) <= SLEW_US:
             self._offset_us, self._jumped_s = offset_us, None

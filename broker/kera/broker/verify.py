@@ -1,15 +1,15 @@
-"""Looks at a broker's data directory while no broker runs: is all of it what was once written?
+"""Verifies a broker's data directory while no broker runs: checks that all of it is as it was written.
 
     broker.json, broker.copy.json   format and checksum
     log/index                       copied record by record, by a process that may crash; nothing is written there
-    log/segments                    each record's file by its checksum; where that differs, chunk by chunk
-    log/arriving, log/spare         the names: files of segments that have yet to come whole, or to be written over
-    log/set-aside                   what each file has: the broker does not look at these any more
+    log/segments                    each record's file by its checksum; if that differs, chunk by chunk
+    log/arriving, log/spare         the names: files of incomplete segments, and files to be overwritten
+    log/set-aside                   reports each file's content: the broker no longer uses these files
     in each entry                   ordinals of records without a gap
 
 Promises: nothing in the directory is changed; damage is reported and never raised; one segment is in memory at a time.
-What happens to damage is for others: the start makes the index anew (``kera.broker.storage.restart``), what
-segments lack is read from backups (``kera.broker.recovery.healing``), or readers are told that it is lost.
+Other modules repair damage: a start rebuilds the index (``kera.broker.storage.restart``), and missing data of segments
+is read from backups (``kera.broker.recovery.healing``), or readers get the error that it is lost.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ from kera.server.verifying import Defect, check_identity, unused
 
 @dataclass(slots=True)
 class SegmentsChecked:
-    """Data that were checked and are whole, up to now."""
+    """The checked data so far."""
 
     segments: int = 0
     chunks: int = 0
     records: int = 0
     bytes: int = 0
-    """Size of the segments, damaged chunks included."""
+    """Size of the segments, including damaged chunks."""
     segments_to_come: int = 0
-    """That are being recovered, and are on backups only."""
+    """Number of segments that are being recovered, and are only on backups."""
     segments_expected: int = 0
-    """How many there are to look at."""
+    """Number of segments to check."""
 
 
 @dataclass(slots=True)
 class IndexCopy:
-    """A private copy of an index, of what is intact of it."""
+    """A private copy of the intact records of an index."""
 
     index: SegmentIndex | None
-    """None when there is no index, or nothing of it can be read."""
+    """The copy; None if the index is missing, or cannot be read at all."""
     damaged: int = 0
-    """Records that do not match their checksums."""
+    """Number of records that do not match their checksums."""
     missing: int = 0
-    """Records that cannot be reached any more."""
+    """Number of records that cannot be reached any more."""
     error: str = ""
-    """Why nothing can be read."""
+    """Why the index cannot be read; empty: it can, or is missing."""
 
     @property
     def whole(self) -> bool:
-        """Whether nothing of it was lost."""
+        """Whether the copy has all records of the index."""
         return self.index is not None and not self.damaged and not self.missing
 
 
 def verify(data_dir: Path, totals: SegmentsChecked, progress: Callable[[], None] = lambda: None) -> Iterator[Defect]:
-    """Check everything in `data_dir`; `totals` grow as it goes, and `progress` is called after each segment.
+    """Check everything in `data_dir`; `totals` grow meanwhile, and `progress` is called after each segment.
 
-    Raises `StartError` when it is not a data directory, when a broker uses it, or when a newer version has written it.
+    Raises `StartError` if it is not a data directory, if a broker uses it, or if a newer version has written it.
     """
     data_dir = data_dir.absolute()
     if not any((data_dir / name).exists() for name in (*BrokerIdentity.names(), "log")):
@@ -93,7 +93,7 @@ def verify(data_dir: Path, totals: SegmentsChecked, progress: Callable[[], None]
 
 @contextlib.contextmanager
 def index_copy(path: Path) -> Iterator[IndexCopy]:
-    """A copy of the intact part of the index in `path`: damaged pages of LMDB can crash a process that follows them."""
+    """Copy the intact records of the index in `path`: damaged pages of LMDB can crash the process that reads them."""
     if not (path / "data.mdb").exists():
         yield IndexCopy(None)
         return
@@ -117,7 +117,7 @@ def index_copy(path: Path) -> Iterator[IndexCopy]:
 
 
 def read_segment(path: Path, length: int | None = None) -> memoryview:
-    """The first `length` bytes of a file, zeros where it is shorter; None: all of it. Raises ``OSError``."""
+    """Return the first `length` bytes of a file, with zeros if it is shorter; None: all of it. Raises ``OSError``."""
     with path.open("rb", buffering=0) as file:
         view = memoryview(bytearray(os.fstat(file.fileno()).st_size if length is None else length))
         done = 0
@@ -127,7 +127,7 @@ def read_segment(path: Path, length: int | None = None) -> memoryview:
 
 
 def scan_all(view: memoryview, *, address: SegmentAddress | None = None) -> SegmentScan:
-    """All chunks in a file of unknown length: also those that a start cuts, as they are behind a torn tail."""
+    """Find all chunks in a file of unknown length, including those behind a torn tail, which a start cuts off."""
     scan = scan_segment(view, address=address, length=len(view))
     if scan.holes and scan.holes[-1].end == len(view):
         last = scan.holes.pop()
@@ -140,7 +140,7 @@ def scan_all(view: memoryview, *, address: SegmentAddress | None = None) -> Segm
 
 
 def _content(path: Path) -> str:
-    """The segment that a file has, in words."""
+    """Return a description of the segment in a file."""
     try:
         address = scan_all(read_segment(path)).address
     except OSError as error:
@@ -149,7 +149,7 @@ def _content(path: Path) -> str:
 
 
 def _check_index(path: Path, copy: IndexCopy) -> Iterator[Defect]:
-    """`path`: of the index itself."""
+    """Report damage of the index in `path`, according to its copy."""
     data, checksum = path / "data.mdb", path / "data.crc32"
     anew = "the next start rebuilds it from the segment files"
     if copy.error:
@@ -164,19 +164,19 @@ def _check_index(path: Path, copy: IndexCopy) -> Iterator[Defect]:
 
 @dataclass(slots=True)
 class _Seen:
-    """The part of an entry that was read so far."""
+    """The part of an entry that was checked so far."""
 
     end_record: int
     """Ordinal behind the last segment."""
     stored_segments: int = 0
-    """Those that are closed."""
+    """Number of closed segments."""
     stored_record: int = 0
-    """Ordinal behind the last one of them."""
+    """Ordinal behind the last closed segment."""
 
 
 @dataclass(slots=True)
 class _Log:
-    """One look at all segments."""
+    """A check of all segments."""
 
     root: Path
     copy: IndexCopy
@@ -214,7 +214,7 @@ class _Log:
                 self.progress()
 
     def _files(self) -> Iterator[tuple[Path, int | None]]:
-        """All files, and their ids if they have one."""
+        """Yield all files, each with its physical id, if its path has one."""
         segments = self.root / "segments"
         for directory in sorted(segments.iterdir()) if segments.is_dir() else ():
             for path in sorted(directory.iterdir()) if directory.is_dir() else [directory]:
@@ -241,7 +241,7 @@ class _Log:
             seen.stored_segments += 1
             seen.stored_record = seen.end_record
         if record.to_come:
-            self.totals.segments_to_come += 1  # from backups: there is nothing to look at yet
+            self.totals.segments_to_come += 1  # from backups: it has no file yet
             return
         try:
             view = read_segment(path, None if record.open else record.length)
@@ -267,7 +267,7 @@ class _Log:
     def _check_identity(
         path: Path, address: SegmentAddress, record: SegmentRecord, scan: SegmentScan, view: memoryview
     ) -> Iterator[Defect]:
-        """Whether the chunks of a file that does not match its checksum are the segment's."""
+        """Report chunks of another segment, or a wrong checksum, in a file that does not match its checksum."""
         place, other = place_of(address), None if scan.headers else scan_all(view).address
         if other is not None:
             text = (
@@ -275,12 +275,12 @@ class _Log:
                 " in its place; else the broker sets it aside, and reads the segment from backups if they have it"
             )
             yield Defect("damage", path, None, record.length, text)
-        elif not record.open and not scan.holes and record.crc32c:  # 0: a start that found it did not know
+        elif not record.open and not scan.holes and record.crc32c:  # 0: unknown, as of a file found by a start
             text = f"does not match the checksum that the index has of {place}; all its chunks match theirs"
             yield Defect("warning", path, None, record.length, text)
 
     def _check_unknown(self, path: Path) -> Iterator[Defect]:
-        """A file whose record was lost, or never was: its chunks say what it holds."""
+        """Check a file without a record, by its chunks."""
         try:
             view = read_segment(path)
             yield from self._report(path, view, scan_segment(view))
@@ -304,7 +304,7 @@ class _Log:
         self.totals.bytes += size
 
     def _check_entries(self, index: SegmentIndex) -> Iterator[Defect]:
-        """Whether the index has as much of each entry as it says."""
+        """Report entries whose segments in the index are not those that the entry's record counts."""
         for entry_id in index.entries():
             record, seen = index.entry(entry_id) or EntryRecord(), self.entries.get(entry_id) or _Seen(0)
             there = seen.stored_segments, seen.stored_record if seen.stored_segments else record.next_record

@@ -1,4 +1,4 @@
-"""How long each buffer of a stream may hold records, as the coordinator has told."""
+"""How long each buffer of a stream may hold records, according to the coordinator."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from kera.core.latency.hop import Hop
 from kera.v1 import latency_pb2
 
 STREAMS_MAX = 1000
-"""Maximum of streams with budgets; the coordinator has no more constraints than that."""
+"""Maximum number of streams with budgets; the coordinator has no more constraints."""
 WINDOW_MS_MIN = 100
 WINDOW_MS_MAX = 3_600_000
 WAIT_US_MAX = 3_600_000_000
-"""An hour: nothing waits for longer, whatever is told."""
+"""One hour: no buffer waits longer, whatever the coordinator sets."""
 
 NEXT_MAX = 1000
-"""Streams that come next, and consumer groups with which paths end: of as many paths as there are."""
+"""Maximum number of next streams, and of consumer groups at which paths end."""
 
 
 class Budget(NamedTuple):
-    """The budget of a stream; odd values are bounded, since waiting for too little is better than for too much."""
+    """The budget of a stream; extreme values are bounded, because a short wait is better than a long one."""
 
     window_s: float
     gather_us: int
     replicate_us: int
     hand_over_us: int
     next_ids: Mapping[str, tuple[int, ...]] = {}
-    """By consumer group: the streams to which goes what it makes of this one."""
+    """By consumer group: the streams that it writes its results to."""
     groups: frozenset[str] | None = None
-    """Those that read it on the paths; None: the coordinator, of a version before, has not told."""
+    """The consumer groups that read the stream on paths; None: unknown, from a coordinator of an earlier version."""
 
     @classmethod
     def of(cls, message: latency_pb2.StreamBudget) -> Budget:
-        """As a message has it."""
+        """Return the budget in a message."""
         window_ms = min(max(message.window_ms, WINDOW_MS_MIN), WINDOW_MS_MAX)
         waits = (message.gather_us, message.replicate_us, message.hand_over_us)
         next_ids: dict[str, tuple[int, ...]] = {}
@@ -46,5 +46,5 @@ class Budget(NamedTuple):
         return cls(window_ms / 1000, gather_us, replicate_us, hand_over_us, next_ids, groups)
 
     def measures(self, hop: int, group: str) -> bool:
-        """Whether a hop of the stream is on a path: those of writers, and of the consumer groups there."""
+        """Whether a hop of the stream is on a path: a hop of writers, or of a consumer group on a path."""
         return hop < Hop.HAND_OVER or self.groups is None or group in self.groups

@@ -1,7 +1,7 @@
-"""References to chunks that wait for others before they go to backups, as latency constraints leave time. Pure.
+"""Delays references to chunks, so that more go to backups together, as far as latency constraints leave time. Pure.
 
-`HeldBack` is plugged into the virtual logs (``kera.broker.replication.hooks``). Of a stream whose chunks nobody waits
-for nothing is held: it might be lost meanwhile.
+`HeldBack` is plugged into the virtual logs (``kera.broker.replication.hooks``). It holds back nothing of a stream whose
+writers and readers do not wait for backups, because that data might be lost meanwhile.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from kera.core.latency.limits import HELD_REQUESTS_MAX
 
 
 class Note:
-    """A note about a batch that may wait."""
+    """The note about a batch that may wait."""
 
     __slots__ = ("due_s", "requests")
 
     def __init__(self, due_s: float) -> None:
         self.due_s = due_s
-        """Until then; 0: it goes at once."""
+        """When the batch is due; 0: it goes at once."""
         self.requests: dict[int, int] = {}
-        """How many requests of each producer wait for it."""
+        """Number of waiting requests, by producer."""
 
 
 class HeldBack:
-    """The virtual logs whose next batch is held back, with the time each is due."""
+    """The virtual logs whose next batch is held back, each with the time when it is due."""
 
     def __init__(self, logs: VirtualLogs, holds: Holds, wake_in: Callable[[float], None]) -> None:
-        """`holds`: how long references of each stream may wait; `wake_in`: has the logs looked at in some seconds."""
+        """`holds`: how long references of each stream may wait; `wake_in`: calls for a pump after some seconds."""
         self._logs = logs
         self._holds = holds
         self._wake_in = wake_in
@@ -46,7 +46,7 @@ class HeldBack:
         if not self._holds.of:
             return
         stream = self._logs.streams.get(log.stream_id) if log.stream_id in self._holds.of else None
-        if stream is None or not stream.by_replicas or log is stream.repair:  # others' may be lost yet
+        if stream is None or not stream.by_replicas or log is stream.repair:  # others may still be lost
             batch.noted = None
             return
         due_s = self._holds.until_s(log.stream_id, created_us_at(segment.slot.view, start))
@@ -57,7 +57,7 @@ class HeldBack:
             note.due_s = min(note.due_s, due_s)
 
     def on_waiting(self, batch: Batch, segment: Segment, start: int, requests: int) -> None:
-        """See `ReplicationHooks`. With many requests of one producer a batch goes at once: no more may come."""
+        """See `ReplicationHooks`. A batch with many requests of one producer goes at once: it may wait for answers."""
         note = batch.noted
         if note is not None and note.due_s:
             writer = read_header(segment.slot.view, start).producer_id
@@ -83,7 +83,7 @@ class HeldBack:
         if not (self._holds.of or self._held):
             self._now_s = math.inf
             return ()
-        self._now_s = self._holds.now_s() if self._holds.of else math.inf  # without constraints nothing waits any more
+        self._now_s = self._holds.now_s() if self._holds.of else math.inf  # without constraints nothing waits
         due = self._held.take(self._now_s)
         if self._held:
             self._wake_in(self.next_in_s)
@@ -91,6 +91,6 @@ class HeldBack:
 
     @property
     def next_in_s(self) -> float:
-        """After how many seconds the first is due; infinity: nothing is held back."""
+        """The seconds until the first log is due; infinite if nothing is held back."""
         next_s = self._held.next_s
         return next_s - self._holds.now_s() if next_s < math.inf else math.inf

@@ -1,4 +1,4 @@
-"""One timer of an event loop for all that is held back: whatever is due first sets it."""
+"""One timer of an event loop for everything that is held back, set for the first item that is due."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kera.core.base.alarm import Alarm
 
 
 class HoldTimer:
-    """Calls all who listen when something may be due; who still holds something sets it again."""
+    """Calls all listeners when something may be due; a listener that still holds items sets it again."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -17,11 +17,11 @@ class HoldTimer:
         self._listeners: list[Callable[[], object]] = []
 
     def listen(self, call: Callable[[], object]) -> None:
-        """Call when something may be due."""
+        """Call `call` when something may be due."""
         self._listeners.append(call)
 
     def set_in(self, seconds: float) -> None:
-        """Something is due by then."""
+        """Call the listeners in `seconds` at the latest."""
         self._alarm.set(self._loop.time() + max(0.0, seconds))
 
     def _call(self) -> None:

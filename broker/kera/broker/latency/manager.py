@@ -1,18 +1,17 @@
-"""Running figures of the hops of streams that have a budget, and advice for who writes to them and reads them. Pure.
+"""Running figures of the hops of streams with a budget, and advice for their writers and readers. Pure.
 
-What is reported comes in terms that each sender can measure, see ``latency.proto``. Of these the hops are made here:
+Clients report times that they can measure themselves, see ``latency.proto``. The manager derives the hops from them:
 
-* SEND is what writers see from when a chunk is closed until it is acknowledged, less REPLICATE;
-* REPLICATE is measured here, of the requests that carry a report, from when they are handled until they are answered;
-* HAND_OVER is what readers see from a chunk's ``created_us``, by the clock of its writer, until they have it; less the
-  hops before it, and put right by how far the clocks of writers are ahead, and those that readers reckon with.
+* SEND is the time that writers see from the closing of a chunk to its acknowledgement, less REPLICATE;
+* REPLICATE is measured here, for requests with a report, from the start of their handling to their answer;
+* HAND_OVER is the time that readers see from a chunk's ``created_us``, by the clock of its writer, to its arrival, less
+  the hops before it. It is corrected by how far the clocks of writers, and the clocks that readers use, are ahead.
 
-Only hops on paths are measured, as far as the coordinator tells which they are, and no more of them than there is room
-for: each stream with a budget has an equal part of it. What does not fit counts for nothing until something else has
-gone for a window.
+Only hops on paths are measured, if the coordinator names the paths, and their number is bounded: each stream with a
+budget has an equal share. Reports beyond that are dropped until another hop has had no chunks for a window.
 
-Of means that is exact. Of 99th percentiles those of the hops before are taken off, so that all of them come to that
-of the whole way, or to more.
+The means of hops are exact. From a 99th percentile, those of the hops before are subtracted, so the sum of all hops is
+at least the 99th percentile of the whole path.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from kera.core.latency.window import RunningMean, RunningMost
 from kera.v1 import latency_pb2
 
 VALID_MS = round(5 * INTERVAL_S * 1000)
-"""How long advice counts: some reports may be late, or lost."""
+"""How long advice counts, because some reports may be late, or lost."""
 GROUPS_MAX = 32
-"""Consumer groups of a stream whose hops are told apart where the coordinator does not tell which are on paths."""
+"""Consumer groups of a stream with separate figures, if the coordinator does not name those on paths."""
 HOPS_MAX = 6000
-"""Measured by a broker: for as many streams as have budgets those of writers and of one consumer group."""
+"""Maximum number of measured hops: with the maximum of budgets, those of writers and of one consumer group for each."""
 STREAMLETS_MAX = 100_000
-"""Maximum of hops with a mean of their own: some 10 MB of a broker."""
+"""Maximum number of separate means of streamlets, which take about 10 MB."""
 FETCH_BYTES = 256 << 10
-"""For which a reader need not wait longer: as much as a chunk has at most, unless it was made larger."""
+"""A reader need not wait for more data than this, the usual maximum of a chunk."""
 
 
 _OF_READERS = tuple(hop for hop in Hop if hop.of_reader)
@@ -58,7 +57,7 @@ class Figures(NamedTuple):
     mean_us: int
     p99_us: int
     worst_mean_us: int
-    """Mean of the worst streamlet."""
+    """The mean of the worst streamlet."""
     worst_streamlet_id: int
     clock_error_us: int = 0
     """For HAND_OVER: the possible error of the mean, from the error of the clocks; 0: unknown."""
@@ -66,7 +65,7 @@ class Figures(NamedTuple):
     """For GATHER: the longest linger_ms that a writer has set itself."""
 
     def message(self) -> latency_pb2.HopFigures:
-        """As heartbeats carry it."""
+        """Return the figures as a message for heartbeats."""
         fields = self._asdict()
         return latency_pb2.HopFigures(count=fields.pop("chunks"), **fields)
 
@@ -80,18 +79,18 @@ class _Watched:
         self._streamlets_max = 0
         self.hops: dict[tuple[Hop, str], RunningHop] = {}
         self.ahead = RunningMean(budget.window_s)
-        """Clocks of writers, of each chunk."""
+        """How far the clocks of writers are ahead, over all chunks."""
         self.ahead_us = 0
-        """Their mean."""
+        """The mean of `ahead`."""
         self.reckoned: dict[str, RunningMean] = {}
-        """By how much the clocks are ahead that readers of a consumer group reckon HAND_OVER with."""
+        """How far the clocks are ahead that a consumer group's readers measure HAND_OVER by, by consumer group."""
         self.clock_errors: dict[str, RunningMost] = {}
-        """By how much clocks can be off: those of readers by consumer group, and of writers (empty)."""
+        """How far clocks can be off: those of readers by consumer group, and those of writers under the empty name."""
         self.own_linger = RunningMost(budget.window_s)
         """The longest linger_ms of writers that follow no advice."""
 
     def go_by(self, budget: Budget, hops_max: int, streamlets_max: int) -> None:
-        """This is its budget from now on, and there is room for so much; what is beyond that is forgotten."""
+        """Set the budget, and the maximum numbers of hops and streamlets; forget figures beyond these."""
         self.budget, self._streamlets_max = budget, streamlets_max
         self._groups_max = (hops_max - len(_OF_WRITERS)) // len(_OF_READERS)
         if budget.groups is None:
@@ -102,17 +101,17 @@ class _Watched:
                 self.forget(hop, group)
         if self._streamlets() > streamlets_max:
             for running in self.hops.values():
-                running.forget_streamlets()  # they are told again
+                running.forget_streamlets()  # clients report them again
 
     def forget(self, hop: Hop, group: str) -> None:
-        """Nothing of a hop is known any more."""
+        """Forget the figures of a hop."""
         del self.hops[hop, group]
         if hop is Hop.HAND_OVER:
             self.reckoned.pop(group, None)
             self.clock_errors.pop(group, None)
 
     def merge(self, now_s: float, key: tuple[Hop, str], sample: Sample, of_streamlets: Mapping[int, Sums]) -> bool:
-        """Take what was reported, or seen, if it is measured and there is room for it."""
+        """Add a sample, if its hop is measured and there is room for it; return whether it was added."""
         found = self.hops.get(key)
         if found is None:
             if not self.budget.measures(*key) or (key[0].of_reader and not self._has_room_for(key[1])):
@@ -126,18 +125,18 @@ class _Watched:
         return group in groups or len(groups) < self._groups_max
 
     def _groups(self) -> dict[str, None]:
-        """The consumer groups that are measured, those that came first before others."""
+        """Return the measured consumer groups, in the order of their first samples."""
         return dict.fromkeys(group for hop, group in self.hops if hop.of_reader)
 
     def _streamlets(self) -> int:
         return sum(running.streamlets for running in self.hops.values())
 
     def clock_error(self, group: str, now_s: float, error_us: int) -> None:
-        """The clock of a reader of a group, or of a writer, can be off by so much."""
+        """Note how far the clock of a reader of a group, or of a writer (empty), can be off."""
         self.clock_errors.setdefault(group, RunningMost(self.budget.window_s)).add(now_s, error_us)
 
     def most_us(self, hop: Hop, group: str, now_s: float) -> tuple[int, int]:
-        """By how much HAND_OVER can be off, and how long writers let chunks GATHER whatever they are advised."""
+        """Return the possible error of HAND_OVER, and how long writers let chunks GATHER against advice; else 0."""
         if hop is Hop.HAND_OVER:
             return sum(self.clock_errors[of].most(now_s) for of in ("", group) if of in self.clock_errors), 0
         return 0, self.own_linger.most(now_s) if hop is Hop.GATHER else 0
@@ -153,16 +152,16 @@ class LatencyManager:
         self._clock = clock or SystemClock()
         self._streams: dict[int, _Watched] = {}
         self.version = 0
-        """Version of the budgets, as the coordinator counts them."""
+        """The coordinator's version of the budgets."""
         self.replicate = Holds(self._clock.monotonic_s, self._clock.now_us)
         """How long references to chunks wait for others."""
         self.hand_over = Holds(self._clock.monotonic_s, self._clock.now_us)
-        """How long readers are told of no chunks that are pushed."""
+        """How long chunks are held back from readers on the push channel."""
         self._told = 0
-        """Hops that `next_figures` was at last."""
+        """The hop at which `next_figures` continues."""
 
     def set_budgets(self, version: int, budgets: Iterable[latency_pb2.StreamBudget]) -> None:
-        """These are all there are from now on. What was measured is kept of a stream whose window is as it was."""
+        """Replace all budgets. A stream with the same window as before keeps its figures."""
         self.version = version
         before, self._streams = self._streams, {}
         told = {message.stream_id: Budget.of(message) for message in islice(budgets, STREAMS_MAX)}
@@ -190,25 +189,25 @@ class LatencyManager:
         return stream_id in self._streams
 
     def measures(self, stream_id: int, hop: int, group: str) -> bool:
-        """Whether a hop is on the path of a constraint, as far as the coordinator has told."""
+        """Whether a hop is on the path of a constraint, or counts as such because the paths are unknown."""
         watched = self._streams.get(stream_id)
         return watched is not None and watched.budget.measures(hop, group)
 
     def forget(self, stream_id: int) -> None:
-        """A stream is not here any more."""
+        """Forget a stream that is not here any more."""
         self._streams.pop(stream_id, None)
         self._hold_nothing(stream_id)
 
     def now_us(self) -> int:
-        """The time of day, as clients are told it."""
+        """Return the time of day, which answers tell clients."""
         return self._clock.now_us()
 
     def reported(
         self, samples: Iterable[tuple[Of, Sample]], ahead_us: int = 0, *, error_us: int = 0, own_linger_us: int = 0
     ) -> None:
-        """A client has measured so much. `ahead_us`: by which the clock is ahead that it reckons with.
+        """Add the samples that a client has measured. `ahead_us`: how far the clock that it uses is ahead.
 
-        `error_us`: by which it can be off; `own_linger_us`: for which a writer lets chunks fill, whatever is advised.
+        `error_us`: how far that clock can be off; `own_linger_us`: how long a writer lets chunks fill against advice.
         """
         now_s = self._clock.monotonic_s()
         for (stream_id, hop, group), (sample, of_streamlets) in _by_hop(samples).items():
@@ -228,7 +227,7 @@ class LatencyManager:
                 watched.clock_error(group, now_s, error_us)
 
     def replicated(self, stream_ids: Iterable[int], seconds: float) -> None:
-        """A request with chunks of these streams was answered after so long."""
+        """Note that a request with chunks of these streams was answered after `seconds`."""
         sample = Sample()
         sample.add(round(seconds * 1e6))
         now_s = self._clock.monotonic_s()
@@ -238,7 +237,7 @@ class LatencyManager:
                 watched.merge(now_s, (Hop.REPLICATE, ""), sample, {})
 
     def advise_writer(self, stream_ids: Iterable[int]) -> list[latency_pb2.WriterAdvice]:
-        """How long chunks of these streams may fill; nothing for a stream without a budget."""
+        """Return how long chunks of these streams may fill; no advice for a stream without a budget."""
         return [
             latency_pb2.WriterAdvice(
                 stream_id=stream_id, linger_us=self._streams[stream_id].budget.gather_us, valid_ms=VALID_MS
@@ -248,7 +247,7 @@ class LatencyManager:
         ]
 
     def advise_reader(self, stream_ids: Iterable[int], groups: Iterable[str] = ()) -> list[latency_pb2.ReaderAdvice]:
-        """How long a request for these streams may wait for more; `groups`: the consumer groups that ask."""
+        """Return how long a request for these streams may wait for data; `groups`: the reader's consumer groups."""
         groups = sorted(groups)
         return [
             latency_pb2.ReaderAdvice(
@@ -267,11 +266,11 @@ class LatencyManager:
         return sorted({each for group in groups for each in known.get(group, ())})
 
     def figures(self) -> list[Figures]:
-        """The figures of all hops that chunks went through within the last window."""
+        """Return the figures of all hops with chunks in the last window."""
         return self._figures(self._hops())
 
     def next_figures(self, most: int) -> tuple[list[Figures], int]:
-        """The same of `most` hops at most, and how many are left out: those come first the next time."""
+        """Return the figures of at most `most` hops, and how many were left out: those come first the next time."""
         hops = self._hops()
         if len(hops) <= most:
             return self._figures(hops), 0
@@ -312,7 +311,7 @@ class LatencyManager:
 def _by_hop(
     samples: Iterable[tuple[Of, Sample]],
 ) -> dict[tuple[int, Hop, str], tuple[Sample, dict[int, Sums]]]:
-    """The sum of each hop, and the sums of each of its streamlets."""
+    """Return the sum of each hop's samples, and the sums by streamlet."""
     found: dict[tuple[int, Hop, str], tuple[Sample, dict[int, Sums]]] = {}
     for of, sample in samples:
         key = of.stream_id, of.hop, of.consumer_group
@@ -326,11 +325,11 @@ def _by_hop(
 
 
 def _before_us(watched: _Watched, hop: Hop, group: str, now_s: float) -> tuple[float, float]:
-    """The part of a hop's report that does not belong to the hop: of the mean, and of the p99."""
+    """Return the parts of a hop's reported mean and p99 that belong to the hops before it."""
     if hop is Hop.SEND:
         return _of_hops(watched, [Hop.REPLICATE], now_s)
     if hop is Hop.HAND_OVER:
-        # What writers see of SEND has REPLICATE in it.
+        # The time that writers report as SEND includes REPLICATE.
         way_in = [Hop.GATHER, Hop.SEND if (Hop.SEND, "") in watched.hops else Hop.REPLICATE]
         mean_us, p99_us = _of_hops(watched, way_in, now_s)
         reckoned = watched.reckoned.get(group)

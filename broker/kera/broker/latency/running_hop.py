@@ -1,4 +1,4 @@
-"""The time that a hop of a stream takes over a window: of all streamlets together, and the mean of each."""
+"""The latency of a hop of a stream over a window: of all streamlets together, and the mean of each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kera.core.latency.sample import Sample
 from kera.core.latency.window import Running
 
 STREAMLETS_MAX = 1024
-"""So many have a mean of their own; the others are in what all take."""
+"""Maximum number of streamlets with a separate mean; others only count in the figure of all."""
 PARTS = 5
-"""A window of means of streamlets moves on by a fifth of itself."""
+"""The window of streamlets' means moves on in steps of one fifth."""
 
 
 class RunningHop:
@@ -26,28 +26,28 @@ class RunningHop:
 
     @property
     def streamlets(self) -> int:
-        """How many have a mean of their own."""
+        """The number of streamlets with a separate mean."""
         return len(self._means)
 
     def merge(
         self, now_s: float, sample: Sample, of_streamlets: Mapping[int, Sums] | None = None, *, room: int = 0
     ) -> None:
-        """So long took chunks, of streamlets as far as that is told; `room`: for so many more of them."""
+        """Add samples; `of_streamlets`: the sums by streamlet, if known; `room`: for how many more streamlets."""
         self._all.merge(now_s, sample)
         if of_streamlets:
             self._means.add(now_s, of_streamlets, min(STREAMLETS_MAX, len(self._means) + max(0, room)))
 
     def sample(self, now_s: float) -> Sample:
-        """The sample of all streamlets."""
+        """Return the sample of all streamlets."""
         return self._all.sample(now_s)
 
     def worst(self, now_s: float) -> tuple[int, int]:
-        """The highest mean of a streamlet in microseconds, and which one it is of; 0, 0: nothing came."""
+        """Return the highest mean of a streamlet in microseconds, and the streamlet; 0, 0 without samples."""
         us, streamlet_id = max(self._means.all(now_s), default=(0.0, 0))
         return round(us), streamlet_id
 
     def forget_streamlets(self) -> None:
-        """All that is known of them one by one."""
+        """Forget the means of all streamlets."""
         self._means.clear()
 
 
@@ -59,7 +59,7 @@ class Sums(NamedTuple):
 
 
 class _Part:
-    """Sums of one part of a window, by place of a streamlet. Those that came later are not in it."""
+    """The sums in one part of a window, by a streamlet's place. Streamlets that came later have no place in it."""
 
     __slots__ = ("counts", "number", "us")
 
@@ -87,7 +87,7 @@ class _Part:
 
 
 class StreamletMeans:
-    """Means of many streamlets over a window that ends now, in 16 bytes for each part of it; see `Running`."""
+    """Means of many streamlets over a window that ends now, with 16 bytes per streamlet and part; see `Running`."""
 
     def __init__(self, window_s: float) -> None:
         self._part_s = window_s / PARTS
@@ -99,13 +99,13 @@ class StreamletMeans:
         return len(self._places)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all means."""
         self._places.clear()
         self._parts.clear()
         self._merged = None
 
     def add(self, now_s: float, of_streamlets: Mapping[int, Sums], most: int) -> None:
-        """So long took chunks of these; of new ones only while there are fewer than `most`."""
+        """Add the sums of streamlets; new streamlets only while there are fewer than `most`."""
         number = int(now_s / self._part_s)
         self._forget(number)
         if not self._parts or self._parts[-1].number < number:
@@ -120,7 +120,7 @@ class StreamletMeans:
         self._merged = None
 
     def all(self, now_s: float) -> Iterable[tuple[float, int]]:
-        """Each mean that there is, with its streamlet."""
+        """Yield each mean, with its streamlet."""
         self._forget(int(now_s / self._part_s))
         merged = self._sums()
         for streamlet_id, us, count in zip(self._places, merged.us, merged.counts, strict=False):
@@ -135,7 +135,7 @@ class StreamletMeans:
         return self._merged
 
     def _forget(self, number: int) -> None:
-        """Parts that are over, and, as places are needed for others, streamlets that nothing came of since."""
+        """Forget parts before the window, and then the places of streamlets without samples in it."""
         if not self._parts or self._parts[0].number >= number - PARTS:
             return
         while self._parts and self._parts[0].number < number - PARTS:

@@ -1,4 +1,4 @@
-"""Figures of hops as metrics."""
+"""The figures of hops, as metrics."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kera.broker.latency.manager import LatencyManager
 from kera.server.monitoring.sources import Steps
 
 SERIES_MAX = 2000
-"""Two for each hop."""
+"""Maximum number of series; each hop has two."""
 
 
 class HopCollector:
     """Mean and p99 of each hop, of streams with a latency constraint. A `Source` of metrics."""
 
     def __init__(self, manager: LatencyManager, name_of: Callable[[int], str | None]) -> None:
-        """`name_of` a stream; None: this broker has nothing of it."""
+        """`name_of`: returns the name of a stream; None if it is not here."""
         self._manager = manager
         self._name_of = name_of
 
