@@ -1,6 +1,6 @@
 """Receives a streamlet from another broker: makes the handed over state durable here before the streamlet is opened.
 
-``kera.broker.ownership.handover`` says what is recorded, and why.
+``kera.broker.ownership.handover`` describes the records, and their purpose.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class VirtualKey(NamedTuple):
 
 @dataclass(slots=True)
 class ReplicasToRead:
-    """Where a virtual segment can be read, and the segments that need it."""
+    """The replicas of a virtual segment to read, and the segments that need them."""
 
     key: VirtualKey
     number: int

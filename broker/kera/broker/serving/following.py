@@ -62,7 +62,7 @@ class Follower:
             self.mark(self)
 
     def listen(self) -> None:
-        """Have the next event wake it, although its reader has not looked at it."""
+        """Let the next event wake it, although its reader has not looked at it."""
         if self.watched is not None:
             self.watched.sleep(self)
 

@@ -34,7 +34,7 @@ class PendingWrite:
     """
 
     at = 0
-    """Where the next chunk to decide starts."""
+    """Offset of the next chunk to decide."""
     decided = False
     """Whether each chunk has a status."""
     pump = False

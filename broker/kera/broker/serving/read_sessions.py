@@ -74,7 +74,7 @@ class _Session:
         self.kept = kept
         """Whether the session continues after the answer."""
         self.ranges: dict[int, _Range] = {}
-        """By handle."""
+        """The ranges, by handle."""
         self.marked: OrderedDict[_Range, None] = OrderedDict()
         """The ranges whose turn it is, in this order."""
         self.step = 0
