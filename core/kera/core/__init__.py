@@ -1,5 +1,5 @@
-"""The part that clients and daemons share, in floors: ``base``, ``format``, ``rpc``, and what stands on them.
+"""The part that clients and daemons share, in layers: ``base``, ``format``, ``rpc``, and the packages on top of them.
 
-Nothing here decides anything about streams: daemons and clients do. ``kera.core`` imports no other part, and each floor
-only those below it (the contract is in ``pyproject.toml``).
+Decisions about streams are not made here, but by daemons and clients. ``kera.core`` imports no other part, and each
+layer imports only those below it (the contract is in ``pyproject.toml``).
 """

@@ -1,7 +1,4 @@
-"""Addresses: ``host:port`` as text, with an IPv6 host in brackets as in a URL; where a daemon's unix socket is.
-
-And why one cannot be used.
-"""
+"""Addresses: ``host:port`` as text, with an IPv6 host in brackets as in a URL, and why an address cannot be used."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from kera.core.errors import InvalidArgument
 _HOST = re.compile(r"[^\s/@;,\[\]]+")
 PORT_MAX = 65535
 CLOSED_AT_ONCE = "it closes the connection at once; if it speaks TLS, set tls_ca"
-"""To who speaks plainly. A peer that speaks TLS has nothing to say to it."""
+"""The message for a client without TLS: a peer that speaks TLS closes its connection without a reply."""
 _UNKNOWN_AUTHORITY = ("issuer certificate", "self signed", "self-signed")
 _NO_TLS = "it does not speak TLS"
 _NO_SAFE_TLS = "it speaks neither TLS 1.2 nor TLS 1.3"
@@ -41,7 +38,7 @@ _TLS_REASONS = {
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": f"{_NOT_TAKEN}, which has expired",
     "TLSV1_ALERT_DECRYPT_ERROR": f"{_NOT_TAKEN}: another authority than it names has signed it",
 }
-"""By OpenSSL's names."""
+"""The reasons by OpenSSL's names for them."""
 _REFUSALS = frozenset(name for name, text in _TLS_REASONS.items() if "ALERT" in name and "certificate" in text)
 UNIX_PATH_BYTES_MAX = 100
 """The kernel takes 107; a data directory deeper than that gets its socket in the directory for temporary files."""
@@ -53,7 +50,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `address`. Raises `InvalidArgument`."""
+    """Return the host and port of `address`. Raises `InvalidArgument`."""
     host, _, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if bracketed:
@@ -70,7 +67,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether one listens at all addresses with this one, which nobody else can go to."""
+    """Return whether `host` means all addresses of this host: a daemon can listen there, but no peer can connect."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -78,10 +75,10 @@ def is_everywhere(host: str) -> bool:
 
 
 def advertised_address(advertised: str, host: str, port: int) -> str:
-    """Where others reach who listens at `host` and `port`: there, or where `advertised` says.
+    """Return the address at which others reach a daemon that listens at `host` and `port`.
 
-    That is ``host:port``, or a host, with the port that is listened on. Raises `InvalidArgument` when it is neither, or
-    when nobody could go there.
+    `advertised` overrides it: as ``host:port``, or as a host, to which `port` is added. Raises `InvalidArgument` if
+    `advertised` is neither, or if no other host could connect to the result.
     """
     if not advertised:
         address = join_address(host, port)
@@ -99,12 +96,12 @@ def advertised_address(advertised: str, host: str, port: int) -> str:
 
 
 def host_of(advertised: str) -> str:
-    """The host that an advertised address names; empty: none."""
+    """Return the host that an advertised address names; empty: none."""
     return advertised if _is_host(advertised) else split_address(advertised)[0]
 
 
 def _is_host(text: str) -> bool:
-    """A name, or an address without a port."""
+    """Return whether `text` is a name or an address without a port."""
     try:
         ipaddress.ip_address(text.strip("[]"))
     except ValueError:
@@ -113,7 +110,7 @@ def _is_host(text: str) -> bool:
 
 
 def _way_out(address: str) -> str:  # noqa: PLR0911 - one for each mistake
-    """A hint about the mistake in an address, as far as it can be told."""
+    """Return a hint about the mistake in an address, if it is a known one."""
     scheme, separator, rest = address.partition("://")
     if separator:
         return f"; give it without {scheme + separator!r}: {rest.rstrip('/')!r}"
@@ -136,23 +133,23 @@ def _way_out(address: str) -> str:  # noqa: PLR0911 - one for each mistake
 
 
 def refuses_certificate(error: ssl.SSLError) -> bool:
-    """Whether the peer has let this process in not at all: it does not take its certificate, or wants to see one."""
+    """Return whether the peer refused the connection because of this process's certificate, or for lack of one."""
     return error.reason in _REFUSALS
 
 
 def tls_reason(name: str) -> str:
-    """Why a handshake has failed, by OpenSSL's name for it."""
+    """Return why a handshake has failed, by OpenSSL's name for it."""
     return _TLS_REASONS.get(name, f"TLS failed: {name}")
 
 
 def not_taken(why: str) -> str:
-    """The reason why a peer's certificate is not accepted; `why` in the words of a library."""
+    """Return the reason why a peer's certificate is not accepted; `why`: a library's message."""
     asked = "; is its authority in tls_ca?" if any(words in why for words in _UNKNOWN_AUTHORITY) else ""
     return f"its certificate is not accepted: {why}{asked}"
 
 
 def reason_of(error: OSError) -> str:
-    """The reason in the words of the operating system or of TLS; each event loop puts others around them."""
+    """Return the reason in the words of the operating system or of TLS, without what an event loop adds to them."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return not_taken(error.verify_message)
     if isinstance(error, ssl.SSLError):

@@ -1,4 +1,4 @@
-"""One timer for many times: it goes off at the earliest."""
+"""One timer for several times: it fires at the earliest of them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 
 class Alarm:
-    """Calls at the earliest of the times that were set since it last went off; who wants more sets it again."""
+    """Calls `call` at the earliest time that was set since it last fired; later times have to be set again."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
         self._loop = loop
         self._call = call
         self._timer: asyncio.TimerHandle | None = None
         self.at_s = math.inf
-        """When it goes off, on the loop's clock."""
+        """When it fires, on the loop's clock."""
 
     def set(self, at_s: float) -> None:
-        """Go off then, or earlier."""
+        """Fire at `at_s` at the latest."""
         if at_s < self.at_s:
             if self._timer is not None:
                 self._timer.cancel()
@@ -26,7 +26,7 @@ class Alarm:
             self._timer = self._loop.call_at(at_s, self._goes_off)
 
     def stop(self) -> None:
-        """Go off no more; what is set from now on counts."""
+        """Forget the time that was set; it can be set again."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self.at_s = None, math.inf

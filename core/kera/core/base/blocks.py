@@ -1,7 +1,7 @@
-"""Blocks: what files are written in where the page cache is gone around (O_DIRECT).
+"""Blocks: the units in which files are written around the page cache (O_DIRECT).
 
-All addresses, offsets and lengths of such a transfer are multiples of `BLOCK_BYTES`; memory of an `mmap` is by itself.
-Who writes what, and when it is durable, is left to the daemons.
+All addresses, offsets and lengths of such a transfer are multiples of `BLOCK_BYTES`; the memory of an `mmap` is always
+aligned so. The daemons decide what is written, and when it has to be durable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK_BYTES = 4096
 class FileCalls(NamedTuple):
     """The calls of the operating system that change files, and decide what survives a loss of power.
 
-    A simulation puts its own in their place: those of a disk that fails, is full, or forgets what was not synced.
+    A simulation replaces them with those of a disk that fails, is full, or forgets data that was not synced.
     """
 
     open: Callable[..., int] = os.open
@@ -30,7 +30,7 @@ class FileCalls(NamedTuple):
     write: Callable[..., int] = os.pwritev
     truncate: Callable[[int | Path, int], None] = os.truncate
     sync: Callable[[int], None] = os.fdatasync
-    """The content of a file is durable, or the names in a directory."""
+    """Makes the content of a file durable, or the names in a directory."""
     rename: Callable[[Path, Path], None] = os.replace
     remove: Callable[[Path], None] = os.unlink
     lock: Callable[[int, int], None] = fcntl.flock
@@ -50,10 +50,10 @@ def block_ceiling(offset: int) -> int:
 
 
 def direct_flag(directory: Path, calls: FileCalls = FILE_CALLS) -> int:
-    """The flag with which files in `directory`, which exists, are opened to go around the page cache.
+    """Return the flag with which to open files in an existing `directory` so that they bypass the page cache.
 
-    0 where the file system cannot (tmpfs of an older kernel, some overlays): then it is through the page cache. Raises
-    ``OSError`` when no file can be made there.
+    The flag is 0 if the file system does not support that (tmpfs of an older kernel, some overlays): files then go
+    through the page cache. Raises ``OSError`` if no file can be created there.
     """
     probe = directory / ".direct"
     try:
@@ -69,7 +69,7 @@ def direct_flag(directory: Path, calls: FileCalls = FILE_CALLS) -> int:
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """The file that has this name now; None: there is none, or nobody can tell."""
+    """Return the device and inode of the file at `path`; None: it does not exist, or cannot be examined."""
     try:
         status = path.stat()
     except OSError:
@@ -78,7 +78,7 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 
 def sync_directory(path: Path, calls: FileCalls = FILE_CALLS) -> None:
-    """Make names in a directory durable: what was created, renamed and removed there. Raises ``OSError``."""
+    """Make the names in a directory durable: its created, renamed and removed files. Raises ``OSError``."""
     fd = calls.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         calls.sync(fd)

@@ -15,9 +15,9 @@ from kera.core.native import describe as describe_core
 from kera.core.native import native
 
 COMMIT_VARIABLE = "KERA_COMMIT"
-"""Set where who starts a program knows better; else it is what was written down when the package was built."""
+"""Environment variable that overrides the commit that was written down when the package was built."""
 _WRITTEN = Path(__file__).parents[1] / "COMMIT"
-"""Only in a package: hatch_build.py writes it."""
+"""Exists only in a package: hatch_build.py writes it."""
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _SHOWN = 12
 
@@ -27,7 +27,7 @@ class Build(NamedTuple):
 
     version: str
     commit: str
-    """Its first digits; empty where nobody knows."""
+    """Its first digits; empty if unknown."""
     native: bool
     python: str
 

@@ -1,13 +1,14 @@
 """Time, behind a protocol, so that decisions that depend on it can be tested without waiting.
 
-There are three clocks, and each is for something else:
+There are three clocks, each with its own purpose:
 
-* the *wall clock* says when something was, for people and for data. It is set ahead and back while we run, so it never
-  decides how long to wait, when a deadline has passed or whether a lease still holds;
-* the *monotonic* clock measures how long something took. It stands still while the host is suspended. Whoever *gives* a
-  lease or judges others by their silence goes by it: measuring too little time only makes it more patient;
-* the *boot-time* clock goes on while the host is suspended. Whoever *holds* a lease goes by it: a host that wakes up
-  finds its lease run out, as for everybody else it has.
+* the *wall clock* says when something happened, for people and for data. It may be set forward and back while we run,
+  so it never decides how long to wait, when a deadline has passed or whether a lease still holds;
+* the *monotonic* clock measures how long something took. It stands still while the host is suspended. A process that
+  *grants* a lease, or that judges others by their silence, uses this clock: if it measures too little time, it is only
+  more patient;
+* the *boot-time* clock goes on while the host is suspended. A process that *holds* a lease uses this clock: a host that
+  wakes up finds that its lease has expired, as it has for every other process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 
 class ProcessorTime(NamedTuple):
-    """In seconds; only differences mean something."""
+    """Processor time in seconds; only differences are meaningful."""
 
     thread_s: float
     """Processor time of the calling thread, such as that of an event loop."""
@@ -35,7 +36,7 @@ class Clock(Protocol):
     def monotonic_s(self) -> float:
         """Seconds on a clock that never goes back, and stands still while the host is suspended.
 
-        Only differences mean something.
+        Only differences are meaningful.
         """
         ...
 
@@ -44,16 +45,16 @@ class Clock(Protocol):
         ...
 
     def processor_s(self) -> ProcessorTime | None:
-        """Processor time that was taken so far; None where nothing like it is spent, as in a simulation."""
+        """Processor time used so far; None where there is no such thing, as in a simulation."""
         ...
 
 
 _BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux has it; elsewhere the monotonic clock has to do."""
+"""The boot-time clock of Linux; on other systems the monotonic clock."""
 
 
 def boottime_s() -> float:
-    """Seconds on a clock that never goes back, and goes on while the host is suspended; for who holds a lease."""
+    """Seconds on a clock that never goes back, and goes on while the host is suspended; for holders of leases."""
     return time.clock_gettime(_BOOTTIME)
 
 
@@ -78,7 +79,7 @@ class SystemClock:
 
 
 class FakeClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when `advance` or `step` is called."""
 
     def __init__(self, now_us: int = 1_500_000_000_000_000) -> None:
         self._now_us = now_us
@@ -95,7 +96,7 @@ class FakeClock:
         return self._elapsed_us / 1e6
 
     def boottime_s(self) -> float:
-        """See `Clock.boottime_s`. Nobody suspends it."""
+        """See `Clock.boottime_s`. It equals `monotonic_s`, as this clock is never suspended."""
         return self._elapsed_us / 1e6
 
     def processor_s(self) -> ProcessorTime | None:
@@ -107,5 +108,5 @@ class FakeClock:
         self._elapsed_us += round(seconds * 1e6)
 
     def step(self, seconds: float) -> None:
-        """Set the wall clock by so much, ahead or back, as whoever corrects it does; no time passes."""
+        """Set the wall clock forward (or back) by `seconds`, as an administrator does; no time passes."""
         self._now_us += round(seconds * 1e6)

@@ -1,4 +1,4 @@
-"""Closing several things of which none may be left open."""
+"""Closes several resources without leaving any of them open."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["close_all", "is_being_cancelled"]
 
 
 async def close_all(closing: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Call and await each, in their order, whatever becomes of those before; raises the last error.
+    """Call and await each in order, even if an earlier one fails; raises the last error.
 
-    Also when the caller is cancelled meanwhile. `asyncio.gather` would not do: of what it has begun in tasks, those are
-    cancelled that have not had their first turn, and do nothing at all.
+    It does so also if the caller is cancelled meanwhile. `asyncio.gather` would not: it would cancel tasks that have
+    not had their first turn yet, and these would do nothing at all.
     """
     async with contextlib.AsyncExitStack() as stack:
         for close in reversed(list(closing)):
@@ -21,6 +21,6 @@ async def close_all(closing: Iterable[Callable[[], Awaitable[object]]]) -> None:
 
 
 def is_being_cancelled() -> bool:
-    """Whether it is the current task that is cancelled, and not something that it waits for."""
+    """Return whether the current task itself is being cancelled, and not something that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

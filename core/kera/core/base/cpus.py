@@ -1,7 +1,7 @@
-"""CPUs of a host: lists as the kernel writes them (``0-3,8``), which of them belong together, and running on some only.
+"""CPUs of a host: lists as the kernel writes them (``0-3,8``), how they are grouped, and running on some of them only.
 
-What belongs together is what ``/sys/devices/system`` says: the threads of a core, and the CPUs of a NUMA node, which
-have a part of the memory nearer than the others.
+``/sys/devices/system`` says which CPUs belong together: the threads of a core, and the CPUs of a NUMA node, which are
+nearer to one part of the memory than the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?", re.ASCII)
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """The CPUs of a list like ``0-3,8``. Raises `InvalidArgument`, also if there are none in it."""
+    """Return the CPUs of a list like ``0-3,8``. Raises `InvalidArgument`, also if the list is empty."""
     found: set[int] = set()
     for part in text.strip().split(","):
         match = _RANGE.fullmatch(part.strip())
@@ -36,7 +36,7 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
-    """The list of some CPUs."""
+    """Return `cpus` as a list like ``0-3,8``."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and runs[-1][1] == cpu - 1:
@@ -47,12 +47,12 @@ def format_cpus(cpus: Iterable[int]) -> str:
 
 
 def allowed_cpus() -> frozenset[int]:
-    """Those on which this process may run."""
+    """Return the CPUs on which this process may run."""
     return frozenset(os.sched_getaffinity(0))
 
 
 def run_on(cpus: frozenset[int]) -> None:
-    """Have the calling thread, and those that it starts, run on these only. Raises `InvalidArgument`."""
+    """Have the calling thread, and threads that it starts, run only on `cpus`. Raises `InvalidArgument`."""
     try:
         os.sched_setaffinity(0, cpus)
     except (OSError, ValueError) as error:
@@ -64,9 +64,9 @@ def run_on(cpus: frozenset[int]) -> None:
 
 
 def grouped(cpus: frozenset[int], per: Per, system: Path = SYSTEM) -> list[frozenset[int]]:
-    """These CPUs by core or by NUMA node, in the order of their first ones.
+    """Group `cpus` by core or by NUMA node; the groups are in the order of their lowest CPUs.
 
-    A CPU of which the kernel does not say where it belongs is a core of its own, and all such are one node.
+    If the kernel does not say where some CPUs belong, each of them counts as its own core, and all of them as one node.
     """
     lists = (
         (system / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list" for cpu in sorted(cpus))

@@ -1,6 +1,7 @@
-"""Hosts of connections: when there are too many connections, the oldest of the host with the most makes room. Pure.
+"""Hosts of connections: if there are too many connections, the host with the most loses its oldest one. Pure.
 
-So whoever comes in numbers from one host crowds out nobody from another. Of who is known, a host may be the user.
+So many connections from one host do not crowd out those of other hosts. For peers that have authenticated, the "host"
+may be the user.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from kera.core.errors import InvalidArgument
 T = TypeVar("T")
 
 IPV6_HOST_BITS = 64
-"""Bits that the addresses of one host usually share: the owner of one IPv6 address mostly has all with the same
-prefix."""
+"""Bits that the addresses of one host usually share: the owner of one IPv6 address mostly has all addresses with the
+same prefix."""
 
 
 class Crowd(Generic[T]):
-    """A bounded number of things, each of some host."""
+    """A bounded number of items, each of which belongs to a host."""
 
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
         self._hosts: dict[str, dict[T, None]] = {}
-        """By host; the oldest first."""
+        """The items by host, the oldest first."""
         self._host_of: dict[T, str] = {}
 
     def __len__(self) -> int:
@@ -39,7 +40,7 @@ class Crowd(Generic[T]):
         return iter(self._host_of)
 
     def add(self, one: T, host: str) -> T | None:
-        """Take one more; returns who is put out for it, if anybody is. One that is here already stays as it is."""
+        """Add an item; return the item that is removed to make room, if any. Adding it again changes nothing."""
         if one in self._host_of:
             return None
         self._host_of[one] = host
@@ -52,7 +53,7 @@ class Crowd(Generic[T]):
         return oldest
 
     def remove(self, one: T) -> bool:
-        """It is gone; False if it was not here."""
+        """Remove an item; False if it was not here."""
         host = self._host_of.pop(one, None)
         if host is None:
             return False
@@ -64,7 +65,7 @@ class Crowd(Generic[T]):
 
 
 def most_crowded(some: Iterable[T], host_of_one: Callable[[T], str]) -> T:
-    """The oldest item of the host with the most. `some` has at least one, in the order of their age."""
+    """Return the oldest item of the host with the most. `some` has at least one item, the oldest first."""
     hosts: dict[str, list[T]] = {}
     for one in some:
         hosts.setdefault(host_of_one(one), []).append(one)
@@ -72,7 +73,7 @@ def most_crowded(some: Iterable[T], host_of_one: Callable[[T], str]) -> T:
 
 
 def host_of(address: str) -> str:
-    """The host of an address, as frames (``host:port``) or gRPC (``ipv4:host:port``) tell it; of IPv6 its network."""
+    """Return the host of an address (``host:port``, or gRPC's form ``ipv4:host:port``); for IPv6 its network."""
     scheme, _, rest = address.partition(":")
     try:
         host, _ = split_address(unquote(rest) if scheme in {"ipv4", "ipv6"} else address)

@@ -1,5 +1,5 @@
-"""A callback that runs when something is done. It is not a future, since it runs at once, in the code that completes
-the work.
+"""A callback that runs when work is done. It is not a future, since it runs at once, in the code that completes the
+work.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ Done = Callable[[KeraError | None], None]
 
 
 def nothing(error: KeraError | None) -> None:
-    """A `Done` for which nobody waits."""
+    """A `Done` that ignores the result."""
 
 
 def all_done(count: int, done: Done) -> Done:
-    """To be called `count` times: then it calls `done`, with the first error among them; of none, at once."""
+    """Return a `Done` that calls `done` when it was called `count` times, with the first error among them.
+
+    If `count` is 0, `done` is called at once.
+    """
     left = count
     failed: KeraError | None = None
     if not count:

@@ -1,12 +1,12 @@
-"""A child process uses nothing that it has inherited by a fork: it belongs to the parent.
+"""A child process does not use clients and connections that it has inherited by a fork: they belong to the parent.
 
-`Origin` tells a child from the process that made something. `leave_to_parent` has an object told in the child, right
-after the fork: there it refuses further use, and `cut_off` replaces its copy of a connection, over which the child
-would otherwise send, or receive what the parent waits for.
+`Origin` tells a child from the process that created an object. `leave_to_parent` has `forked` called on an object in
+the child, right after the fork: from then on the object refuses to be used, and `cut_off` replaces its copy of a
+connection, over which the child would otherwise send, or receive data that the parent waits for.
 
-A fork in a running event loop shares the loop's epoll with the child. Python ends the loop in the child when an
-exception or `sys.exit` leaves it, and takes the files of the parent's loop out of the epoll with that. So a loop that
-`leave_loop_to_parent` was called with gets an epoll of its own in the child.
+After a fork in a running event loop, the child shares the loop's epoll. When an exception or `sys.exit` leaves the loop
+in the child, Python closes it, and so removes the files of the parent's loop from the epoll. To prevent that, a loop
+that was passed to `leave_loop_to_parent` gets its own epoll in the child.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WAKES = "anon_inode:[eventfd]"
 
 
 def inherited() -> ClosedError:
-    """Why something of its parent's cannot be used in a child."""
+    """Return the error for the use of a parent's object in a child."""
     return ClosedError(
         "this client belongs to the parent of a forked process: start processes with spawn, or create clients in the"
         " process that uses them"
@@ -38,7 +38,7 @@ def inherited() -> ClosedError:
 
 
 class Origin:
-    """The process that has made something."""
+    """The process that created an object."""
 
     __slots__ = ("_pid",)
 
@@ -47,7 +47,7 @@ class Origin:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this one, and not a parent that was forked."""
+        """Whether it is the current process, and not a parent of it."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
@@ -57,10 +57,10 @@ class Origin:
 
 
 class Inherits(Protocol):
-    """An object that has to know that it is in a child process now."""
+    """An object that has to know when it is in a child process."""
 
     def forked(self) -> None:
-        """Called in the child, where no other thread runs; must neither wait nor write to what the parent has."""
+        """Called in the child, where no other thread runs; must not wait, nor write to resources of the parent."""
         ...
 
 
@@ -74,12 +74,12 @@ def leave_to_parent(each: Inherits) -> None:
 
 
 def leave_loop_to_parent(loop: asyncio.AbstractEventLoop) -> None:
-    """Give `loop` an epoll of its own in child processes."""
+    """Give `loop` a separate epoll in child processes."""
     _loops.add(loop)
 
 
 def cut_off(sock: Any) -> None:
-    """In the child: have a copy of a connection lead nowhere. The parent's is as it was."""
+    """In the child: disconnect its copy of a connection. The parent's connection is unchanged."""
     ours, other = socket.socketpair()
     with ours, other, contextlib.suppress(OSError, ValueError):
         os.dup2(ours.fileno(), sock.fileno(), inheritable=False)
@@ -93,7 +93,7 @@ def _after_fork() -> None:
 
 
 def _own_epoll(loop: Any) -> None:
-    """Give the child an epoll of its own that can wake its loop, and that watches nothing of the parent's."""
+    """Give the child a separate epoll that can wake its loop, and that watches no file of the parent's."""
     descriptor = _epoll_of(loop)
     if descriptor is None:
         return
@@ -107,23 +107,23 @@ def _own_epoll(loop: Any) -> None:
         if getattr(loop, "_ssock", None) is not None:  # asyncio's own: a pair of sockets
             receives, sends = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             with receives, sends:
-                os.dup2(receives.fileno(), loop._ssock.fileno(), inheritable=False)  # noqa: SLF001 - nothing else has it
+                os.dup2(receives.fileno(), loop._ssock.fileno(), inheritable=False)  # noqa: SLF001 - no public access
                 os.dup2(sends.fileno(), loop._csock.fileno(), inheritable=False)  # noqa: SLF001 - the same
             fresh.register(loop._ssock.fileno(), select.EPOLLIN)  # noqa: SLF001 - the same
         os.dup2(fresh.fileno(), descriptor, inheritable=False)
 
 
 def _epoll_of(loop: Any) -> int | None:
-    """None: it is closed, or of a kind that is not known."""
+    """Return the descriptor of a loop's epoll; None: the loop is closed, or of an unknown kind."""
     with contextlib.suppress(Exception):
         if hasattr(loop, "_get_backend_id"):  # uvloop
-            return int(loop._get_backend_id())  # noqa: SLF001 - nothing else has it
+            return int(loop._get_backend_id())  # noqa: SLF001 - no public access
         return int(loop._selector.fileno())  # noqa: SLF001 - the same
     return None
 
 
 def _watched(epoll: int) -> list[tuple[int, int]]:
-    """Descriptors and events that an epoll has."""
+    """Return the descriptors that an epoll watches, each with its events."""
     text = Path(f"/proc/self/fdinfo/{epoll}").read_text(encoding="ascii")
     return [(int(number), int(events, 16)) for number, events in _WATCHED.findall(text)]
 

@@ -1,6 +1,6 @@
 """The health of a daemon: whether it can do its work, and if not, why.
 
-A daemon adds a look for each thing that its work needs. Belongs to the daemon's event loop.
+A daemon adds a check for each thing that its work needs. The checks run in the daemon's event loop.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ class State(enum.Enum):
 
     OK = "ok"
     WARNING = "warning"
-    """The daemon does its work, and is ready; somebody should look at this."""
+    """The daemon does its work, and is ready; an operator should look at this."""
     PROBLEM = "problem"
     """The daemon cannot do its work, or not all of it: it is not ready."""
 
 
 class Observation(NamedTuple):
-    """The result of a look."""
+    """The result of a check."""
 
     state: State
     text: str
-    """For people: what is wrong, and what helps; of what is well, as much as one would like to know."""
+    """For people: what is wrong, and what helps; if nothing is wrong, what an operator would like to know."""
 
 
 class Check(NamedTuple):
@@ -44,7 +44,7 @@ class Check(NamedTuple):
 
 
 def well(text: str = "ok") -> Observation:
-    """Nothing is wrong."""
+    """Return an observation that nothing is wrong."""
     return Observation(State.OK, text)
 
 
@@ -73,17 +73,17 @@ class Health:
         self._state = wrong(f"it is starting: {what}")
 
     def started(self) -> None:
-        """It serves."""
+        """Note that the daemon serves now."""
         self._state = well("it serves")
 
     def stopping(self) -> None:
-        """It is about to end."""
+        """Note that the daemon is about to end."""
         self._state = wrong("it is stopping: what it has is handed over to others, and written to disk")
 
     def add(self, name: str, look: Callable[[], Observation]) -> None:
-        """`look` is called whenever somebody asks, and may not take long."""
+        """Add a check: `look` is called for each request for health, and must not take long."""
         self._looks[name] = look
 
     def checks(self) -> list[Check]:
-        """All of them, now."""
+        """Run all checks and return their results."""
         return [Check("state", *self._state), *(Check(name, *look()) for name, look in self._looks.items())]

@@ -1,8 +1,8 @@
-"""How late the event loop is: what a request waits for, before anybody looks at it, because of others.
+"""The lag of the event loop: how long a request waits, because of other work, before its handling begins.
 
-A timer that is due every `PERIOD_S` measures by how much it comes late. Prometheus is told of the worst since it asked
-last; a stop of the loop is seen however seldom it asks. `still_s` may be asked from any thread: a loop that is stuck
-cannot tell of itself.
+A timer that is due every `PERIOD_S` measures how late it fires. Prometheus gets the maximum since its last scrape, so
+it sees a stall of the loop however seldom it scrapes. `still_s` may be read from any thread, since a loop that is stuck
+cannot report that itself.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class LoopLag(Collector):
 
     @property
     def still_s(self) -> float:
-        """For how long the loop has not turned, but for the period."""
+        """How long the loop has been stuck, in seconds: the time since its last turn, less the period."""
         return max(0.0, time.monotonic() - self._turned_s - PERIOD_S)
 
     def take_worst_s(self) -> float:
-        """The worst since this was called last."""
+        """Return the worst lag since the last call."""
         worst_s, self._worst_s = self._worst_s, 0.0
         return worst_s
 
     def close(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         self._timer.cancel()
 
     def _wait(self) -> None:

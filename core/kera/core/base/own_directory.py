@@ -1,8 +1,8 @@
-"""A directory that belongs to one daemon: locked while that runs, and no other daemon's, not even in part.
+"""A directory that belongs to one daemon, which locks it while it runs; no other daemon shares any part of it.
 
-What a directory has in it once a daemon has started there says which kind of daemon that was (`others_in`); the lock
-says whether one runs. Daemons' directories do not lie in each other either: who removes or moves one would take the
-other along, and their disks would be counted twice. Whoever starts second is refused (`take`).
+The files that a daemon leaves in its directory show which kind of daemon has started there (`others_in`); the lock
+shows whether a daemon runs. Directories of daemons must not be nested either: removing or moving the outer one would
+take the inner one along, and disk space would be counted twice. The daemon that starts second is refused (`take`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kera.core.errors import PathNotWritable, StartError
 
 LOCK_NAME = "lock"
 REPLICAS_NAME = "replicas.log"
-"""In each of a backup's ``--log-dirs``, which have no other file, and which it locks."""
+"""The only file in each of a backup's ``--log-dirs``; the backup locks it."""
 TRACES = {
     "coordinator": ("metadata/data.mdb", "metadata.damaged"),
     "broker": ("broker.json", "broker.copy.json", "log/index", "log/segments"),
@@ -27,19 +27,19 @@ TRACES = {
 }
 """Files that exist in a directory once a daemon of a kind has started there."""
 LOG_TRACES = {"broker": ("index", "segments"), "backup": (REPLICAS_NAME,)}
-"""The same for a directory that only has a log."""
+"""The same for a directory that contains only a log."""
 DATA = {"log", "metadata"}
-"""Directories in which a daemon has so many files that nobody looks for others there."""
+"""Directories of a daemon that have too many files to search them for directories of other daemons."""
 LOOKED_AT_MAX = 1_000
-"""How many directories below its own a daemon looks at, the nearest first: a start takes no longer for it."""
+"""How many directories below its own a daemon searches, the nearest first; the bound keeps its start short."""
 
 
 def others_in(path: Path, role: str = "") -> str:
-    """Which other kind of daemon than `role` has something in a directory, in words; empty: none has.
+    """Return which kind of daemon other than `role` has files in a directory, in words; empty: none has.
 
-    Two that have shared one directory before go on with that.
+    Two daemons that already share a directory go on sharing it.
     """
-    # What cannot be looked at is told by who uses it next.
+    # If a file cannot be looked at, its next use reports why.
     found = [kind for kind, names in TRACES.items() if any(os.access(path / name, os.F_OK) for name in names)]
     if not found or role in found:
         return ""
@@ -50,9 +50,9 @@ def others_in(path: Path, role: str = "") -> str:
 
 
 def _refuse_log_of_others(path: Path, role: str) -> None:
-    """Raise `StartError` if a log is that of another kind of daemon, and has nothing of this one's.
+    """Raise `StartError` if a log belongs to another kind of daemon, and has no files of this kind.
 
-    The daemon would begin with an empty log there, and report all that its own log has as lost.
+    The daemon would begin with an empty log there, and report everything in its own log as lost.
     """
     found = [kind for kind, names in LOG_TRACES.items() if any(os.access(path / name, os.F_OK) for name in names)]
     if found and role in LOG_TRACES and role not in found:
@@ -64,10 +64,10 @@ def _refuse_log_of_others(path: Path, role: str) -> None:
 
 
 def lock_id(path: Path) -> str:
-    """Which file a daemon locks that uses a directory (device and inode); empty: no daemon has started there.
+    """Return the identity of a directory's lock file (device and inode); empty: no daemon has started there.
 
-    Only this user can open that file. So a daemon that holds the lock knows that no other one lives that has noted the
-    same id, whatever paths they call their directories by.
+    Only this user can open that file. So a daemon that holds the lock knows that no other running daemon has recorded
+    the same id, by whatever paths the two refer to their directories.
     """
     try:
         status = (path / LOCK_NAME).lstat()
@@ -77,16 +77,16 @@ def lock_id(path: Path) -> str:
 
 
 def take(path: Path, role: str, *, besides: Collection[Path] = (), in_use: type[StartError] = StartError) -> int:
-    """Make the directory, if need be, and lock it: returns the lock, a descriptor that holds it until it is closed.
+    """Create the directory, if need be, and lock it; return a descriptor that holds the lock until it is closed.
 
     `besides`: other directories of the same daemon, which may lie in each other and in this one, and are not locked.
 
-    Raises `PathNotWritable`; `in_use` when another process has the lock; `StartError` when another kind of daemon has
-    something there, or one of the directories lies in another daemon's, or has one in it.
+    Raises `PathNotWritable`; `in_use` if another process has the lock; `StartError` if another kind of daemon has files
+    there, or if one of the directories lies in another daemon's directory or contains one.
     """
     directories = {_real(each): "--log-dirs" for each in besides} | {_real(path): "--data-dir"}
     own = {*directories, _real(path) / "log"}
-    for each, flag in directories.items():  # before anything is made in what is another's
+    for each, flag in directories.items():  # before anything is created in a directory of another daemon
         _refuse_around(each, own, flag)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -103,9 +103,10 @@ def take(path: Path, role: str, *, besides: Collection[Path] = (), in_use: type[
                 " choose another --data-dir",
                 path=str(path),
             )
-        if not besides:  # else a backup's replicas are there, and not here
+        if not besides:  # otherwise the replicas of a backup are in those, and not here
             _refuse_log_of_others(path / "log", role)
-        for each, flag in directories.items():  # once more, as of two that start now one at least has its lock by now
+        # Once more: of two daemons that start at the same time, at least one has its lock by now.
+        for each, flag in directories.items():
             _refuse_around(each, own, flag)
             _refuse_below(each, own, flag)
             _refuse_log_of_others(each, role)
@@ -126,23 +127,23 @@ def _lock(path: Path, lock: int, role: str, in_use: type[StartError]) -> None:
         holder = _holder(lock)
         who = f"{'another' if holder.startswith(f'{role} ') else 'a'} {holder}" if holder else "another process"
         raise in_use(f"{who} uses data directory {path}; choose another --data-dir", path=str(path)) from error
-    with contextlib.suppress(OSError):  # for messages; a full disk is told where it matters
+    with contextlib.suppress(OSError):  # only messages use it; a full disk is reported where it matters
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{role} {os.getpid()}\n".encode(), 0)
 
 
 def _holder(lock: int) -> str:
-    """The holder of a lock, as written in it: ``broker (process 7)``; empty: unknown."""
+    """Return the holder of a lock, as written in its file: ``broker (process 7)``; empty: unknown."""
     with contextlib.suppress(OSError, ValueError):
         role, _, process = os.pread(lock, 40, 0).decode("ascii").strip().rpartition(" ")
-        # Else it was killed, and somebody else has it.
+        # If that process does not exist, it was killed, and another process holds the lock.
         if role in TRACES and process.isdecimal() and Path("/proc", process).exists():
             return f"{role} (process {process})"
     return ""
 
 
 def _real(path: Path) -> Path:
-    """Without symbolic links, as far as it can be followed."""
+    """Return `path` with its symbolic links resolved, as far as possible."""
     return Path(os.path.realpath(path))
 
 
@@ -150,17 +151,17 @@ def _real(path: Path) -> Path:
 
 
 def _refuse_around(path: Path, own: Collection[Path], flag: str) -> None:
-    """Raise `StartError` if a directory lies in another daemon's; `own` are the same daemon's."""
+    """Raise `StartError` if `path` lies in another daemon's directory; `own`: the directories of this daemon."""
     for outer in path.parents:
         if outer not in own and (user := _user_of(outer) or _owner_of(outer)):
             raise _nested(path, outer, user, flag, f"{path} lies in it")
 
 
 def _refuse_below(path: Path, own: Collection[Path], flag: str) -> None:
-    """Raise `StartError` if another daemon's directory lies in one.
+    """Raise `StartError` if another daemon's directory lies in `path`.
 
-    What nobody uses counts only if no daemon has started here yet. Later somebody may have put a copy there, which is
-    no reason not to start: if it is started, that is refused.
+    A directory that no process uses counts only if no daemon has started in `path` yet. Later it may be a copy that an
+    operator has put there, which is no reason not to start: a daemon that is started on the copy is refused instead.
     """
     is_new = not others_in(path)
     for inner in _below(path):
@@ -178,7 +179,7 @@ def _nested(here: Path, other: Path, user: str, flag: str, how: str) -> StartErr
 
 
 def _below(path: Path) -> Iterator[Path]:
-    """Directories below, the nearest first, without what is in a daemon's own data."""
+    """Yield the directories below `path`, the nearest first, but none inside the data of a daemon."""
     waiting, left = deque([path]), LOOKED_AT_MAX
     while waiting and left:
         left -= 1
@@ -191,16 +192,16 @@ def _below(path: Path) -> Iterator[Path]:
 
 
 def _owner_of(path: Path) -> str:
-    """The owner of the data in a directory, in words; empty: none.
+    """Return the owner of the data in a directory, in words; empty: none.
 
-    Others, too, have directories that are called ``log`` and ``metadata``, but nobody that runs there has no lock. What
-    is left of a disk of replicas is nobody's, as a backup may have had it before.
+    Other programs, too, have directories called ``log`` and ``metadata``, so only a directory with a lock file counts.
+    A directory that has replicas but no lock file has no owner: a backup may have used it before.
     """
     return others_in(path) if os.access(path / LOCK_NAME, os.F_OK) else ""
 
 
 def _user_of(path: Path) -> str:
-    """Which process uses a directory, in words; empty: none, as far as can be seen."""
+    """Return which process uses a directory, in words; empty: none, as far as can be seen."""
     for name in (LOCK_NAME, REPLICAS_NAME):
         with contextlib.suppress(OSError):
             lock = os.open(path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -2,7 +2,7 @@
 
 Anybody can put a file, a link or a pipe there under a name that we look for. `open_own` opens a regular file that only
 this user could have made and that no other user can open. It never follows a link and never waits for the other end of
-a pipe. What to do with a file that it refuses is left to the caller.
+a pipe. The caller decides what to do about a file that it refuses.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _KINDS = {
 
 
 def why_not_own(status: os.stat_result, kind: int = stat.S_IFREG, user: int | None = None) -> str:
-    """Why something cannot be trusted to be this user's own; empty if it can.
+    """Return why a file cannot be trusted to be this user's own; empty if it can.
 
-    `kind`: what it must be, such as ``S_IFREG``. `user`: another user, whose own it must be instead.
+    `kind`: the type that it must have, such as ``S_IFREG``. `user`: another user, who must own it instead.
     """
     found = stat.S_IFMT(status.st_mode)
     if found != kind:
@@ -38,11 +38,11 @@ def why_not_own(status: os.stat_result, kind: int = stat.S_IFREG, user: int | No
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY, *, user: int | None = None) -> int:
-    """Open a regular file that is this user's own, or that of another `user`; returns its descriptor.
+    """Open a regular file that is this user's own, or another `user`'s own, and return its descriptor.
 
     Raises `OSError`: `PermissionError`, with the reason in words, if it is anything else.
     """
-    _refuse(path, path.lstat(), user=user)  # first, as opening a device or a pipe has effects of its own
+    _refuse(path, path.lstat(), user=user)  # before opening it, as opening a device or a pipe has side effects
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _refuse(path, os.fstat(fd), user=user)

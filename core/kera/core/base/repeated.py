@@ -1,8 +1,8 @@
-"""Logs an error that lasts without a line for each time that it is tried again.
+"""Logs an error that lasts without a line for each retry.
 
-Promises: the first time is logged at once, then at most one line in `INTERVAL_S`, with how many `times` it was seen
-since the line before and for how long; and one line when it is over. An error that comes and goes has no more lines
-than one that lasts. What never began is never over. Left to the caller: one object for each condition.
+It logs the first occurrence at once, then at most one line per `INTERVAL_S` (with the number of `times` it was seen
+since the previous line, and for how long), and one line when the error is over, if it was logged before. An error that
+comes and goes causes no more lines than one that lasts. The caller keeps one object for each condition.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Repeated:
         self._log = log
         self._clock = clock or SystemClock()
         self._since_s: float | None = None
-        """When it began; None: it does not go on."""
+        """When the condition began; None: it does not hold."""
         self._logged = False
-        """Since then there was a line."""
+        """Whether a line was logged since then."""
         self._next_s = float("-inf")
-        """When there may be another one."""
+        """When the next line may be logged."""
         self._times = 0
-        """Seen since the last line."""
+        """Occurrences since the last line."""
 
     def goes_on(self, event: str, *, level: str = "warning", **attributes: Any) -> None:
-        """It has been seen once more; `event` says what."""
+        """Note that the condition was seen once more; `event` describes it."""
         now_s = self._clock.monotonic_s()
         if self._since_s is None:
             self._since_s = now_s
@@ -43,7 +43,7 @@ class Repeated:
         getattr(self._log, level)(event, **attributes)
 
     def over(self, event: str, **attributes: Any) -> bool:
-        """It has not been seen this time; `event` says so, if it was logged before. Returns whether it was."""
+        """Note that the condition is over; log `event` if it was logged before. Return whether it was logged."""
         since_s, self._since_s = self._since_s, None
         logged, self._logged = self._logged, False
         if since_s is not None and logged:

@@ -38,13 +38,13 @@ SECTIONS = (
     "group_consumer",
     "producer",
 )
-"""Tables that a settings file may have. A part looks at its own only, and must know others' from misspelt ones."""
+"""Tables that a settings file may have. A part reads only its own, and must tell those of others from misspelt ones."""
 
 FORMER_SECTIONS = {"group_consumer": "group"}
-"""Former names of sections: a setting in one of these is refused, with the section's name of today."""
+"""Former names of sections: a table or variable with one of these is refused; the error names the present section."""
 
 HIDDEN_VALUE = "hidden_value"
-"""Type of a `PydanticCustomError` about a value that is not to be shown: there may be a secret in it."""
+"""Type of a `PydanticCustomError` about a value that must not be shown, as it may contain a secret."""
 
 _config_file: contextvars.ContextVar[Path | None] = contextvars.ContextVar("kera_config_file", default=None)
 
@@ -123,20 +123,20 @@ class KeraSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources of settings, strongest first."""
-        del dotenv_settings, file_secret_settings  # two more places to look in would be two more to forget
+        del dotenv_settings, file_secret_settings  # more places to set things are more places to forget
         return init_settings, env_settings, _TomlSection(settings_cls)
 
     @classmethod
     def fields(cls) -> dict[str, FieldInfo]:
-        """Its own, then those that it has in common with others, the nearest first: as people read them."""
+        """Return its own fields, then inherited ones, those of the nearest base class first, for people to read."""
         names = [name for each in cls.__mro__ for name in inspect.get_annotations(each)]
         return {name: cls.model_fields[name] for name in names if name in cls.model_fields}
 
     @classmethod
     def load(cls, config_file: Path | None = None, **flags: Any) -> Self:
-        """Settings from all sources; `flags` that are None count as not given.
+        """Return the settings from all sources; `flags` that are None count as not given.
 
-        Raises `InvalidSettings` that lists each wrong setting.
+        Raises `InvalidSettings`, which lists each wrong setting.
         """
         variable = os.environ.get(CONFIG_FILE_VARIABLE)
         token = _config_file.set(config_file or (Path(variable) if variable else None))
@@ -149,7 +149,7 @@ class KeraSettings(BaseSettings):
                 given = [name for name, value in flags.items() if value is not None]
                 problems += [cls._problem(item, given) for item in error.errors()]
                 raise cls._invalid(problems) from error
-            except SettingsError as error:  # a variable that should be JSON and is none
+            except SettingsError as error:  # a variable that should be JSON and is not
                 raise cls._invalid([*problems, str(error)]) from error
         finally:
             _config_file.reset(token)
@@ -159,7 +159,7 @@ class KeraSettings(BaseSettings):
 
     @classmethod
     def _unknown_variables(cls) -> list[str]:
-        """Environment variables of this section without a field. pydantic never looks at them, and so never errs."""
+        """Return environment variables of this section that match no field; pydantic does not report them."""
         prefix = f"KERA_{FORMER_SECTIONS.get(cls.section, cls.section)}_".upper()
         known = {f"KERA_{cls.section}_{name}".upper() for name in cls.model_fields}
         return sorted(
@@ -169,7 +169,7 @@ class KeraSettings(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Python has True for 1, which nobody means where a number belongs."""
+        """Refuse true and false where a number belongs: Python would take True for 1, which is never meant."""
         field = cls.model_fields.get(info.field_name or "")
         if isinstance(value, bool) and field is not None and not _takes_flags(field.annotation):
             raise PydanticCustomError("no_number", "true and false are not allowed")
@@ -178,7 +178,7 @@ class KeraSettings(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _no_empty_path(cls, value: Any, info: ValidationInfo) -> Any:
-        """Python takes it for the directory that the process happens to be started in, which nobody means."""
+        """Refuse an empty path: Python would take it for the current directory, which is never meant."""
         field = cls.model_fields.get(info.field_name or "")
         is_empty = "" in (value if isinstance(value, list | tuple) else [value])
         if is_empty and field is not None and _takes_paths(field.annotation):
@@ -200,7 +200,7 @@ class KeraSettings(BaseSettings):
 
     @classmethod
     def _source(cls, name: str) -> str:
-        """Where the value of a field comes from that is wrong and was not given: so that it can be found."""
+        """Return where the wrong value of a field that is not a flag comes from, so that it can be found."""
         variable = f"{cls.model_config.get('env_prefix', '')}{name}".upper()
         if any(each.upper() == variable for each in os.environ):
             return f" in {variable}"

@@ -1,19 +1,19 @@
 """Imports gRPC so that it writes nothing to standard error, and leaves child processes alone.
 
-Its core logs lost connections and forks to standard error, into the terminal of whoever uses a client. Errors say it
-better. Its handlers of forks start threads in the child on what is the parent's; some children crashed of that. A child
-whose parent has an open channel does not use gRPC at all (`kera.core.rpc.grpc_forks`).
+gRPC's core logs lost connections and forks to standard error, into the terminal of the user of a client. Our errors say
+it better. Its fork handlers start threads in the child that work on the parent's state; some children crashed because
+of that. A child whose parent has an open channel does not use gRPC at all (`kera.core.rpc.grpc_forks`).
 
-gRPC reads its variables when it is imported, so they are set only meanwhile: other processes have the environment as it
-was. A variable that is set already counts, and a program that has imported gRPC before keeps its choice. So do daemons,
-which import it first and put its words into their log (`kera.core.rpc.grpc_words`).
+gRPC reads its variables when it is imported, so they are set only during the import: other processes get an unchanged
+environment. A variable that is already set has precedence, and a program that has imported gRPC before keeps its
+choice. So do daemons, which import it first and put its output into their log (`kera.core.rpc.grpc_words`).
 """
 
 import os
 import sys
 
 VERBOSITY = "GRPC_VERBOSITY"
-"""The environment variable by which people who look for a defect ask for more."""
+"""The environment variable with which people who look for a defect turn on gRPC's logs."""
 _CHOICES = {VERBOSITY: "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 
 if "grpc" not in sys.modules:

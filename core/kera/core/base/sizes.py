@@ -18,7 +18,7 @@ _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,12})?)\s*([a-z]*)")
 
 
 def size_bytes(text: str) -> int | None:
-    """Bytes in `text`: a number, and one of `UNITS` if any; a fraction of a byte is cut off. None: it is not a size."""
+    """Return the bytes in `text`, a number with an optional unit (`UNITS`); cuts off a fraction. None: not a size."""
     found = _SIZE.fullmatch(text.replace("_", "").strip().lower())
     if found is None or found[2] not in _UNITS_BYTES:
         return None
@@ -35,7 +35,7 @@ def exact_size(number: int) -> str:
 
 
 def format_size(number: float) -> str:
-    """`number` of bytes for people: ``8 MiB``, ``1.5 GiB``, ``512 B``."""
+    """`number` bytes for people: ``8 MiB``, ``1.5 GiB``, ``512 B``."""
     value, unit = float(number), 0
     while abs(value) >= 1024 and unit < len(_SHOWN) - 1:
         value /= 1024

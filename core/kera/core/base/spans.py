@@ -11,7 +11,7 @@ _SPAN = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-z]+)")
 
 
 def span_ms(text: str) -> float | None:
-    """Milliseconds in `text`, a number with one of `UNITS`, which may be less than one; None: it is not a span."""
+    """Return the milliseconds in `text`, a number with one of `UNITS`, possibly less than one; None: not a span."""
     found = _SPAN.fullmatch(text.strip().lower())
     if found is None or found[2] not in _UNITS_MS:
         return None
@@ -39,5 +39,5 @@ def format_span(seconds: float) -> str:
 
 
 def format_ms(milliseconds: float) -> str:
-    """The same of milliseconds."""
+    """Return a span of milliseconds as `format_span` writes it."""
     return format_span(milliseconds / 1000)

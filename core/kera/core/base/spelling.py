@@ -1,6 +1,6 @@
 """The most likely meaning of a misspelt name, for error messages, and nouns with their numbers.
 
-Promises of the first: the answer is one of the names, or nothing at all; a guess that is far off is worse than none.
+The suggestion is always one of the known names, or there is none: a guess that is far off is worse than no guess.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ CUTOFF = 0.6
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that is most like `name`, whatever the case; None: none is."""
+    """Return the name in `known` that is most like `name`, whatever the case; None: none is close enough."""
     by_folded = {each.casefold(): each for each in known}
     found = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=CUTOFF)
     return by_folded[found[0]] if found else None
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?``, or which there are."""
+    """Return ``; did you mean 'x'?``, or a list of the known names."""
     names = sorted(known)
     meant = closest(name, names)
     if meant is not None:

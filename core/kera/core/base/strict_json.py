@@ -1,4 +1,4 @@
-"""JSON of whoever sends it: one meaning only, and nothing that ends who reads it."""
+"""Parses JSON from untrusted senders: it accepts only unambiguous documents, and no document can crash the reader."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NAME_CHARS_SHOWN = 100
 
 
 def parsed_object(data: bytes) -> dict[str, Any]:
-    """The object that `data` is.
+    """Parse `data` as a JSON object.
 
-    Raises `ValueError` for everything else, such as an object that has a name twice: of that, readers take one or the
-    other, and what was checked would not be what is used.
+    Raises `ValueError` for everything else, such as an object with the same name twice: readers take one value or the
+    other, so the value that is used might not be the one that was checked.
     """
     try:
         document = json.loads(data.decode(), object_pairs_hook=unique_names, parse_constant=_no_number)
@@ -24,18 +24,18 @@ def parsed_object(data: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ValueError("it is not text") from None
     if not isinstance(document, dict):
-        raise ValueError("it is not an object")  # noqa: TRY004 - one error for all that it may be instead
+        raise ValueError("it is not an object")  # noqa: TRY004 - one error for every wrong document
     return document
 
 
 def shown(value: object) -> str:
-    """A value that a peer has sent, for a message: bounded, and without control characters."""
+    """Return a value that a peer has sent for use in a message: bounded, and without control characters."""
     text = repr(value)
     return text if len(text) <= NAME_CHARS_SHOWN else f"{text[:NAME_CHARS_SHOWN]}…"
 
 
 def unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """The object with these members, for ``object_pairs_hook`` of `json`. Raises `ValueError` if a name repeats."""
+    """Build an object of `pairs`, as an ``object_pairs_hook`` of `json`. Raises `ValueError` if a name repeats."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()

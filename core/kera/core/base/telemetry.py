@@ -1,6 +1,6 @@
 """Logs: structlog to standard error.
 
-Libraries only call `get_logger`; how they log is for the consumer group to configure, by structlog. Daemons call
+Libraries only call `get_logger`; the application configures structlog if it wants other output. Daemons call
 `configure_logging` once, at their start.
 """
 
@@ -19,11 +19,11 @@ __all__ = ["configure_logging", "get_logger"]
 
 
 def _to_standard_error(*_: object) -> structlog.PrintLogger:
-    return structlog.PrintLogger(sys.stderr)  # as it is now: tests and consumer groups exchange it
+    return structlog.PrintLogger(sys.stderr)  # looked up at each call, as tests and applications replace it
 
 
 if not structlog.is_configured():
-    # Else structlog would write to standard output until somebody configures it, and that is the application's own.
+    # Unconfigured, structlog would write to standard output, which belongs to the application.
     structlog.configure(logger_factory=_to_standard_error)
 
 
@@ -33,7 +33,7 @@ def get_logger(name: str) -> Any:
 
 
 def _write_traceback(output: TextIO, exc_info: Any) -> None:
-    """A traceback as it is shown on a terminal.
+    """Write a traceback for a terminal to `output`.
 
     structlog's own formatter shows the local variables of each frame, and with them passwords and tokens. The message
     of an error may repeat what a peer has sent, so characters that would control the terminal are escaped.
@@ -50,7 +50,8 @@ def _printable(text: str) -> str:
 def configure_logging(level: str = "info", **context: Any) -> None:
     """Log to standard error from `level` up: readable lines on a terminal, JSON lines elsewhere.
 
-    `context` is in every line (daemon, broker_id), also of threads. Raises `StartError` when there is no such level.
+    Every line includes `context` (daemon, broker_id), also lines of threads. Raises `StartError` if the level is
+    unknown.
     """
     threshold = logging.getLevelNamesMapping().get(level.upper())
     if threshold is None:

@@ -1,16 +1,18 @@
-"""Long requests in slices: the loop serves everybody else between two of them.
+"""Long requests in time slices: the event loop serves everything else between two slices.
 
-A request that takes long is written as a generator which yields wherever it may be interrupted, and `Turns.run` drives
-it. Promises:
+A long request is written as a generator that yields wherever it may be interrupted, and `Turns.run` drives it.
+Promises:
 
-* Of all requests that are run here, one slice of about `SLICE_S` is done in a round of the loop, however many there
-  are; so what others wait for is one slice, and not one of each.
-* Requesters (connections) take turns. Who sends many requests gets no more slices than who sends a single one.
-* Whose turn has taken much longer than a slice, as a step that cannot be interrupted may, gets the next one only after
-  as long a rest: what others ask for takes several rounds of the loop, and would wait for such a step in each of them.
+* In each round of the loop, one slice of about `SLICE_S` is run for all these requests together, however many there
+  are. So other work waits for one slice, and not for one slice of each request.
+* Requesters (connections) take turns. A requester that sends many requests gets no more slices than one that sends a
+  single request.
+* A requester whose turn took much longer than a slice, because a step could not be interrupted, has to rest for as long
+  before its next turn. Otherwise other requests, which take several rounds of the loop, would wait for such a step in
+  each round.
 
-What was looked up before a ``yield`` may not hold after it: a generator looks things up again. How long one step takes
-is its own business; a step that cannot be interrupted may exceed the slice.
+State that a generator looked up before a ``yield`` may have changed after it, so the generator looks it up again. A
+single step is not limited: a step that cannot be interrupted may exceed the slice.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SLICE_S = 0.00025
-"""After which a request lets others go on. What these ask for takes several rounds of the loop, each with a slice."""
+"""How long a request runs before it lets others go on. These take several rounds of the loop, each with a slice."""
 LONG_SLICES = 2
-"""A turn that takes longer than so many is followed by a rest."""
+"""A turn that takes longer than this many slices is followed by a rest."""
 REST_S_MAX = 0.1
 
 
@@ -41,24 +43,24 @@ def at_once(steps: Generator[None, None, T]) -> T:
 
 
 class Turns:
-    """Belongs to one event loop."""
+    """The turns of all requesters; belongs to one event loop."""
 
     def __init__(self, slice_s: float = SLICE_S, *, now: Callable[[], float] | None = None) -> None:
         """`now`: a clock of seconds; by default the loop's."""
         self._slice_s = slice_s
         self._now = now
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """By requester; the first one is next."""
+        """Waiting requests by requester; the first requester is next."""
         self._handle: asyncio.Handle | None = None
         """The handle of the next turn."""
         self._paused = False
-        """All who wait rest."""
+        """Whether all waiting requesters are resting."""
         self._last: tuple[Hashable, float] | None = None
         """The requester that had the last turn, and when."""
         self._resting: dict[Hashable, float] = {}
-        """Until when they rest."""
+        """Requesters that are resting, each with the end of its rest."""
         self.slices = 0
-        """That were given since the start."""
+        """The number of slices given since the start."""
 
     async def run(self, steps: Generator[None, None, T], requester: Hashable) -> T:
         """When it is the requester's turn, drive `steps` to their end, and return what they return."""
@@ -69,11 +71,11 @@ class Turns:
             steps.close()
 
     def pace(self, requester: Hashable) -> TimeSlices:
-        """For work that awaits something now and then, and may not do so for long."""
+        """Return time slices for work that awaits something now and then, but not for long."""
         return TimeSlices(self, requester, self._slice_s)
 
     def turn(self, requester: Hashable) -> asyncio.Future[None]:
-        """Done when it is the requester's turn."""
+        """Return a future that is done when it is the requester's turn."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.setdefault(requester, deque()).append(turn)
@@ -88,7 +90,7 @@ class Turns:
         self._handle = loop.call_later(delay_s, self._give, loop) if self._paused else loop.call_soon(self._give, loop)
 
     def _give(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One turn, and the next one in the loop's next round."""
+        """Give one turn now, and schedule the next one for the loop's next round."""
         self._handle = None
         now_s = self._now() if self._now is not None else loop.time()
         self._note_rests(now_s)
@@ -97,13 +99,13 @@ class Turns:
             turn = queue.popleft()
             if queue:
                 self._waiting[requester] = queue  # behind all the others
-            if not turn.done():  # it is, if its connection is gone
+            if not turn.done():  # it is done if its connection is gone
                 self.slices += 1
                 self._last = requester, now_s
                 turn.set_result(None)
                 break
         if self._last is not None:
-            self._schedule(loop, 0.0)  # also if nobody waits: how long the turn takes is seen then
+            self._schedule(loop, 0.0)  # also if no requester waits: the next round sees how long the turn took
         elif self._waiting:
             self._schedule(loop, min(self._resting[each] for each in self._waiting) - now_s)
 
@@ -115,12 +117,12 @@ class Turns:
             self._resting[last[0]] = now_s + min(now_s - last[1], REST_S_MAX)
 
     def _next(self) -> Hashable | None:
-        """The requester whose turn it is."""
+        """Return the requester whose turn it is."""
         return next((each for each in self._waiting if each not in self._resting), None)
 
 
 class Share:
-    """A slice of work that is done at once for a requester; after it, the rest waits for the requester's turn."""
+    """A slice of work that is done for a requester at once; further work waits for the requester's turn."""
 
     def __init__(
         self,
@@ -133,21 +135,21 @@ class Share:
     ) -> None:
         """`rested` is called when it is the requester's turn again."""
         self.resting = False
-        """It waits for its turn."""
+        """Whether the requester waits for its turn."""
         self.begin = now_s
-        """Something is about to be done; to be given to `end`."""
+        """Called when work begins; its result is passed to `end`."""
         self._turns = turns
         self._requester = requester
         self._slice_s = slice_s
         self._rested = rested
         self._spent_s = 0.0
-        """Since the requester's last turn, or since others have had as long."""
+        """Time spent since the requester's last turn, or since others have had as much time."""
         self._ended_s = 0.0
 
     def end(self, begun_s: float) -> bool:
-        """It is done; whether the requester has to wait now."""
+        """Note that the work that began at `begun_s` is done; return whether the requester has to wait now."""
         if begun_s - self._ended_s >= self._spent_s:
-            self._spent_s = 0.0  # others have had as long
+            self._spent_s = 0.0  # others have had as much time
         self._ended_s = self.begin()
         self._spent_s += self._ended_s - begun_s
         if self._spent_s > self._slice_s:
@@ -163,7 +165,7 @@ class Share:
 
 
 class TimeSlices:
-    """Gives way to others when a slice is used up: call `step` before each part of the work."""
+    """Lets other requesters go first when a slice is used up: call `step` before each part of the work."""
 
     def __init__(self, turns: Turns, requester: Hashable, slice_s: float) -> None:
         self._turns = turns
@@ -187,7 +189,7 @@ class TimeSlices:
             steps.close()
 
     async def step(self) -> None:
-        """Go on at once, or when it is the requester's turn again."""
+        """Return at once while the slice lasts; after it, wait for the requester's next turn."""
         if self._now_s() >= self._until_s:
             await self._turns.turn(self._requester)
             self._until_s = self._now_s() + self._slice_s
