@@ -1,5 +1,5 @@
-"""The format of what is stored and sent: chunks, their headers and checksums, payloads, schemas, punctuations.
+"""The format of stored and sent data: chunks, their headers and checksums, payloads, schemas, punctuations.
 
-Pure functions on bytes and Arrow arrays. What is done in C has its twin here (`kera.core.native`). Nothing here opens a
-file or a connection.
+Pure functions on bytes and Arrow arrays. Functions that also exist in C have their twins in Python here
+(`kera.core.native`). No module here opens a file or a connection.
 """

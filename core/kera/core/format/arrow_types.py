@@ -1,6 +1,6 @@
 """Arrow types by their names, as Arrow's schemas print them: ``float64``, ``timestamp[us, UTC]``, ``list<string>``.
 
-And batches of no rows of any of them.
+Also empty batches with columns of any type.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import pyarrow as pa
 
 COMMON = ("string", "int64", "int32", "float64", "bool", "timestamp[us, UTC]", "date32", "binary", "list<string>")
-"""Names to offer to somebody who chooses."""
+"""Names to offer to users who choose a type."""
 NAME_LENGTH_MAX = 256
 _ZONED = re.compile(r"timestamp\[(s|ms|us|ns),\s*(?:tz=)?([^\]]+)\]")
 _LIST = re.compile(r"list<(?:item:\s*)?(.+)>")
@@ -18,7 +18,7 @@ _DECIMAL = re.compile(r"decimal(?:128)?\((\d{1,3}),\s*(\d{1,3})\)")
 
 
 def arrow_type(text: str) -> pa.DataType | None:
-    """The type that `text` names; None: Arrow has none of that name."""
+    """Return the type that `text` names; None: Arrow has no type of that name."""
     if len(text) > NAME_LENGTH_MAX:
         return None
     if match := _LIST.fullmatch(text):
@@ -35,7 +35,7 @@ def arrow_type(text: str) -> pa.DataType | None:
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of no rows, also of unions and runs, of which pyarrow makes no array from values."""
+    """Return a batch without rows, also with unions and runs, of which pyarrow cannot make arrays from values."""
     return pa.RecordBatch.from_arrays([_empty(kind) for kind in schema.types], schema=schema)
 
 

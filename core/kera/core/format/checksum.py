@@ -1,4 +1,4 @@
-"""The checksum of all that KerA writes and sends: CRC-32C (Castagnoli)."""
+"""The checksum of all data that KerA writes and sends: CRC-32C (Castagnoli)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from kera.core.native import accelerated
 __all__ = ["crc32c", "crc32c_each"]
 
 crc32c = accelerated()(_crc32c)
-"""``crc32c(data, value=0)``: of `data` behind what has the checksum `value`."""
+"""``crc32c(data, value=0)``: the checksum of `data` that follows bytes with the checksum `value`."""
 
 
 @accelerated()
 def crc32c_each(data: bytes | memoryview, offsets: array[int] | npt.NDArray[np.int32]) -> bytes:
-    """The checksum of each piece of `data` from one of `offsets` (32 bits, ascending) to the next, as numbers of 32
-    bits.
-    """
+    """Return the checksum of each piece of `data` between consecutive `offsets` (32 bits, ascending), 32 bits each."""
     bounds = np.asarray(offsets).tolist()
     if bounds and not 0 <= bounds[0] <= bounds[-1] <= len(data):
         raise ValueError("offsets beyond the data")

@@ -1,7 +1,7 @@
 """The chunk: the unit in which records are written, replicated, stored, pushed and read.
 
-A chunk is framed and checksummed once, by the producer, and then moved as opaque bytes. It says itself where it
-belongs, so that groups can be rebuilt from any pile of chunks. Little-endian:
+A chunk is framed and checksummed once, by the producer, and then moved as opaque bytes. Its header says where it
+belongs, so that groups can be rebuilt from any set of chunks. Little-endian:
 
     0        4  5  6        8             12            16                          24            28
     ┌────────┬──┬──┬────────┬─────────────┬─────────────┬───────────────────────────┬─────────────┬────────────┐
@@ -22,13 +22,13 @@ belongs, so that groups can be rebuilt from any pile of chunks. Little-endian:
 
 Promises:
 
-* `payload_crc32c` covers the payload *with* its padding, `header_crc32c` bytes 0..83, `placement_crc32c` bytes 88..123;
-  before the broker places a chunk, bytes 88..127 are all zero, and nothing else passes. So any flipped bit is detected.
+* `payload_crc32c` covers the payload *with* its padding, `header_crc32c` bytes 0..83, `placement_crc32c` bytes 88..123.
+  Before the broker places a chunk, bytes 88..127 must all be zero. So any flipped bit is detected.
 * A chunk's length is a multiple of 64, and so every chunk and every payload in a segment is 64-byte aligned if the
   segment is; within a payload, Arrow aligns its buffers to 8 bytes.
 * The size is known exactly before encoding (`chunk_bytes_of`), unless the payload is compressed.
 
-Left to others: what is in the record batch (``kera.client``) and where chunks go (``kera.broker``).
+Other modules decide what is in the record batch (``kera.client``) and where chunks go (``kera.broker``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ VERSIONS = (ARROW_VERSION, LEAN_VERSION)
 HEADER_BYTES = 128
 ALIGNMENT_BYTES = 64
 PAYLOAD_BYTES_MAX = 1 << 30
-"""No segment comes near this; a larger length is a corrupt header, refused before anything is allocated for it."""
+"""No segment comes near this; a larger length means a corrupt header, and is refused before memory is allocated."""
 
 _PRODUCER = struct.Struct("<4sBBHIIQIIQIIQqqqI")  # bytes 0..83
 _PLACEMENT = struct.Struct("<QIIQQI")  # bytes 88..123
@@ -68,8 +68,8 @@ PLACEMENT_CRC_AT = 124
 _PLACED = struct.Struct("<QIIQQII")  # bytes 88..127
 _COVERED_AND_CRC = struct.Struct(f"<{_PLACEMENT.size}sI")  # bytes 88..127 as well
 MAX_TIMESTAMP_AT = 72
-"""Where in a header `max_timestamp_us` is, for those who look at that of many chunks at once."""
-_CHECKED = struct.Struct("<4sBxHI68xIIQ28xI")  # what `verify_placed` looks at
+"""The offset of `max_timestamp_us` in a header, for callers that read it from many headers at once."""
+_CHECKED = struct.Struct("<4sBxHI68xIIQ28xI")  # the fields that `verify_placed` reads
 _UNPLACED = bytes(HEADER_BYTES - PLACEMENT_AT)
 _NO_PLACEMENT = _PLACED.unpack(_UNPLACED)
 _KNOWN = tuple((MAGIC, version, HEADER_BYTES) for version in VERSIONS)
@@ -116,7 +116,7 @@ class ChunkHeader(NamedTuple):
     flags: int
     header_bytes: int
     payload_bytes: int
-    """Length of the Arrow message, without padding."""
+    """Length of the payload, without padding."""
     record_count: int
     stream_id: int
     streamlet_id: int
@@ -140,13 +140,13 @@ class ChunkHeader(NamedTuple):
     """Ordinal of the chunk's first record within its entry."""
     broker_epoch: int
     durable_head: int
-    """The segment's durable head when the chunk was appended: what is before it had reached the stream's level."""
+    """The segment's durable head when the chunk was appended: data before it had reached the stream's level."""
     placement_crc32c: int
 
     @property
     def chunk_bytes(self) -> int:
         """Length of the whole chunk: header, payload, padding."""
-        # `HEADER_BYTES` is a multiple of the alignment, too. Not `padded`: this is asked several times of each chunk.
+        # `HEADER_BYTES` is a multiple of the alignment, too. No call of `padded`: this runs several times per chunk.
         return (HEADER_BYTES + ALIGNMENT_BYTES - 1 + self.payload_bytes) & -ALIGNMENT_BYTES
 
     @property
@@ -156,7 +156,7 @@ class ChunkHeader(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where the broker put a chunk."""
+    """The place of a chunk in the log, chosen by the broker."""
 
     group_id: int
     segment_id: int
@@ -196,12 +196,12 @@ def padded(payload_bytes: int) -> int:
 
 
 def chunk_bytes_of(batch: pa.RecordBatch) -> int:
-    """Exact length of the chunk that `encode_chunk` makes of `batch` without compression."""
+    """Return the exact length of the chunk that `encode_chunk` makes of `batch` without compression."""
     return HEADER_BYTES + padded(pa.ipc.get_record_batch_size(batch))
 
 
 def encode_payload(batch: pa.RecordBatch, codec: Codec = Codec.NONE) -> pa.Buffer:
-    """One Arrow IPC record-batch message; only its bodies are compressed."""
+    """Encode `batch` as one Arrow IPC record-batch message; only its bodies are compressed."""
     if codec is Codec.NONE:
         return batch.serialize()
     sink = pa.BufferOutputStream()
@@ -231,9 +231,9 @@ def encode_chunk(  # noqa: PLR0913 - the fields of a header, each named by the c
     typed: bool = False,
     version: int = ARROW_VERSION,
 ) -> EncodedChunk:
-    """Frame `payload`, which is of that version of the format, as a chunk that is not placed yet.
+    """Frame `payload`, whose format is that of `version`, as a chunk that is not placed yet.
 
-    Raises `InvalidArgument` when the payload is over `PAYLOAD_BYTES_MAX`.
+    Raises `InvalidArgument` if the payload is larger than `PAYLOAD_BYTES_MAX`.
     """
     header = encode_header(
         payload, version, flags_of(codec, typed=typed), record_count, stream_id, streamlet_id, schema_id, producer_id,
@@ -243,12 +243,12 @@ def encode_chunk(  # noqa: PLR0913 - the fields of a header, each named by the c
 
 
 def flags_of(codec: Codec, *, typed: bool) -> int:
-    """The flags of chunks with that codec; `typed`: of a stream with a schema of its own."""
+    """Return the flags of chunks with this codec; `typed`: the stream has its own schema."""
     return (_COMPRESSED if codec else 0) | (int(Flags.TYPED) if typed else 0)
 
 
 def padding_of(payload_bytes: int) -> bytes:
-    """The zeros behind a payload."""
+    """Return the zeros that follow a payload."""
     return _PADDING[: -payload_bytes % ALIGNMENT_BYTES]
 
 
@@ -269,7 +269,7 @@ def encode_header(  # noqa: PLR0913, PLR0917 - the fields of a header, in their 
     min_timestamp_us: int,
     max_timestamp_us: int,
 ) -> bytes:
-    """The header of a chunk with that payload that is not placed yet; see `encode_chunk`."""
+    """Return the header of a chunk with this payload that is not placed yet; see `encode_chunk`."""
     payload_bytes = len(payload)
     if payload_bytes > PAYLOAD_BYTES_MAX:
         raise InvalidArgument(
@@ -286,7 +286,7 @@ def encode_header(  # noqa: PLR0913, PLR0917 - the fields of a header, in their 
 
 
 def read_header(buffer: Any, offset: int = 0) -> ChunkHeader:
-    """The header at `offset`, without checking anything but that 128 bytes are there (else `CorruptChunk`)."""
+    """Return the header at `offset` unchecked. Raises `CorruptChunk` only if fewer than 128 bytes are there."""
     try:
         return _as_header(ChunkHeader, _read_fields(buffer, offset))
     except struct.error:
@@ -294,14 +294,14 @@ def read_header(buffer: Any, offset: int = 0) -> ChunkHeader:
 
 
 def created_us_at(buffer: Any, offset: int = 0) -> int:
-    """When the oldest record of the chunk at `offset` was accepted, of a header that is there; nothing is checked."""
+    """Return when the first record of the chunk at `offset` was accepted, from a whole header that is not checked."""
     created_us: int = _CREATED_US.unpack_from(buffer, offset)[0]
     return created_us
 
 
 @accelerated(ChunkHeader)
 def verify_header(buffer: Any, offset: int = 0) -> ChunkHeader:
-    """The header at `offset`, with both of its checksums verified; raises `CorruptChunk`."""
+    """Return the header at `offset` after verifying both of its checksums; raises `CorruptChunk`."""
     header = read_header(buffer, offset)
     if header.magic != MAGIC:
         raise CorruptChunk(f"no chunk at offset {offset}: magic is {header.magic!r}", offset=offset)
@@ -331,7 +331,7 @@ def verify_header(buffer: Any, offset: int = 0) -> ChunkHeader:
 
 @accelerated(ChunkHeader)
 def verify_chunk(buffer: Any, offset: int = 0) -> ChunkHeader:
-    """The header of the chunk at `offset`, with header and payload verified.
+    """Return the header of the chunk at `offset` after verifying header and payload.
 
     Raises `CorruptChunk`, naming the offset, for a wrong checksum, a cut chunk or an unknown version.
     """
@@ -364,10 +364,11 @@ def verify_payload(buffer: Any, offset: int, header: ChunkHeader) -> None:
 
 
 def check_sent(header: ChunkHeader) -> None:
-    """Check the fields that a producer has chosen: any program may write a header whose checksums are right.
+    """Check the fields that a producer has chosen, since any program can write a header with correct checksums.
 
-    Raises `InvalidArgument`, naming the field, for a chunk without records or without a payload, for a codec or flags
-    that nobody knows or that do not agree, for times that are not a range, and for a chunk that has been placed before.
+    Raises `InvalidArgument`, naming the field, for a chunk without records or without a payload, for an unknown codec
+    or unknown flags, for flags and a codec that do not agree, for a minimum time above the maximum, and for a chunk
+    that has been placed before.
     """
     if (
         header.record_count
@@ -412,10 +413,10 @@ def check_sent(header: ChunkHeader) -> None:
 
 
 def iterate_chunks(buffer: Any, start: int = 0, end: int | None = None) -> Iterator[tuple[ChunkHeader, int]]:
-    """Each chunk between `start` and `end` as (header, offset), from the headers alone.
+    """Yield each chunk between `start` and `end` as (header, offset), from the headers alone.
 
-    Neither checksum is verified: for bytes that were verified on their way in. Raises `CorruptChunk` where the bytes
-    are not a sequence of whole chunks.
+    It verifies no checksums, so it is for bytes that were verified when they arrived. Raises `CorruptChunk` where the
+    bytes are not a sequence of whole chunks.
     """
     end = len(memoryview(buffer)) if end is None else end
     offset = start
@@ -429,27 +430,27 @@ def iterate_chunks(buffer: Any, start: int = 0, end: int | None = None) -> Itera
 
 @accelerated()
 def place_chunk(buffer: Any, offset: int, placement: Placement | tuple[int, int, int, int, int, int]) -> None:
-    """Write `placement` and its checksum into the header at `offset`; done once, by the broker that appends.
+    """Write `placement` and its checksum into the header at `offset`; the broker that appends a chunk does this once.
 
-    The fields of a `Placement` will do: the broker makes one per chunk.
+    A plain tuple of the fields of a `Placement` is accepted too, as the broker needs one for each chunk.
     """
     covered = _PLACEMENT.pack(*placement)
     _COVERED_AND_CRC.pack_into(buffer, offset + PLACEMENT_AT, covered, crc32c(covered))
 
 
 def chained_checksum(buffer: Any, offset: int, checksum: int) -> int:
-    """`checksum`, over the chunks before, taken on to the placed chunk at `offset`: a checksum over checksums.
+    """Extend `checksum`, which is over the chunks before, to the placed chunk at `offset`: a checksum over checksums.
 
-    It covers the checksums of payload and header, and the placement itself (not its checksum: a crc32c over what ends
-    with its own crc32c is the same whatever that is). So two sequences of verified chunks with the same one are the
-    same bytes in the same order, and no payload is read for it (thesis 7.3.2).
+    It covers the checksums of payload and header, and the placement itself (but not the placement's checksum: the
+    crc32c of bytes that end with their own crc32c is a constant). So two sequences of verified chunks with the same
+    chained checksum have the same bytes in the same order, and no payload is read for it (thesis 7.3.2).
     """
     return crc32c(buffer[offset + PAYLOAD_CRC_AT : offset + PLACEMENT_CRC_AT], checksum)
 
 
 @accelerated()
 def chained_checksums(buffer: Any, start: int, ends: array[int], checksum: int) -> int:
-    """`chained_checksum` over the chunks from `start` on, of which each ends where the next begins: at `ends`."""
+    """Apply `chained_checksum` to consecutive chunks: the first begins at `start`, and each ends at one of `ends`."""
     for end in ends:
         checksum = chained_checksum(buffer, start, checksum)
         start = end
@@ -458,10 +459,10 @@ def chained_checksums(buffer: Any, start: int, ends: array[int], checksum: int) 
 
 @accelerated()
 def verify_placed(view: memoryview, offset: int, checksum: int) -> tuple[int, int]:
-    """Where the placed chunk at `offset` ends, with all of it verified; and `checksum` taken on over it.
+    """Verify the placed chunk at `offset`; return where it ends, and `checksum` extended over it.
 
-    What `verify_chunk` and `chained_checksum` do, in half the time, for those who are sent many chunks and only keep
-    them. Raises `CorruptChunk`, also for a chunk without placement.
+    This does the work of `verify_chunk` and `chained_checksum` in half the time, for receivers that only store chunks.
+    Raises `CorruptChunk`, also for a chunk without placement.
     """
     size = len(view)
     if offset + HEADER_BYTES <= size:
@@ -479,7 +480,7 @@ def verify_placed(view: memoryview, offset: int, checksum: int) -> tuple[int, in
             and crc32c(view[offset + PLACEMENT_AT : offset + PLACEMENT_CRC_AT]) == placement_crc
         ):
             return end, crc32c(view[offset + PAYLOAD_CRC_AT : offset + PLACEMENT_CRC_AT], checksum)
-    header = verify_chunk(view, offset)  # which says what is wrong
+    header = verify_chunk(view, offset)  # it raises the error that says what is wrong
     if not header.placed:
         raise CorruptChunk(f"the chunk at offset {offset} has no placement", offset=offset)
     return offset + header.chunk_bytes, chained_checksum(view, offset, checksum)
@@ -487,10 +488,9 @@ def verify_placed(view: memoryview, offset: int, checksum: int) -> tuple[int, in
 
 @accelerated()
 def verify_run(view: memoryview, base: int, checksum: int, chunks_max: int) -> tuple[bytes, int]:
-    """Where each of the placed chunks in `view` ends, behind `base`, and `checksum` taken on over them.
+    """Verify the first `chunks_max` placed chunks in `view`; return their ends, and `checksum` extended over them.
 
-    All of the chunks are verified as by `verify_placed`, but only the first `chunks_max`. The ends are those of an
-    ``array("I")``, as bytes.
+    Each is verified as by `verify_placed`. `base` is added to the ends, which are the bytes of an ``array("I")``.
     """
     ends, at = array("I"), 0
     while at < len(view) and len(ends) < chunks_max:

@@ -1,16 +1,17 @@
-"""The checksum of chunks that follow each other, made of the checksums that are in their headers.
+"""The checksum of consecutive chunks, computed from the checksums in their headers.
 
-CRC-32C is linear: what has checksum a, with bytes behind it that have checksum b, has a·x^(8·bytes) + b, modulo the
-polynomial. So the checksum of a segment needs no look at payloads, which are long out of the processor's caches.
+CRC-32C is linear: data with checksum a, followed by bytes with checksum b, has the checksum a·x^(8·bytes) + b, modulo
+the polynomial. So the checksum of a segment can be computed without its payloads, which have long left the processor's
+caches.
 
 Promises:
 
-* It is that of the bytes, as long as these are what their producers' and the broker's checksums say.
-* It is of what was checked when it came, and not of what has become of it in memory: where a bit of a chunk has flipped
-  since, in header or payload, the bytes do not match it, and who reads them looks at each chunk.
+* It is the checksum of the bytes, as long as these match the checksums of their producers and of the broker.
+* It covers the data as they were when they arrived and were checked, and not what has become of them in memory: if a
+  bit of a chunk has flipped since, in header or payload, the bytes do not match it, and their reader checks each chunk.
 
-A placed header whose own checksums are right adds the same whatever it says: bytes with their own CRC behind them all
-have the same one, and a header is twice such bytes. So only the checksum of the payload is read of it.
+A placed header whose own checksums are right contributes the same, whatever its content: any bytes followed by their
+own CRC have the same CRC, and a header consists of two such pieces. So only the payload's checksum is read from it.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ _POLYNOMIAL = np.uint32(0x82F63B78)
 _ONE = 0x80000000
 """Bits are reflected: the highest is the coefficient of 1."""
 _BYTE = 0x00800000
-"""x to the eighth: what a byte behind it does to a checksum."""
+"""x to the eighth: the factor by which a byte that follows changes a checksum."""
 _DIGITS = 256
-"""Powers are looked up by the bytes of their exponent."""
+"""Size of a table of powers: they are looked up by the bytes of their exponent."""
 
 _Numbers = NDArray[np.uint32]
 
 
 @accelerated()
 def combined_checksum(view: Any, start: int, ends: array[int], checksum: int) -> int:
-    """`checksum`, taken on over the placed chunks from `start` on, of which each ends where the next begins: at `ends`.
+    """Extend `checksum` over consecutive placed chunks: the first begins at `start`, and each ends at one of `ends`.
 
-    `ends` ascend and are within `view`, whose items are bytes. Raises ``ValueError`` where they are not.
+    `ends` must ascend and lie within `view`, whose items are bytes. Raises ``ValueError`` if they do not.
     """
     after = np.array(ends, np.int64)
     if not len(after):
@@ -58,7 +59,7 @@ def combined_checksum(view: Any, start: int, ends: array[int], checksum: int) ->
 
 
 def _product(a: _Numbers, b: _Numbers) -> _Numbers:
-    """The products of polynomials modulo that of the checksum, pair by pair."""
+    """Multiply polynomials pair by pair, modulo the polynomial of the checksum."""
     total = np.zeros_like(b)
     for bit in range(31, -1, -1):
         total ^= (a >> np.uint32(bit) & np.uint32(1)) * b
@@ -67,7 +68,7 @@ def _product(a: _Numbers, b: _Numbers) -> _Numbers:
 
 
 def _powers(exponents: NDArray[np.int64]) -> _Numbers:
-    """The polynomials that stand for so many bytes each."""
+    """Return, for each number of bytes in `exponents`, the factor by which they change a checksum before them."""
     found = np.full(len(exponents), _ONE, np.uint32)
     for place, table in enumerate(_tables()):
         digits = exponents >> 8 * place & (_DIGITS - 1)
@@ -78,7 +79,7 @@ def _powers(exponents: NDArray[np.int64]) -> _Numbers:
 
 @cache
 def _tables() -> list[_Numbers]:
-    """The powers with an exponent of one byte that is not 0, for each place of four."""
+    """Return, for each of an exponent's four bytes, the powers for all values of this byte, the others being 0."""
     tables, base = [], np.array([_BYTE], np.uint32)
     for _ in range(4):
         table = np.array([_ONE], np.uint32)
@@ -91,6 +92,6 @@ def _tables() -> list[_Numbers]:
 
 @cache
 def _header_checksum() -> int:
-    """The checksum that is the same for any placed header whose own checksums are right."""
-    with_own = np.array([crc32c(bytes(4))], np.uint32)  # of nothing, and its checksum
+    """Return the checksum of a placed header whose own checksums are right; it is the same for all of them."""
+    with_own = np.array([crc32c(bytes(4))], np.uint32)  # of no bytes, followed by their checksum
     return int((_product(with_own, _powers(np.array([HEADER_BYTES - PLACEMENT_AT]))) ^ with_own)[0])

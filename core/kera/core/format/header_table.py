@@ -1,7 +1,7 @@
-"""Headers of many chunks as rows of a table: what is done to each of them is done to a column of all.
+"""Headers of many chunks as rows of a table, so that an operation on all headers is one operation on columns.
 
 A row is the header of ``kera.core.format.chunk`` as it lies in memory, its columns are the fields of `ChunkHeader`.
-Numbers come out as signed ones of 64 bits, so that differences and comparisons between columns are what they seem.
+Numbers are read as signed 64-bit integers, so that differences and comparisons between columns do not wrap around.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ HEADER = np.dtype(list(zip(ChunkHeader._fields, _FORMATS.split(), strict=True)))
 
 
 def table(headers: Sequence[ChunkHeader] = ()) -> Headers:
-    """The table of some headers."""
+    """Return a table of `headers`."""
     return np.array(list(headers), dtype=HEADER)
 
 
 def verify_headers(buffer: memoryview) -> Headers:
-    """The headers of which `buffer` consists, with all their checksums verified; raises `CorruptChunk` as one does."""
+    """Return the headers in `buffer`, with all checksums verified; raises `CorruptChunk` as `verify_header` does."""
     if len(buffer) % HEADER_BYTES:
         raise CorruptChunk("a chunk header is cut short", offset=len(buffer) - len(buffer) % HEADER_BYTES)
     check_headers(buffer)
@@ -52,7 +52,7 @@ def verify_headers(buffer: memoryview) -> Headers:
 
 @accelerated()
 def check_headers(buffer: memoryview) -> None:
-    """Verify headers that are whole; raises `CorruptChunk` as one does."""
+    """Verify a buffer of whole headers; raises `CorruptChunk` as `verify_header` does."""
     headers = np.frombuffer(buffer, dtype=HEADER)
     starts = range(0, len(buffer), HEADER_BYTES)
     good = (
@@ -63,7 +63,7 @@ def check_headers(buffer: memoryview) -> None:
         crc32c(buffer[at + PLACEMENT_AT : at + PLACEMENT_CRC_AT]) for at in starts
     )
     for row in np.flatnonzero(~good).tolist():
-        verify_header(buffer, row * HEADER_BYTES)  # raises, unless it is only that it has no placement
+        verify_header(buffer, row * HEADER_BYTES)  # raises, unless the header merely has no placement yet
 
 
 def _checksums(checksums: Iterable[int]) -> npt.NDArray[np.uint32]:
@@ -71,12 +71,12 @@ def _checksums(checksums: Iterable[int]) -> npt.NDArray[np.uint32]:
 
 
 def as_headers(headers: Headers) -> list[ChunkHeader]:
-    """Each header by itself."""
+    """Return the rows as separate headers."""
     return [ChunkHeader(*row) for row in headers.tolist()]
 
 
 def column(headers: Headers, name: str) -> Column:
-    """A field of all headers. What does not fit into 63 bits is a number that no log reaches."""
+    """Return a field of all headers. Numbers of more than 63 bits wrap around, but no log reaches them."""
     values: Any = headers[name]
     return values.astype(np.int64)  # type: ignore[no-any-return]  # numpy does not say so of fields
 
@@ -87,12 +87,12 @@ def chunk_bytes(headers: Headers) -> Column:
 
 
 def end_records(headers: Headers) -> Column:
-    """The ordinal behind the last record of each chunk."""
+    """Return the ordinal behind the last record of each chunk."""
     return column(headers, "first_record") + column(headers, "record_count")
 
 
 def differs_from_before(headers: Headers, *names: str) -> Rows:
-    """For each header, whether it differs in one of these fields from the one before; True for the first one."""
+    """Return for each header whether one of these fields differs from the header before; True for the first one."""
     found = np.zeros(len(headers), dtype=np.bool_)
     found[:1] = True
     for name in names:
@@ -101,6 +101,6 @@ def differs_from_before(headers: Headers, *names: str) -> Rows:
 
 
 def parted(headers: Headers, begins: Rows) -> list[Headers]:
-    """The pieces of a table: each begins where `begins` says so."""
+    """Split a table before each row for which `begins` is True."""
     bounds = [*np.flatnonzero(begins).tolist(), len(headers)]
     return [headers[start:end] for start, end in pairwise(bounds)]

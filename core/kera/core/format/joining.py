@@ -1,11 +1,11 @@
-"""Small chunks that follow each other as one record batch: what a batch costs is then paid once for all of them.
+"""Joins small consecutive chunks into one record batch, so that the cost of a batch is paid once for all of them.
 
-A chunk of a few records costs its reader microseconds that have nothing to do with how many they are, and so does its
-batch whoever goes through it. So the values of a run of such chunks are copied together: chunks of one segment, with
-lean payloads of one schema that are not compressed. Larger ones are worth a batch of their own, in place.
+A chunk costs its reader some microseconds regardless of its number of records, and each batch costs every later step
+some more. So the values of a run of small chunks are copied into one batch: chunks of one segment, with lean payloads
+of one schema that are not compressed. Larger chunks get a batch each, in place.
 
-Promise: the records are those that the chunks have one by one, checked in the same way. A chunk that is not as it
-should be is not among them: the run ends before it, and whoever opens it by itself learns what is wrong.
+Promise: the batch has the same records as the separate chunks, checked in the same way. A run ends before a damaged
+chunk, and a reader that opens this chunk separately gets the error.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from kera.core.native import native
 JOINED_PAYLOAD_BYTES_MAX = 16 * KIB
 """Maximum of a chunk's payload; larger chunks are not joined."""
 JOINED_RECORDS_MAX = 64 * KIB
-"""A run ends with the chunk with which it has so many."""
+"""A run ends with the chunk with which it reaches this number of records."""
 _GIST = struct.Struct("<4sBxHI16xI12xI")
-"""Fields of a header: magic, version, its length, that of the payload, schema, codec."""
+"""Fields of a header: magic, version, length of the header, length of the payload, schema, codec."""
 _PLACE_FIELDS = slice(ChunkHeader._fields.index("group_id"), ChunkHeader._fields.index("first_record"))
 
 
@@ -50,14 +50,12 @@ class Joined(NamedTuple):
     headers: bytes
     """The headers of the chunks, one after the other."""
     end: int
-    """Where the last of them ends."""
+    """Where the last chunk ends."""
     min_timestamp_us: int
     max_timestamp_us: int
 
     def header(self, at: int) -> ChunkHeader:
-        """The header of one chunk from `at` to the end. Fields that only a single chunk can have are those of the first
-        one.
-        """
+        """Return the header of one chunk from `at` to the end, with other fields from the header of the first chunk."""
         return read_header(self.headers)._replace(
             payload_bytes=self.end - at - HEADER_BYTES,
             record_count=self.batch.num_rows,
@@ -67,7 +65,7 @@ class Joined(NamedTuple):
 
 
 def joined_schema(chunks: memoryview, at: int) -> int:
-    """The schema of the chunk at `at`, if it looks as if it could be joined with others behind it; else 0."""
+    """Return the schema id of the chunk at `at` if it can probably be joined with later ones; otherwise 0."""
     try:
         magic, version, header_bytes, payload_bytes, schema_id, codec = _GIST.unpack_from(chunks, at)
     except struct.error:
@@ -88,10 +86,10 @@ def join_chunks(
     joined_bytes_max: int,
     bytes_max: int,
 ) -> Joined | None:
-    """The records of the chunks from `at` on that can be joined; None: these are not several.
+    """Join the chunks from `at` on, as far as they can be joined; None: there are fewer than two such chunks.
 
-    `verify`: their checksums are. `trusted`, and `bytes_max` of a chunk: as of `lean.decode`. A run ends with the chunk
-    with which headers and values take `joined_bytes_max` when each is written out.
+    `verify`: verify their checksums. `trusted`, and `bytes_max` of a chunk: see `lean.decode`. A run ends with the
+    chunk with which its headers and written-out values reach `joined_bytes_max`.
     """
     if native is not None and (known := known_of(schema)).type is not None:
         found = native.join_chunks(
@@ -169,7 +167,7 @@ def _join_one_by_one(
 
 
 def _can_join(header: ChunkHeader, schema_id: int, before: Sequence[ChunkHeader]) -> bool:
-    """`before`: the last one that was joined, if there is one."""
+    """Return whether a chunk can join the run; `before`: the header of the last chunk in it, if any."""
     return (
         (header.magic, header.version, header.header_bytes) == (MAGIC, LEAN_VERSION, HEADER_BYTES)
         and header.payload_bytes <= JOINED_PAYLOAD_BYTES_MAX

@@ -20,7 +20,7 @@ _UINT32_MAX = (1 << 32) - 1
 
 @accelerated()
 def murmur2(key: bytes) -> int:
-    """The 32 bits that ``Utils.murmur2`` of Kafka's client in Java returns, as a number without a sign."""
+    """Return what ``Utils.murmur2`` of Kafka's client in Java returns, as an unsigned number of 32 bits."""
     size, mask = len(key), _UINT32_MAX
     value = _SEED ^ size & mask
     whole = size - size % 4
@@ -36,13 +36,13 @@ def murmur2(key: bytes) -> int:
 
 @accelerated()
 def murmur2_each(data: bytes | memoryview, offsets: array[int] | npt.NDArray[np.int32]) -> bytes:
-    """`murmur2` of each piece of `data` from one of `offsets` (32 bits, ascending) to the next: numbers of 32 bits."""
+    """Return `murmur2` of each piece of `data` between consecutive `offsets` (32 bits, ascending), in 32 bits each."""
     return array("I", (murmur2(piece) for piece in _pieces(data, offsets))).tobytes()
 
 
 @accelerated()
 def crc32_each(data: bytes | memoryview, offsets: array[int] | npt.NDArray[np.int32]) -> bytes:
-    """`crc32` of each piece, as `murmur2_each`."""
+    """Return `crc32` of each piece, see `murmur2_each`."""
     return array("I", map(crc32, _pieces(data, offsets))).tobytes()
 
 

@@ -1,7 +1,7 @@
-"""Chunks of a producer that are made together, of the rows of one batch: for as many streamlets, of one stream.
+"""Makes a producer's chunks together from the rows of one batch: one chunk for each streamlet, all of one stream.
 
-begin_chunks     payloads in their places, with room for a header before each; where they go is not known yet
-seal_chunks      the headers, with the checksums
+begin_chunks     writes the payloads, with room for a header before each; their streamlets are not known yet
+seal_chunks      writes the headers, with the checksums
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kera.core.native import accelerated
 
 Numbers: TypeAlias = "array[int] | npt.NDArray[np.int64]"
 NOT_LEAN = -1
-"""Instead of a payload's length."""
+"""Stands for the length of a payload that cannot be lean."""
 
 
 @accelerated()
@@ -32,11 +32,11 @@ def begin_chunks(
     ends: array[int] | npt.NDArray[np.uint32],
     bytes_max: int,
 ) -> tuple[bytearray, bytes]:
-    """Chunks of the rows up to each of `ends`, ascending, from the one before: payloads as `lean.encode` makes them.
+    """Make one chunk of the rows between each two consecutive `ends` (ascending), with payloads as of `lean.encode`.
 
-    `order`: which rows, by number, up to the last of `ends`; None: as they are. Returns the chunks, one
-    after the other, with zeros instead of headers, and how many bytes each payload is, as numbers of 64 bits. Of one
-    that cannot be lean there is nothing but `NOT_LEAN`.
+    `order`: the numbers of the rows in the order in which they are taken; None: the order of `batch`. Returns the
+    chunks, one after the other, with zeros instead of headers, and the number of bytes of each payload, as 64-bit
+    numbers. A chunk whose payload cannot be lean is left out; its number is `NOT_LEAN`.
     """
     chunks, sizes = bytearray(), array("q")
     for start, end in pairwise([0, *ends.tolist()]):
@@ -66,9 +66,9 @@ def seal_chunks(  # noqa: PLR0913, PLR0917 - as of `encode_header`
     codec: int,
     created_us: int,
 ) -> None:
-    """Write the headers of chunks that `begin_chunks` has made: of each what is its own, and what all of them have.
+    """Write the headers of chunks that `begin_chunks` has made: fields of each chunk, and fields common to all.
 
-    Raises `InvalidArgument` if chunks with such payloads take another number of bytes.
+    Raises `InvalidArgument` if chunks with such payloads do not have exactly the length of `chunks`.
     """
     view = memoryview(chunks)
     own = (streamlet_ids, record_counts, producer_epochs, sequences, min_timestamps_us, max_timestamps_us)
@@ -86,7 +86,7 @@ def seal_chunks(  # noqa: PLR0913, PLR0917 - as of `encode_header`
 
 
 def _places_of(payload_bytes: Numbers) -> Iterator[tuple[int, int]]:
-    """Where chunks with payloads of these lengths, which follow each other, begin and end."""
+    """Yield the begin and end of each of the consecutive chunks with payloads of these lengths."""
     start = 0
     for size in payload_bytes.tolist():
         if size < 0:

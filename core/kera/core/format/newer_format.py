@@ -1,6 +1,6 @@
-"""Chunks of a version that this program does not know, which a newer one has written: whole, and no damage.
+"""Undamaged chunks of a format version that this program does not know, because a newer program has written them.
 
-A version is told from damage because all versions have it, and the checksum of the header, in the same place.
+They can be told from damaged chunks because all versions have the version and the header's checksum in the same place.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from kera.core.format.chunk import LEAN_VERSION
 
 
 def unknown_version(error: CorruptChunk) -> int:
-    """The version of a header that `verify_header` refuses for nothing but that; 0: it is damaged, or none."""
+    """Return the version of a header that `verify_header` refuses only for its version; 0: another error."""
     return int(error.attributes.get("version", 0))
 
 
 def refuse_unknown_version(path: str, version: int) -> None:
-    """Raise `StartError` if chunks of a version that is not known were found there (0: there were none).
+    """Raise `StartError` if chunks of the unknown `version` were found in `path` (0: there were none).
 
-    Whoever went on would take them for damage, and cut them off.
+    A daemon that started anyway would take them for damage, and cut them off.
     """
     if version:
         raise StartError(

@@ -1,6 +1,6 @@
-"""The payload of a chunk, of whatever version of the format: checked at a broker's door, opened by readers.
+"""The payload of a chunk, in any version of the format: brokers check it on arrival, readers open it.
 
-What the versions are is in ``kera.core.format.record_batch`` (1, an Arrow message) and ``kera.core.format.lean`` (2).
+The versions are in ``kera.core.format.record_batch`` (1, an Arrow message) and ``kera.core.format.lean`` (2).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kera.core.format.record_batch import DECOMPRESSED_BYTES_MAX
 def check_payload(chunk: memoryview, at: int, header: ChunkHeader, known: lean.Known) -> None:
     """Check the payload of the chunk at `at` against its header, whose checksums were verified, and its schema.
 
-    Raises `CorruptChunk` if it holds no records, or another number of them than the header says, or would be too large
-    when it is decompressed or written out; of version 2 also if it is none of the schema.
+    Raises `CorruptChunk` if it is not a record batch, if its number of records is not that in the header, or if it
+    would be too large when it is decompressed or written out; in version 2 also if it does not match the schema.
     """
     if header.version != LEAN_VERSION:
         record_batch.check_payload(chunk, at, header)
@@ -44,12 +44,13 @@ def open_payload(
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
     trusted: bool = False,
 ) -> pa.RecordBatch:
-    """The record batch in a chunk's payload, in place as far as it is written so: its columns are `payload`'s memory.
+    """Return the record batch in a chunk's payload; as far as the format allows, its columns are `payload`'s memory.
 
-    Whatever the bytes are, no column reaches out of its buffers, and text is text: a checksum only says that they are
-    what somebody has written. Raises `CorruptChunk` when they are none of `schema`, another number of records than the
-    header says, or would take more than `decompressed_bytes_max`, also when each value is written out. `trusted`:
-    nothing more is looked at than is needed, and none of this is promised of what no honest writer has made.
+    Whatever the bytes are, no column reaches beyond its buffers, and text is valid: a checksum only shows that the
+    bytes are what some program has written. Raises `CorruptChunk` if they are not a batch of `schema`, if the number of
+    records is not that in the header, or if they would take more than `decompressed_bytes_max`, also when each value is
+    written out. `trusted`: check only what decoding needs, so that none of this holds if a dishonest program has
+    written the payload.
     """
     if header.version != LEAN_VERSION:
         return record_batch.decode_payload(
@@ -72,10 +73,10 @@ def open_payload(
 
 
 def encode_lean(batch: pa.RecordBatch, codec: Codec, schema: pa.Schema | None = None) -> bytes | None:
-    """The payload of version 2 of a batch; None where version 1 is for it (`kera.core.format.lean.encode`).
+    """Return a batch as a payload of version 2; None: it has to be of version 1 (`kera.core.format.lean.encode`).
 
-    `schema`: the batch's, of who encodes many with the same one. What is known of it is found again by the object, and
-    `batch.schema` makes one each time.
+    `schema`: the batch's schema, given by callers that encode many batches with it. Its properties are cached by the
+    identity of the object, and `batch.schema` makes a new object each time.
     """
     if not lean.is_lean(schema or batch.schema):
         return None

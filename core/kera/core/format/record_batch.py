@@ -6,8 +6,8 @@
     └────────────┴────────────────┴────────────────────────────────────┴──────────────────────────
 
 A payload is one Arrow IPC record-batch message. Its metadata are read here field by field, without Arrow and without
-touching the body: that takes some two microseconds, whatever is in it, so a broker can look at each chunk at its door,
-and a reader knows what a buffer will take before it is decompressed.
+touching the body. That takes about two microseconds whatever the content, so a broker can check each chunk on arrival,
+and a reader knows the size of a buffer before it decompresses it.
 
 Promise: whatever the bytes are, the outcome is a `Shape` or `CorruptChunk`. `decode_payload` then has Arrow read it.
 """
@@ -25,19 +25,19 @@ from kera.core.format.chunk import HEADER_BYTES, PAYLOAD_BYTES_MAX, ChunkHeader
 from kera.core.format.written_out import check_written_out, never_null_columns, shared_columns
 
 DECOMPRESSED_BYTES_MAX = 128 << 20
-"""Maximum of all buffers of one chunk together. A few kilobytes of zeros can claim to be a gigabyte."""
+"""Maximum of all buffers of one chunk together. A few kilobytes of compressed zeros can become a gigabyte."""
 
 RECORDS_WITHOUT_BYTES = 1 << 16
-"""Maximum of a batch whose columns take no bytes: all of them are of type null. Other columns take at least a bit for
-each record."""
+"""Maximum of records in a batch whose columns take no bytes, as all are of type null. Other columns take at least a bit
+for each record."""
 BITS = 8
 BUFFERS_MAX = 1 << 14
-"""Maximum of a compressed batch, as each buffer is checked by itself. A column has two or three."""
+"""Maximum of buffers in a compressed batch, as each buffer is checked separately. A column has two or three."""
 
 _PREFIX = struct.Struct("<iiI")
 _I32, _U32, _I64, _U16 = (struct.Struct(f"<{code}").unpack_from for code in "iIqH")
-# A vtable: its own size, the table's, then where in the table each field is. What is at the end and has its default is
-# not in it.
+# A vtable: its own size, the size of the table, then the offset of each field in the table. Trailing fields that have
+# their default are left out.
 _MESSAGE_VTABLE = struct.Struct("<HHHHHH").unpack_from  # version, header type, header, body length
 _BATCH_VTABLE = struct.Struct("<HHHHH").unpack_from  # length, nodes, buffers
 _WITH_BODY, _WITH_HEADER = 12, 10
@@ -47,10 +47,10 @@ _METADATA_AT = 8
 _CONTINUATION = -1
 _RECORD_BATCH = 3
 _COMPRESSION_AT = 10
-"""Where in its vtable a record batch has the offset of its compression, if the vtable is so long."""
+"""The place in a record batch's vtable of the offset of its compression, if the vtable is long enough."""
 _UNCOMPRESSED = -1
 _FEW_FIELDS = 64
-"""Nodes of so many are read one by one: numpy's calls take longer."""
+"""Up to this number of fields, their nodes are read one by one, as calls of numpy would take longer."""
 _NODES = tuple(struct.Struct(f"<{2 * count}Q").unpack_from for count in range(_FEW_FIELDS + 1))
 _LENGTH_BYTES = 8
 
@@ -61,12 +61,12 @@ class Shape(NamedTuple):
     records: int
     compressed: bool
     body_at: int
-    """Where in the payload the body begins."""
+    """The offset of the body in the payload."""
     body_bytes: int
     buffers_at: int
-    """Where in the payload the table of buffers is; 0: there is none."""
+    """The offset of the table of buffers in the payload; 0: there is no such table."""
     nodes_at: int
-    """Where in the payload it says how many values each field has; 0: nowhere."""
+    """The offset of the table of nodes, which has the number of values of each field; 0: there is no such table."""
 
 
 def shape_of(payload: Any) -> Shape:
@@ -109,8 +109,9 @@ def shape_of(payload: Any) -> Shape:
 
 
 def decompressed_bytes(payload: Any, shape: Shape) -> int:
-    """The size of all buffers of a compressed batch without compression, as the batch states it. Raises
-    `CorruptChunk`.
+    """Return the decompressed size of all buffers of a compressed batch, as the batch states it.
+
+    Raises `CorruptChunk`.
     """
     if not shape.buffers_at:
         return 0
@@ -134,9 +135,9 @@ def decompressed_bytes(payload: Any, shape: Shape) -> int:
 
 
 def values_of(payload: Any, shape: Shape) -> int:
-    """How many values all fields together say to have, those within others too: a negative number is a large one.
+    """Return how many values all fields claim to have together, nested ones included.
 
-    Raises `CorruptChunk`.
+    A negative number counts as a large one. Raises `CorruptChunk`.
     """
     if not shape.nodes_at:
         return 0
@@ -151,18 +152,17 @@ def values_of(payload: Any, shape: Shape) -> int:
 
 
 def room_of(shape: Shape, limit: int) -> int:
-    """How many bytes its values may take when each is written out, and so how many values there may be.
+    """Return how many bytes a batch's values may take when each is written out, and so how many values it may have.
 
-    A batch whose values are in bytes of their own never takes more: the smallest of its values is a bit, and counts as
-    a byte.
+    A batch whose values do not share bytes never takes more: its smallest value is a bit, which counts as a byte.
     """
     return limit if shape.compressed else max(limit, BITS * shape.body_bytes)
 
 
 def check_size(payload: Any, shape: Shape, limit: int = DECOMPRESSED_BYTES_MAX) -> None:
-    """Raise `CorruptChunk` if a batch has more records or values than its bytes can be, or takes more than `limit`.
+    """Raise `CorruptChunk` if a batch has more records or values than its bytes can hold, or takes more than `limit`.
 
-    That is what its metadata say; see `check_written_out` for what its values do.
+    This goes by the metadata; `check_written_out` checks the values themselves.
     """
     bits = BITS * (limit if shape.compressed else shape.body_bytes)
     if shape.records > max(RECORDS_WITHOUT_BYTES, bits):
@@ -184,14 +184,15 @@ def check_size(payload: Any, shape: Shape, limit: int = DECOMPRESSED_BYTES_MAX) 
 
 
 def is_readable(batch: pa.RecordBatch, *, compressed: bool) -> bool:
-    """Whether readers with the usual settings take a chunk of `batch`, one of a schema that `may_grow`."""
+    """Return whether readers with the default settings accept a chunk of `batch`, whose schema `may_grow`."""
     payload = batch.serialize()
     shape = shape_of(memoryview(payload))._replace(compressed=compressed)
     room = room_of(shape, DECOMPRESSED_BYTES_MAX)
     if values_of(memoryview(payload), shape) > room:
         return False
     try:
-        check_written_out(pa.ipc.read_record_batch(payload, batch.schema), room)  # as sent: not a part of other arrays
+        # The batch as it is sent, since `batch` may be a slice of larger arrays.
+        check_written_out(pa.ipc.read_record_batch(payload, batch.schema), room)
     except CorruptChunk:
         return False
     return True
@@ -205,13 +206,13 @@ def decode_payload(
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
     trusted: bool = False,
 ) -> pa.RecordBatch:
-    """The record batch in a chunk's payload, in place: unless it is compressed, its columns are `payload`'s memory.
+    """Return the record batch in a chunk's payload; unless it is compressed, its columns are `payload`'s memory.
 
-    Whatever the bytes are, no column reaches out of its buffers, and text is text: a checksum only says that they are
-    what somebody has written. Raises `CorruptChunk` when they are not a record batch of `schema`, another number of
-    `records`, or would take more than `decompressed_bytes_max`, also when each value is written out (`room_of`).
-    `trusted`: only the number of records is looked at, and none of this is promised of a payload that no honest writer
-    has made.
+    Whatever the bytes are, no column reaches beyond its buffers, and text is valid: a checksum only shows that the
+    bytes are what some program has written. Raises `CorruptChunk` if they are not a record batch of `schema`, have
+    another number of `records`, or would take more than `decompressed_bytes_max`, also when each value is written out
+    (`room_of`). `trusted`: check only the number of records, so that none of this holds if a dishonest program has
+    written the payload.
     """
     try:
         batch = (
@@ -236,7 +237,7 @@ def _validated(payload: Any, schema: pa.Schema, decompressed_bytes_max: int) -> 
     batch = pa.ipc.read_record_batch(payload, schema)
     if shared_columns(schema):
         batch.validate()
-        # First: to validate what gigabytes of values say takes as long as to write them out.
+        # Before the full validation, which would take as long on gigabytes of values as writing them out.
         check_written_out(batch, room_of(shape, decompressed_bytes_max))
     batch.validate(full=True)
     for at in never_null_columns(schema):
@@ -248,8 +249,8 @@ def _validated(payload: Any, schema: pa.Schema, decompressed_bytes_max: int) -> 
 def check_payload(chunk: memoryview, at: int, header: ChunkHeader) -> None:
     """Check the payload of the chunk at `at` against its header, whose checksums were verified.
 
-    Raises `CorruptChunk` if it is not a record batch, or another number of records than the header says, compressed
-    without saying so, or too large when decompressed.
+    Raises `CorruptChunk` if it is not a record batch, if its number of records or its compression is not what the
+    header says, or if it is too large when decompressed.
     """
     payload_at = at + HEADER_BYTES
     payload = chunk[payload_at : payload_at + header.payload_bytes]

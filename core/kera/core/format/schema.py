@@ -1,7 +1,7 @@
 """Schemas of streams: the default one, and schemas as bytes.
 
-A stream has either the default schema, which takes any record (timestamp, keys, value, headers), or one of its own
-(a *typed* stream). Chunks never carry a schema; they name it by its id.
+A stream has either the default schema, which takes any record (timestamp, keys, value, headers), or its own schema (a
+*typed* stream). Chunks never carry a schema; they name it by its id.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ DEFAULT_SCHEMA = pa.schema(
         pa.field("headers", pa.map_(pa.string(), pa.binary())),
     ]
 )
-"""Record of a stream without a schema of its own: zero or more keys, the first of which is the primary one."""
+"""The records of streams without their own schema; a record has zero or more keys, the first is the primary one."""
 
 
 def schema_to_bytes(schema: pa.Schema) -> bytes:
-    """`schema` as an Arrow IPC message."""
+    """Return `schema` as an Arrow IPC message."""
     return schema.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
 def schema_from_bytes(data: bytes) -> pa.Schema:
-    """The schema in an Arrow IPC message. Raises `SchemaMismatch` when it is none, or has names that are not text."""
+    """Return the schema in an Arrow IPC message. Raises `SchemaMismatch` for other bytes, and for names that are not
+    text.
+    """
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
         for field in schema:
@@ -38,7 +40,10 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
 
 
 def _look_at_names(field: pa.Field) -> None:
-    """Raises `UnicodeDecodeError`, which Arrow else does when somebody looks at a name: it takes any bytes for one."""
+    """Look at all names in a field, so that one that is not UTF-8 raises `UnicodeDecodeError` now.
+
+    Arrow accepts any bytes as a name, and raises this error only when a name is looked at.
+    """
     str(field.name)
     kind = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
     if pa.types.is_timestamp(kind):

@@ -1,11 +1,11 @@
 """The size of a record batch's values when each is written out.
 
-Of most of Arrow's types every value has bytes of its own, so that a batch takes what its buffers do. Of some, many
-values lie in the same bytes: views, list views, runs, dense unions. A few kilobytes of these can be gigabytes to
-whoever makes values of them that stand alone, as Python, Spark and any conversion to another type do.
+In most of Arrow's types every value has its own bytes, so that a batch is as large as its buffers. In some types many
+values can share the same bytes: views, list views, runs, dense unions. A few kilobytes of these can become gigabytes
+for a reader that makes separate values of them, as Python, Spark and any conversion to another type do.
 
-Pure. Promise: whatever the numbers in the arrays are, the outcome is a size or `CorruptChunk`; nothing is written out
-to find it, and what it costs grows with the bytes that there are.
+Pure. Promise: whatever the numbers in the arrays are, the outcome is a size or `CorruptChunk`. The values are not
+written out to find it, and the cost grows only with the bytes of the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyarrow import types
 from kera.core.errors import CorruptChunk
 
 INLINE_BYTES = 12
-"""Longest value within a view itself; longer values are in another buffer."""
+"""Length of the longest value that a view holds itself; longer values are in another buffer."""
 LIST_BYTES = 64
 """Size of a list itself, as in Python: ten million empty ones take seconds, and most of a gigabyte."""
 _VIEW_BYTES = 16
@@ -31,8 +31,8 @@ _BITS = 8
 _Numbers: TypeAlias = "npt.NDArray[np.int64]"
 _Sizes: TypeAlias = "npt.NDArray[np.floating[Any]]"
 _Before: TypeAlias = Callable[[_Numbers], _Sizes]
-"""The size of an array's values before each of some places: a sum, so that no array of sizes is needed where a million
-values are one run, or have no bytes at all."""
+"""Returns, for each of the given places in an array, the total size of the values before it. It is a function of sums,
+so that no array of sizes is needed where a million values are one run, or have no bytes at all."""
 
 
 class _Kinds(NamedTuple):
@@ -46,24 +46,24 @@ _known: dict[int, _Kinds] = {}
 
 
 def shared_columns(schema: pa.Schema) -> tuple[int, ...]:
-    """Which columns of `schema` are of types of which several values can lie in the same bytes, or have such within."""
+    """Return the columns of `schema` with types, nested ones included, whose values can share the same bytes."""
     return _kinds(schema).shared
 
 
 def may_grow(schema: pa.Schema) -> bool:
-    """Whether a batch can be more than its buffers: by `shared_columns`, or as there are values that take no bytes."""
+    """Return whether a batch can be larger than its buffers: it has `shared_columns`, or values that take no bytes."""
     kinds = _kinds(schema)
     return kinds.without_bytes or bool(kinds.shared)
 
 
 def never_null_columns(schema: pa.Schema) -> tuple[int, ...]:
-    """Which columns of `schema` are not nullable."""
+    """Return the columns of `schema` that are not nullable."""
     return _kinds(schema).never_null
 
 
 def _kinds(schema: pa.Schema) -> _Kinds:
     known = _known.get(id(schema))
-    if known is None:  # by the schema itself, which is kept: to compare schemas costs more than all else of this
+    if known is None:  # found by identity, with the schema kept: comparing schemas would cost more than all the rest
         if len(_known) >= _SCHEMAS_KEPT:
             _known.clear()
         within = [list(_within(kind)) for kind in schema.types]
@@ -78,8 +78,8 @@ def _kinds(schema: pa.Schema) -> _Kinds:
 def check_written_out(batch: pa.RecordBatch, limit: int) -> None:
     """Raise `CorruptChunk` if the columns of `batch` would take more than `limit` bytes with each value written out.
 
-    Of the columns that can be more than their buffers, see `shared_columns`. The batch need not have been validated,
-    but for the sizes of its buffers (`RecordBatch.validate`).
+    Only the columns that can be larger than their buffers count, see `shared_columns`. Of the batch, only the sizes of
+    its buffers need have been validated (`RecordBatch.validate`).
     """
     total = 0.0
     for at in shared_columns(batch.schema):
@@ -90,7 +90,7 @@ def check_written_out(batch: pa.RecordBatch, limit: int) -> None:
 
 
 def _within(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """`kind`, and the types of all that is in it."""
+    """Yield `kind` and all types nested in it."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     yield kind
@@ -121,8 +121,9 @@ def _is_without_bytes(kind: pa.DataType) -> bool:
 
 
 def _before(column: pa.Array, limit: int) -> _Before:
-    """The sizes of `column`. Raises `CorruptChunk` if it, or an array in it, is more than `limit`: conversions take all
-    of it.
+    """Return the sizes of `column`.
+
+    Raises `CorruptChunk` if it, or an array nested in it, is larger than `limit`, as conversions convert all of it.
     """
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
@@ -133,7 +134,7 @@ def _before(column: pa.Array, limit: int) -> _Before:
     return find
 
 
-def _found(column: pa.Array, limit: int) -> _Before:  # noqa: PLR0911 - a kind of type each
+def _found(column: pa.Array, limit: int) -> _Before:  # noqa: PLR0911 - one for each kind of type
     kind = column.type
     if _is_view(kind):
         return _sums(_lengths_of_views(column), limit)
@@ -160,7 +161,7 @@ def _found(column: pa.Array, limit: int) -> _Before:  # noqa: PLR0911 - a kind o
 
 
 def _width(kind: pa.DataType) -> float:
-    """The size of a value of a fixed-width type: at least a byte, also for bits and for types without bytes."""
+    """Return the size of a value of a fixed-width type: at least a byte, also for bits and for types without bytes."""
     if types.is_fixed_size_binary(kind):
         return max(1.0, float(kind.byte_width))  # the number of bits overflows
     try:
@@ -180,17 +181,18 @@ def _numbers(numbers: pa.Array) -> _Numbers:
 
 
 def _sums(sizes: _Sizes, limit: int) -> _Before:
-    """Each value takes a byte at least, and counts no more than what is too much: so no sum is more than there is."""
+    """Return the sums of `sizes`. Each value counts as at least a byte, and at most `limit` + 1, which is too much."""
     sums = np.zeros(len(sizes) + 1)
     np.cumsum(np.clip(sizes, 1, limit + 1), out=sums[1:])
     return lambda places: sums[places]
 
 
 def _lengths_of_views(column: pa.Array) -> _Sizes:
-    """The size of each view, also that of a null, because a cast of Arrow's copies it. Honest writers have empty views
-    there.
+    """Return the size of each view. Views of nulls count too, since Arrow's casts copy them; honest writers make them
+    empty.
 
-    Raises `CorruptChunk` if a view reaches out of its buffers, also that of a null, which Arrow does not validate.
+    Raises `CorruptChunk` if a view, even that of a null, reaches beyond its buffers; Arrow does not validate views of
+    nulls.
     """
     _, views, *data = column.buffers()
     if not len(column):
@@ -206,7 +208,7 @@ def _lengths_of_views(column: pa.Array) -> _Sizes:
 
 
 def _of_those_there(column: pa.Array, sizes: Any) -> _Sizes:
-    """Nulls take nothing, whatever their place is."""
+    """Return `sizes` with 0 for nulls, whatever their offsets are."""
     found: _Sizes = np.array(sizes, np.float64)
     if column.null_count:
         found[column.is_null().to_numpy(zero_copy_only=False)] = 0

@@ -1,10 +1,10 @@
-"""The lean payload: that of chunks of format version 2, of which an Arrow message would be larger than what it says.
+"""The lean payload of chunks of format version 2, for small chunks whose Arrow messages would be mostly metadata.
 
-The schema is known by its id, so a payload has only what differs from chunk to chunk. Others use
+The schema is known by its id, so a payload has only the parts that differ from chunk to chunk. Other packages use
 
-* `encode` to make one of a record batch (`is_lean`: of which schemas that can be done), or `encode_completed`,
-* `check` to find out, in one pass and without a schema, whether readers can trust one,
-* `decode` to have its columns as Arrow arrays, the large ones in place.
+* `encode`, or `encode_completed`, to make one from a record batch (`is_lean`: whether a schema allows that),
+* `check` to find out, in one pass, whether readers can trust one,
+* `decode` to get its columns as Arrow arrays, the large ones in place.
 
 `kera.core.format.lean.layout` has the format, docs/format.md too. Pure: no module here knows where chunks come from.
 """

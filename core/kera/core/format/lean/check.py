@@ -1,14 +1,13 @@
-"""Whether readers can trust a lean payload: its nodes, sizes, numbers, places and text, in one pass over it.
+"""Checks whether readers can trust a lean payload: its nodes, sizes, numbers, places and text, in one pass over it.
 
-Readers then need not check that nodes are those of the schema, that values lie where the nodes say, that text is UTF-8,
-or that a few bytes do not claim more than there is memory for.
+Readers then need not check that the nodes match the schema, that values lie where the nodes say, that text is UTF-8, or
+that a few bytes do not claim more values than memory can hold.
 
-Arrow ends the process, with no error to catch, when an array is made against one of its rules. Of what lean payloads
-can say only two rules are of that kind: the entries of a map have no null, and neither have their keys, whatever their
-bits are. `check_types` refuses both; and a node of nulls whose type makes each of them larger than memory, over which
-memory would be asked for that is not there. It also refuses null bits of a column that is not nullable: writers leave
-bits out where there is no null. Fields within a column are not looked at for that, as below a null of a struct or a
-list Arrow allows anything.
+Arrow aborts the process, with no error to catch, when an array breaks certain rules. A lean payload can break only two
+of these: the entries of a map must have no nulls, and neither must their keys, whatever their bits are. `check_types`
+refuses both. `check` also refuses a node of nulls whose type makes each null larger than memory, since Arrow would ask
+for memory that does not exist; and null bits in a column that is not nullable, since writers leave the bits out where
+there are no nulls. Nested fields are not checked for that, as Arrow allows anything below a null of a struct or a list.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from kera.core.format.lean.layout import (
 from kera.core.native import accelerated
 
 RECORDS_WITHOUT_BYTES = 1 << 16
-"""Maximum of a payload whose columns take no bytes: all values of each are null, or the same."""
+"""Maximum of records in a payload whose columns take no bytes: all values of a column are null, or the same."""
 _BITS = 8
 _CONTINUED = 0x80
 _FIRST_BITS = 0xC0
@@ -47,10 +46,11 @@ _FIRST_BITS = 0xC0
 
 @accelerated()
 def check(payload: memoryview, known: Known, records: int, *, compressed: bool, bytes_max: int) -> None:
-    """Check all of a payload of so many records, of a compressed one what is before its body.
+    """Check a payload of `records` records; of a compressed one, check only what precedes the body.
 
-    Raises `CorruptChunk` if it is none of the schema, or if it would take more than `bytes_max` when it is decompressed
-    or, as far as its bytes are not those of its values, when each value is written out.
+    Raises `CorruptChunk` if it does not match the schema, or if it would take more than `bytes_max` when it is
+    decompressed or when each value is written out (an uncompressed one may always take a byte for each bit of its
+    body).
     """
     layout = check_sizes(payload, records, compressed=compressed, bytes_max=bytes_max)
     nulls_bytes = check_types(layout, known.schema)
@@ -60,7 +60,7 @@ def check(payload: memoryview, known: Known, records: int, *, compressed: bool, 
 
 
 def check_sizes(payload: memoryview, records: int, *, compressed: bool, bytes_max: int) -> Layout:
-    """Check what is before the body; see `check`."""
+    """Check the part before the body; see `check`."""
     layout = read_layout(payload, records, compressed=compressed, body_bytes_max=bytes_max)
     if records > max(RECORDS_WITHOUT_BYTES, _BITS * layout.body_bytes):
         raise no_payload(f"{layout.body_bytes} bytes that say to be {records} records")
@@ -69,7 +69,7 @@ def check_sizes(payload: memoryview, records: int, *, compressed: bool, bytes_ma
 
 
 def check_written(layout: Layout, nulls_bytes: int, *, compressed: bool, bytes_max: int) -> None:
-    """Check what values take when each is written out, and beyond that nulls, which the schema decides."""
+    """Check the size of the values when each is written out; `nulls_bytes`: the size that the schema adds for nulls."""
     written_bytes = layout.written_bytes + nulls_bytes
     room = bytes_max if compressed else max(bytes_max, _BITS * layout.body_bytes)
     if written_bytes > room:
@@ -82,7 +82,7 @@ def check_written(layout: Layout, nulls_bytes: int, *, compressed: bool, bytes_m
 
 
 def check_types(layout: Layout, schema: pa.Schema) -> int:
-    """Check that the nodes are those of the schema. Returns what its nulls take beyond a byte for each.
+    """Check that the nodes match the schema. Return the size of nodes of nulls beyond a byte for each null.
 
     Raises `CorruptChunk`.
     """
@@ -119,7 +119,7 @@ def _refuse_nulls(node: Node, what: str) -> None:
 
 
 def check_body(body: memoryview, layout: Layout) -> None:
-    """Check what is in the buffers. Raises `CorruptChunk`."""
+    """Check the content of the buffers. Raises `CorruptChunk`."""
     for node in layout.columns:
         _check_node(body, node)
 
@@ -143,7 +143,7 @@ def _check_places(body: memoryview, node: Node) -> None:
 
 
 def starts_of(body: memoryview, node: Node) -> npt.NDArray[np.int64] | None:
-    """Where each value of a node with places begins; None when all are as long. Raises `CorruptChunk`."""
+    """Return where each value of a node with places begins; None if all have the same length. Raises `CorruptChunk`."""
     if node.encoding == Places.SAME:
         return None
     if node.encoding == Places.OFFSETS:
@@ -159,7 +159,7 @@ def starts_of(body: memoryview, node: Node) -> npt.NDArray[np.int64] | None:
 
 
 def numbers(body: memoryview, node: Node) -> npt.NDArray[np.int64]:
-    """The offsets or lengths of a node, as they are."""
+    """Return the offsets or lengths of a node unchecked."""
     if node.encoding == Places.OFFSETS:
         dtype, count = ("<i8" if node.kind in LARGE else "<i4"), node.length + 1
     else:

@@ -1,4 +1,4 @@
-"""Lean payloads as record batches: what is PLAIN stays where it is, the rest is written out beside it."""
+"""Lean payloads as record batches: buffers that are PLAIN are used in place, the others are written out."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def decode(
     bytes_max: int,
     trusted: bool,
 ) -> pa.RecordBatch:
-    """The record batch in a payload. Raises `CorruptChunk` if it is not a payload of `schema`.
+    """Return the record batch in a payload. Raises `CorruptChunk` if it is not a payload of `schema`.
 
-    `codec` is Arrow's name of what the body was compressed with. `trusted`: nothing is looked at but what is needed to
-    find the buffers; for what `check` was done with, or what an honest writer has made.
+    `codec` is Arrow's name of the codec of the body. `trusted`: check only what is needed to find the buffers, for a
+    payload that has passed `check`, or comes from an honest writer.
     """
     if codec is None and native is not None:
         batch = _by_native(payload, schema, records, bytes_max, trusted=trusted)
@@ -51,14 +51,14 @@ def decode(
         layout = read_layout(view, records, compressed=compressed, body_bytes_max=bytes_max)
     else:
         layout = check_sizes(view, records, compressed=compressed, bytes_max=bytes_max)
-    # Also of a payload that is trusted: Arrow ends the process over some that are none of the schema.
+    # Also if the payload is trusted: Arrow aborts the process for some payloads that do not match the schema.
     check_written(layout, check_types(layout, schema), compressed=compressed, bytes_max=bytes_max)
     body = payload.slice(layout.body_at)
     if codec is not None:
         body = _decompressed(body, codec, layout.body_bytes)
     if not trusted:
         check_body(memoryview(body), layout)
-    try:  # of a payload that is trusted, Arrow itself may see what is wrong
+    try:  # in a trusted payload, Arrow itself may detect an error
         columns = [_array(node, field.type, body) for node, field in zip(layout.columns, schema, strict=True)]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     except pa.ArrowException as error:
@@ -71,7 +71,7 @@ def decode(
 def _by_native(
     payload: pa.Buffer, schema: pa.Schema, records: int, bytes_max: int, *, trusted: bool
 ) -> pa.RecordBatch | None:
-    """The payload as the native core decodes it; None where Python has to do it. Raises `CorruptChunk`."""
+    """Decode the payload in the native core; None: Python has to do it. Raises `CorruptChunk`."""
     known = known_of(schema)
     if known.type is None:
         return None
@@ -84,9 +84,9 @@ def _by_native(
 
 
 def validate(batch: pa.RecordBatch, known: Known) -> None:
-    """Check the rest, which depends on the schema: whether decimals have their precision, and times are of a day.
+    """Check the rest, which depends on the schema: whether decimals fit their precision, and times lie within a day.
 
-    That holds for values below the null of a list or struct, too: who flattens the column gets to see them. Raises
+    Values below a null of a list or struct are checked, too, since a reader that flattens the column sees them. Raises
     `CorruptChunk`.
     """
     try:
@@ -99,7 +99,7 @@ def validate(batch: pa.RecordBatch, known: Known) -> None:
 
 
 def _has_values_below(column: pa.Array) -> bool:
-    """Whether a column that is all null has values within: so have structs, and lists that are not empty."""
+    """Return whether a column of nulls has nested values: structs do, and lists with elements."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     return types.is_struct(column.type) or (hasattr(column, "values") and len(column.values) > 0)
@@ -110,9 +110,7 @@ def _none_of_schema(error: pa.ArrowException) -> CorruptChunk:
 
 
 def _decompressed(body: pa.Buffer, codec: str, size: int) -> pa.Buffer:
-    """`body` without compression, read as a stream: `pa.decompress` fills what an LZ4 frame lacks with arbitrary
-    memory.
-    """
+    """Decompress `body` as a stream, as `pa.decompress` would fill up a short LZ4 frame with arbitrary memory."""
     try:
         with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
             found, more = stream.read_buffer(size), stream.read(1)
@@ -124,7 +122,7 @@ def _decompressed(body: pa.Buffer, codec: str, size: int) -> pa.Buffer:
 
 
 def written_bytes(payload: pa.Buffer, schema: pa.Schema, records: int) -> int:
-    """The size of the values when each is written out, for a payload without compression that can be decoded."""
+    """Return the size of the values when each is written out; the payload must be uncompressed and decodable."""
     layout = read_layout(memoryview(payload), records, compressed=False, body_bytes_max=0)
     return layout.written_bytes + check_types(layout, schema)
 

@@ -1,7 +1,7 @@
 """Record batches as lean payloads.
 
-Small columns are packed: lengths instead of offsets, differences instead of values. Large ones stay as Arrow has them,
-so that readers have them in place. What is the same in each record takes nothing in either.
+Small columns are packed: lengths instead of offsets, differences instead of values. Large ones stay in Arrow's layout,
+so that readers use them in place. A value that is the same in all records is written only once in either.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.native import accelerated
 
 PACKED_VALUES_MAX = 1024
-"""A column of more is left as it is, for readers to have it in place."""
+"""A column with more values is not packed, so that readers use it in place."""
 ONE_TIME = -1
 """See `encode_completed`."""
 _TIME = DEFAULT_SCHEMA.field("timestamp").type
@@ -43,9 +43,9 @@ _LENGTHS_1_MAX, _LENGTHS_2_MAX = (1 << 8) - 1, (1 << 16) - 1
 
 
 def encode(batch: pa.RecordBatch, codec: str | None, *, bytes_max: int) -> bytes | None:
-    """The lean payload of a batch whose schema `is_lean`, with the body compressed by what Arrow calls `codec`.
+    """Return the lean payload of a batch whose schema `is_lean`; `codec`: Arrow's name of the body's compression.
 
-    None when readers would not take it (see `check`), or when it has more nodes than there is room for. Raises
+    None: readers would not accept it (see `check`), or its nodes take more bytes than the format allows. Raises
     `InvalidArgument` if its schema is not lean.
     """
     return encode_plain(batch, bytes_max) if codec is None else _encode(batch, codec, bytes_max)
@@ -53,16 +53,16 @@ def encode(batch: pa.RecordBatch, codec: str | None, *, bytes_max: int) -> bytes
 
 @accelerated()
 def encode_plain(batch: pa.RecordBatch, bytes_max: int) -> bytes | None:
-    """The same without compression."""
+    """Return the lean payload without compression, see `encode`."""
     return _encode(batch, None, bytes_max)
 
 
 @accelerated()
 def encode_completed(batch: pa.RecordBatch, sources: tuple[int, ...], time_us: int, bytes_max: int) -> bytes | None:
-    """The same of a batch with columns that it does not have, which are not made for that.
+    """Return the lean payload of a batch with added columns, see `encode`; no arrays are made for these.
 
-    `sources`: of each column of the payload, the number of the batch's; `ONE_TIME`: `time_us` for all rows;
-    `no_values`: nulls.
+    `sources` has for each column of the payload the index of the batch's column, or `ONE_TIME` (`time_us` in all rows),
+    or the result of `no_values` (nulls).
     """
     writer = _Writer()
     for source in sources:
@@ -76,7 +76,7 @@ def encode_completed(batch: pa.RecordBatch, sources: tuple[int, ...], time_us: i
 
 
 def no_values(kind: pa.DataType) -> int:
-    """The argument of `encode_completed` for a column of this type that a batch does not have."""
+    """Return the source, for `encode_completed`, of a column of this type that a batch lacks."""
     return ONE_TIME - null_bytes(kind)
 
 
@@ -110,11 +110,11 @@ class _Writer:
         self.pieces: list[Any] = []
         """Pieces of the body."""
         self.null_bytes = 0
-        """Size of nulls that fill a column, beyond a byte for each."""
+        """Size of the nulls in columns that have only nulls, beyond a byte for each."""
         self._end = 0
 
     def add(self, column: pa.Array) -> None:
-        """A node, and those within it."""
+        """Add a column as a node, with the nodes within it."""
         while isinstance(column, pa.ExtensionArray):
             column = column.storage
         kind, count = kind_of(column.type), len(column)
@@ -143,7 +143,7 @@ class _Writer:
             self._fixed(column, kind, flags)
 
     def add_nulls(self, count: int, bytes_of_each: int) -> None:
-        """A node of nothing but nulls."""
+        """Add a node that has only nulls."""
         self.nodes.append(Kind.NULL)
         self.null_bytes += count * (bytes_of_each - 1)
 
@@ -233,7 +233,7 @@ class _Writer:
 
 
 def _bits(buffer: pa.Buffer, offset: int, count: int) -> npt.NDArray[np.uint8]:
-    """`count` bits from that one on, as bytes of their own; behind the last one are zeros."""
+    """Return `count` bits from bit `offset` on, as separate bytes; zeros follow the last bit."""
     first, size = offset // 8, -(-(offset % 8 + count) // 8)
     held = np.frombuffer(buffer, np.uint8, size, first)
     if offset % 8 == 0 and count % 8 == 0:

@@ -1,4 +1,4 @@
-"""Which kind of node Arrow's types are, and what is known of a schema."""
+"""The kinds of nodes of Arrow's types, and the properties of schemas."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _BY_WIDTH = {width: kind for kind, width in WIDTHS.items()}
 
 
 def storage_of(kind: pa.DataType) -> pa.DataType:
-    """The storage type of an extension type; any other type is its own."""
+    """Return the storage type of an extension type; any other type is returned unchanged."""
     while isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind
 
 
 def kind_of(kind: pa.DataType) -> Kind | None:
-    """The kind of node of a type that is not an extension; None: there is none for it."""
+    """Return the kind of node of a type that is not an extension; None: lean payloads cannot have the type."""
     for found, is_of in _KINDS:
         if is_of(kind):
             return found
@@ -49,14 +49,14 @@ def kind_of(kind: pa.DataType) -> Kind | None:
 
 
 def within(kind: pa.DataType) -> list[pa.DataType]:
-    """The types of the nodes within one of this type."""
+    """Return the types of the nodes within a node of this type."""
     if types.is_map(kind):
         return [pa.struct([kind.key_field, kind.item_field])]
     return [kind.field(at).type for at in range(kind.num_fields)]
 
 
 def null_bytes(kind: pa.DataType) -> int:
-    """The size of a null of a type in Arrow, a byte at least, with the values within it."""
+    """Return the size of a null of a type in Arrow, at least a byte, including nested values."""
     kind = storage_of(kind)
     found = kind_of(kind)
     if found in WITH_PLACES:
@@ -71,30 +71,30 @@ def null_bytes(kind: pa.DataType) -> int:
 
 
 def bytes_of(kind: pa.DataType) -> int:
-    """The width of a fixed-width type in bytes. Arrow's number of bits overflows where there are 2^28 and more."""
+    """Return the width of a fixed-width type in bytes. Arrow's number of bits overflows from 2^28 bytes on."""
     return int(kind.byte_width if types.is_fixed_size_binary(kind) else kind.bit_width // _BITS)
 
 
 class Known(NamedTuple):
-    """The properties of a schema, which is kept: to compare schemas costs more than checking a payload.
+    """The properties of a schema. The schema is kept, as comparing schemas costs more than checking a payload.
 
-    The native core looks at `type` by its place.
+    The native core finds `type` by its index in this tuple.
     """
 
     schema: pa.Schema
     type: Any
-    """See `native.lean_type`. None: the native core is not there, or knows no such payloads."""
+    """See `native.lean_type`. None: there is no native core, or it does not support the schema."""
     is_lean: bool
-    """Whether there are lean payloads of the schema: not of views, unions, runs and dictionaries."""
+    """Whether the schema can have lean payloads: those with views, unions, runs and dictionaries cannot."""
     ruled: tuple[int, ...]
-    """Columns with rules about values beside their bytes: decimals, times of a day, keys of maps."""
+    """Columns that do not allow all values that their bytes can hold: decimals, times of a day, keys of maps."""
 
 
 _known: dict[int, Known] = {}
 
 
 def known_of(schema: pa.Schema) -> Known:
-    """The properties of a schema."""
+    """Return the properties of a schema from a cache."""
     known = _known.get(id(schema))
     if known is None:
         if len(_known) >= SCHEMAS_KEPT:
@@ -104,7 +104,7 @@ def known_of(schema: pa.Schema) -> Known:
 
 
 def learn(schema: pa.Schema) -> Known:
-    """The same, for a caller that keeps it."""
+    """Return the properties of a schema for a caller that keeps them."""
     lean = all(map(_is_lean, schema.types))
     found = native.lean_type(schema) if native is not None and lean else None
     ruled = tuple(column for column, kind in enumerate(schema.types) if _has_rules(kind))
@@ -112,7 +112,7 @@ def learn(schema: pa.Schema) -> Known:
 
 
 def is_lean(schema: pa.Schema) -> bool:
-    """Whether there are lean payloads of a schema: not of views, unions, runs and dictionaries."""
+    """Return whether a schema can have lean payloads: those with views, unions, runs and dictionaries cannot."""
     return known_of(schema).is_lean
 
 

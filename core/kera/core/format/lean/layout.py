@@ -1,4 +1,4 @@
-"""Where in a lean payload what is: nodes, and the places of their buffers.
+"""The layout of a lean payload: nodes, and the places of their buffers.
 
     0              2                    (6)                        body_at: a multiple of 8
     ┌──────────────┬────────────────────┬──────────────────────────┬──────────────────────────────────────────────
@@ -6,35 +6,35 @@
     │ nodes_bytes  │ only if compressed │ (nodes_bytes), then zeros│ aligned to what it is made of; one frame if
     └──────────────┴────────────────────┴──────────────────────────┴─compressed────────────────────────────────────
 
-A node is a field: a column, or what is within one, in the order of the schema and depth first. It says of which kind
-its buffers are and how they are written, in a byte,
+A node stands for a field: a column, or a field nested in it. Nodes are in the order of the schema, depth first. A node
+begins with a byte for the kind of its values and their encoding,
 
     bit 0      5          6          8
     ┌──────────┬──────────┬──────────┐
     │ kind     │ validity │ encoding │
     └──────────┴──────────┴──────────┘
 
-and what belongs to kind and encoding behind it. How many values it has is not said: columns have as many as the chunk
-has records, what is within a list as many as the lists say, what is within a struct as many as the struct.
+followed by details that depend on kind and encoding. The number of values is not written: a column has as many as the
+chunk has records, the elements of lists as many as the lists say, and the fields of a struct as many as the struct.
 
 | kind | behind the byte | buffers |
 |---|---|---|
-| NULL | | none: all values are null, whatever the field's type is; nothing is said of what is within |
+| NULL | | none: all values are null, whatever the field's type is; nested fields have no nodes |
 | BITS | ONE: a byte, 0 or 1 | a bit for each value |
 | FIXED_1 … FIXED_16 | ONE: the value. DELTAS: the least value, and a byte: bytes of a delta | values |
 | FIXED | varint: bytes of a value | values |
 | BINARY, TEXT, LARGE_BINARY, LARGE_TEXT | varint: bytes of all values together | places, bytes |
-| LIST, LARGE_LIST | varint: values of all lists together; then the node of what is in them | places |
+| LIST, LARGE_LIST | varint: values of all lists together; then the node of the elements | places |
 | FIXED_LIST | varint: values of each; then the node | none |
 | STRUCT | varint: number of fields; then their nodes | none |
 
-With `VALIDITY` the first buffer has a bit for each value, 1 where there is one. Encodings of values: PLAIN, ONE (all
-are the same), DELTAS (the least value is to be added, modulo 2^n). Of places: OFFSETS (as Arrow has them: from 0 to the
-sum, 4 bytes each, of large kinds 8), SAME (all are as long), LENGTHS_1 and LENGTHS_2 (the length of each, in 1 or 2
-bytes). A varint has 7 bits in a byte, the lowest first, as those of Protocol Buffers.
+With `VALIDITY` the first buffer has a bit for each value, 1 if it is not null. Encodings of values: PLAIN, ONE (all are
+equal), DELTAS (differences to the least value, modulo 2^n). Encodings of places: OFFSETS (as in Arrow: from 0 to the
+sum, 4 bytes each, 8 in large kinds), SAME (all values have the same length), LENGTHS_1 and LENGTHS_2 (the length of
+each value, in 1 or 2 bytes). A varint has 7 bits in a byte, the lowest first, as in Protocol Buffers.
 
 Promise: whatever the bytes are, the outcome of `read_layout` is a `Layout` whose buffers lie within the body and do
-not overlap, or `CorruptChunk`. What is in the buffers is not looked at.
+not overlap, or `CorruptChunk`. It does not look into the buffers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Values(enum.IntEnum):
 
 
 class Places(enum.IntEnum):
-    """How it is written where values are; the numbers are part of the format."""
+    """How the places of values are written; the numbers are part of the format."""
 
     OFFSETS = 0
     SAME = 1
@@ -90,9 +90,9 @@ ENCODING_SHIFT = 6
 ALIGNMENT_BYTES = 8
 NODES_BYTES_MAX = (1 << 16) - 1
 VALUES_MAX = 1 << 40
-"""Maximum of a node: more is refused before anything is multiplied with it."""
+"""Maximum of values in a node: a larger number is refused before it is used in a multiplication."""
 DEPTH_MAX = 64
-"""Nodes within each other."""
+"""Maximum depth of nested nodes."""
 
 DELTA_WIDTHS = (1, 2, 4)
 WIDTHS = {
@@ -135,36 +135,36 @@ class Node(NamedTuple):
     kind: Kind
     encoding: int
     length: int
-    """How many values it has."""
+    """The number of values."""
     validity: Place | None
     values: Place
-    """Values, or where they are: of BITS and FIXED values, of what has places offsets or lengths."""
+    """The buffer of the values (BITS and FIXED kinds), or of their offsets or lengths (kinds with places)."""
     data: Place
-    """The bytes of all values together, of BINARY and its likes."""
+    """The bytes of all values together, for BINARY and similar kinds."""
     inline: bytes
-    """The bytes behind the node's byte: the one value, or the least one."""
+    """The value behind the node's byte: the single one (ONE), or the least one (DELTAS)."""
     size: int
     """FIXED: bytes of a value. Kinds with places: bytes of all values together. FIXED_LIST: values of each. DELTAS:
     bytes of a delta."""
     fields: tuple[Node, ...]
     written_bytes: int
-    """Size with every value written out, without `fields`; a byte at least for each value."""
+    """Size with every value written out, without `fields`; at least a byte for each value."""
 
 
 class Layout(NamedTuple):
     """A payload's nodes."""
 
     body_at: int
-    """Where in the payload the body begins."""
+    """The offset of the body in the payload."""
     body_bytes: int
     """Size of the body without compression."""
     columns: tuple[Node, ...]
     written_bytes: int
-    """Maximum size of all of it as Arrow arrays."""
+    """Maximum size of all columns as Arrow arrays."""
 
 
 def put_varint(number: int) -> bytes:
-    """`number` as a varint."""
+    """Return `number` as a varint."""
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)
@@ -174,27 +174,27 @@ def put_varint(number: int) -> bytes:
 
 
 def body_at_of(nodes_bytes: int, *, compressed: bool) -> int:
-    """Where a body begins."""
+    """Return the offset of the body in a payload."""
     return (_U16.size + (_U32.size if compressed else 0) + nodes_bytes + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES
 
 
 def put_prefix(nodes: bytes, body_bytes: int, *, compressed: bool) -> bytes:
-    """All that is before the body."""
+    """Return the part of a payload before its body."""
     size = _U32.pack(body_bytes) if compressed else b""
     found = _U16.pack(len(nodes)) + size + nodes
     return found.ljust(body_at_of(len(nodes), compressed=compressed), b"\0")
 
 
 def aligned(at: int, width: int) -> int:
-    """`at`, or the next place where something of `width` bytes may be."""
+    """Return `at` rounded up to the alignment of items of `width` bytes."""
     step = min(width, ALIGNMENT_BYTES)
     return (at + step - 1) & -step
 
 
 def read_layout(payload: Any, records: int, *, compressed: bool, body_bytes_max: int) -> Layout:
-    """The layout of a payload of so many records. Raises `CorruptChunk`.
+    """Return the layout of a payload of `records` records. Raises `CorruptChunk`.
 
-    `body_bytes_max`: more than that a compressed body may not say to become.
+    `body_bytes_max`: the maximum size that a compressed body may state for its decompressed bytes.
     """
     size = len(payload)
     try:
@@ -225,13 +225,13 @@ def read_layout(payload: Any, records: int, *, compressed: bool, body_bytes_max:
 
 
 class _Reader:
-    """Goes through the nodes once, and gives each its place in the body."""
+    """Goes through the nodes once, and assigns each of them its place in the body."""
 
     def __init__(self, nodes: bytes) -> None:
         self._nodes = nodes
         self._at = 0
         self.end = 0
-        """End of the body, as far as the nodes say."""
+        """The end of the buffers of the nodes read so far."""
         self.written_bytes = 0
 
     @property
@@ -240,7 +240,7 @@ class _Reader:
         return self._at >= len(self._nodes)
 
     def node(self, count: int, depth: int) -> Node:
-        """The next one, with what is within it."""
+        """Read the next node, with the nodes within it."""
         if depth > DEPTH_MAX:
             raise no_payload(f"more than {DEPTH_MAX} nodes within each other")
         if count > VALUES_MAX:
@@ -345,5 +345,5 @@ class _Reader:
 
 
 def no_payload(why: str) -> CorruptChunk:
-    """The error for a payload that is none."""
+    """Return the error for an invalid payload."""
     return CorruptChunk(f"chunk payload is not a valid lean one: {why}")
