@@ -1,7 +1,7 @@
-"""A future that tells one callee at once.
+"""A future that calls one callback at once.
 
-An `asyncio.Future` calls its callbacks in the loop's next round. On the way of a lone record there are several of them
-(the backup's answer, the deferred reply, the broker's answer), and each round costs a look at all of the loop's files.
+An `asyncio.Future` calls its callbacks in the loop's next round. A single record needs several of them (the backup's
+answer, the deferred reply, the broker's answer), and in each round the loop polls all of its files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Answer(asyncio.Future[T]):
-    """A future for an answer: to a request, from the other end; or from a handler, to its caller."""
+    """A future for an answer: from the peer to a request, or from a handler to its caller."""
 
     __slots__ = ("_tell",)
     _tell: Callable[[Answer[T]], object] | None
@@ -24,10 +24,10 @@ class Answer(asyncio.Future[T]):
         self._tell = None
 
     def when_done(self, tell: Callable[[Answer[T]], object]) -> None:
-        """Call `tell` with this as soon as there is a result or an error, within the call that sets it.
+        """Call `tell` with this future as soon as there is a result or an error, within the call that sets it.
 
-        At most one, and set right after the request was made; if it is done by then, or cancelled later, `tell` is
-        called in the loop's next round. An exception of `tell` goes to the loop's exception handler.
+        There can be one `tell`, set right after the request was made. If the future is done by then, or is cancelled
+        later, `tell` is called in the loop's next round. An exception of `tell` goes to the loop's exception handler.
         """
         if self.done():
             self.add_done_callback(tell)
@@ -58,6 +58,6 @@ class Answer(asyncio.Future[T]):
             return
         try:
             tell(self)
-        except Exception as error:  # noqa: BLE001 - as asyncio does: who sets the result is not to blame
+        except Exception as error:  # noqa: BLE001 - as in asyncio: it must not hit the code that sets the result
             context = {"message": f"exception in {tell!r}", "exception": error, "future": self}
             self.get_loop().call_exception_handler(context)

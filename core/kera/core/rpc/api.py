@@ -1,4 +1,4 @@
-"""The tables of methods: what ``proto/kera/v1`` declares, with the numbers that frames use."""
+"""The tables of methods that ``proto/kera/v1`` declares, with the numbers that frames use."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Memory of requests that are arriving, of all connections of a server together. Pure.
+"""Memory for requests that are arriving, shared by all connections of a server. Pure.
 
-A connection reserves the size of a large request before it reads it. If there is no room, its bytes stay on the network
-until it gets its turn: in the order of asking, so that nobody is passed over. A connection keeps what it has reserved
-for its next request, until others wait for it. One request is always let in, however large it is.
+A connection reserves the size of a large request before it reads it. If there is no room, the request stays on the
+network until the connection's turn comes, in the order of asking, so that no connection starves. A connection keeps its
+reservation for its next request, until others wait for memory. One request is always admitted, however large it is.
 
-The server sees to it that nobody keeps a reservation by sending slowly, see ``frame_server``.
+The server prevents a connection from keeping a reservation by sending slowly, see ``frame_server``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Receiver(Protocol):
     """A connection that receives large requests."""
 
     def room_given(self) -> None:
-        """The room that it waits for is reserved."""
+        """Called when the room that it waits for is reserved."""
 
     def give_back(self) -> None:
-        """Others wait: call `Arriving.release`, unless a request is arriving."""
+        """Called when others wait: it has to call `Arriving.release`, unless a request is arriving."""
 
 
 class Arriving:
@@ -30,18 +30,18 @@ class Arriving:
     def __init__(self, bytes_max: int = ARRIVING_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
-        """Reserved by all."""
+        """Bytes reserved by all connections."""
         self._reserved: dict[Receiver, int] = {}
         self._waiting: dict[Receiver, int] = {}
-        """In the order of asking."""
+        """Connections that wait, in the order of asking, with the bytes that each needs."""
 
     @property
     def has_waiting(self) -> bool:
-        """Whether somebody waits for room."""
+        """Whether a connection waits for room."""
         return bool(self._waiting)
 
     def reserve(self, receiver: Receiver, length_bytes: int) -> bool:
-        """Reserve so much for a request. False: there is no room, and `Receiver.room_given` is called when there is."""
+        """Reserve memory for a request. False: there is no room; `Receiver.room_given` is called later."""
         if length_bytes <= self._reserved.get(receiver, 0):
             return True
         if not self._waiting and self._fits(receiver, length_bytes):
@@ -56,7 +56,7 @@ class Arriving:
         return False
 
     def release(self, receiver: Receiver) -> None:
-        """It needs nothing more, and waits for nothing."""
+        """Give up the reservation of a connection, or its place in the queue."""
         self._waiting.pop(receiver, None)
         self.bytes -= self._reserved.pop(receiver, 0)
         for other, length_bytes in list(self._waiting.items()):

@@ -1,12 +1,11 @@
-"""How many connections a daemon serves at once, and which one makes room for another. Pure.
+"""How many connections a daemon serves at once, and which of them is closed to make room for a new one. Pure.
 
-Each connection takes a file descriptor, and a process has so many. What its log, its index and its own connections need
-must be left, or clients that only connect could stop it from writing. So connections are bounded, by a setting or by
-what the limit of descriptors leaves, and each kind of them gets its part: one kind cannot use up another's.
+Each connection takes a file descriptor, and their number is limited. The daemon needs some for its log, its index and
+its own connections; otherwise clients that only connect could stop it from writing. So connections are bounded, by a
+setting or by the limit of descriptors, and each kind of connection gets a share that other kinds cannot use up.
 
-When a part is full, the connection makes room that is missed least: of those over which nothing is in flight, first
-one over which nothing was ever asked, then the one that has been quiet for longest. If there is none, the new one is
-refused.
+If a share is full, the least useful connection without requests in flight is closed: first one that has never carried a
+request, then the one that has been quiet for longest. If all have requests in flight, the new connection is refused.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from typing import Protocol, TypeVar
 from kera.core.base.settings import InvalidSettings
 
 DESCRIPTORS_RESERVED = 512
-"""For what is not a connection of a client: files, connections to other daemons, and those just being accepted."""
+"""Descriptors for files, for connections to other daemons, and for connections that are just being accepted."""
 CONNECTIONS_MAX_DEFAULT = 10_000
-"""Unless a setting says otherwise: each takes memory, too."""
+"""The maximum unless a setting says otherwise, as each connection takes memory, too."""
 BACKLOG = 64
-"""Connections that wait to be accepted; an event loop accepts all of them before it looks at one."""
+"""Connections that wait to be accepted; an event loop accepts all of them before it serves any."""
 
 
 class Quiet(Protocol):
-    """A connection, as far as it matters whether it may be closed."""
+    """The properties of a connection that decide whether it may be closed."""
 
     @property
     def evictable(self) -> bool:
@@ -34,7 +33,7 @@ class Quiet(Protocol):
 
     @property
     def asked(self) -> bool:
-        """Whether anything was ever asked over it."""
+        """Whether it has ever carried a request."""
         ...
 
     @property
@@ -47,7 +46,7 @@ QuietT = TypeVar("QuietT", bound=Quiet)
 
 
 def connections_max(setting: int | None, descriptors: int) -> int:
-    """How many connections to serve. Raises `InvalidSettings` when that needs more descriptors than there are."""
+    """Return how many connections to serve. Raises `InvalidSettings` if that needs too many descriptors."""
     reserved = min(DESCRIPTORS_RESERVED, descriptors // 2)
     if setting is None:
         return min(CONNECTIONS_MAX_DEFAULT, descriptors - reserved)
@@ -63,13 +62,13 @@ def connections_max(setting: int | None, descriptors: int) -> int:
 
 
 def parts_of(connections: int, weights: Mapping[str, int]) -> dict[str, int]:
-    """The connections of each kind, at least one each."""
+    """Return the number of connections for each kind, at least one."""
     total = sum(weights.values())
     return {kind: max(1, connections * weight // total) for kind, weight in weights.items()}
 
 
 def idlest(connections: Iterable[QuietT]) -> QuietT | None:
-    """The one to close for another; None: all are in use."""
+    """Return the connection to close for a new one; None: all are in use."""
     return min(
         (each for each in connections if each.evictable), key=lambda each: (each.asked, each.active_s), default=None
     )

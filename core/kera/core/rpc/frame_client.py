@@ -25,18 +25,18 @@ from kera.core.security import Tls
 from kera.v1 import common_pb2
 
 CONNECT_ATTEMPT_S = 1.0
-"""Then another socket begins anew: by itself, TCP would wait longer and longer before it asks a silent host again."""
+"""How long one attempt to connect takes before a new socket tries again: TCP alone would retry at growing intervals."""
 SILENT_S_MAX = CALLER.silent_ms / 1000
-"""A connection over which nothing has come for so long when a request's time is up is of no use any more."""
+"""If nothing has arrived for this long when a request times out, the connection is given up."""
 JOINED_BYTES_MAX = 4096
-"""A frame of so many bytes is joined: that costs less than telling the kernel of each of its pieces."""
+"""The pieces of a frame of up to this size are joined, which costs less than passing them to the kernel separately."""
 
 
 class FrameChannel(FrameProtocol):
     """A connection over TCP or a unix socket; see `kera.core.rpc.Channel`.
 
-    The bulk of a reply is received into memory of its own, from Arrow's pool: aligned, not zeroed, and free again as
-    soon as nothing refers to it.
+    The bulk of a reply is received into a new buffer from Arrow's pool, which is aligned, not zeroed, and freed as soon
+    as nothing refers to it.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class FrameChannel(FrameProtocol):
         self._transport_name = transport_name
         self._encrypted = encrypted
         self._ended_here = False
-        """And not by the peer."""
+        """Whether this end has closed the connection, and not the peer."""
         self._address = address
         self._silent_s_max = silent_s_max
         self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._timer: asyncio.TimerHandle | None = None
-        """One for all requests, for the first deadline among those that were pending when it was set."""
+        """One timer for all requests, set to the earliest deadline of those that were pending when it was set."""
         self._timer_s = 0.0
         self._closed = self._loop.create_future()
         self._failure: KeraError | None = None
         self._refusal: KeraError | None = None
-        """The peer takes nothing of us, and has not done anything that we have asked."""
+        """Set if the peer refuses this connection: it has carried out none of its requests."""
 
     @classmethod
     async def connect_tcp(
@@ -76,9 +76,9 @@ class FrameChannel(FrameProtocol):
         tls: Tls | None = None,
         introduction: Introduction | None = None,
     ) -> FrameChannel:
-        """Connect to ``host:port``, over `tls` if there is one, and show who we are.
+        """Connect to ``host:port``, over `tls` if it is given, and authenticate with `introduction`.
 
-        Raises `Unavailable`, `AuthenticationFailed`, or `InvalidArgument` if the address is none.
+        Raises `Unavailable`, `AuthenticationFailed`, or `InvalidArgument` if the address is invalid.
         """
         host, port = split_address(address)
         context = None if tls is None else tls.client_context()
@@ -98,7 +98,7 @@ class FrameChannel(FrameProtocol):
         bulk_bytes_max: int = BULK_BYTES_MAX,
         introduction: Introduction | None = None,
     ) -> FrameChannel:
-        """Connect to the unix socket at `path`, likewise."""
+        """Connect to the unix socket at `path`; see `connect_tcp`."""
         loop = asyncio.get_running_loop()
         connecting = loop.create_unix_connection(lambda: cls("unix", path, bulk_bytes_max), path)
         return await cls._connected(connecting, path, timeout_s, introduction)
@@ -172,13 +172,13 @@ class FrameChannel(FrameProtocol):
         return future
 
     def abort(self) -> None:
-        """Close the connection, and wait for nothing: what was given to be sent is let go of at once."""
+        """Close the connection at once, without waiting; unsent data are discarded."""
         if self._transport is not None and not self._closed.done():
             self._ended_here = True
             self._transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is gone, whoever ended it."""
+        """Wait until the connection is closed, by either end."""
         await asyncio.shield(self._closed)
 
     async def close(self) -> None:
@@ -197,7 +197,7 @@ class FrameChannel(FrameProtocol):
         leave_to_parent(self)
 
     def forked(self) -> None:
-        """See `kera.core.base.forks`: nothing is sent or received here."""
+        """See `kera.core.base.forks`: a child process sends and receives nothing."""
         if self._transport is not None and not self._closed.done():
             self._refusal = inherited()
             cut_off(self._transport.get_extra_info("socket"))
@@ -210,17 +210,17 @@ class FrameChannel(FrameProtocol):
             self._timer.cancel()
         self._let_go_of_transport()
         if not self._closed.done():
-            self._closed.set_result(None)  # first: who is told below may want to send again
+            self._closed.set_result(None)  # first, as callers that get an error below may want to send again
         for each in pending.values():
             if not each.future.done():
                 each.future.set_exception(self._lost(exc))
 
     def _lost(self, exc: Exception | None) -> KeraError:
-        """Why a request has no answer: the peer may have handled it, unless it has let nobody in."""
+        """Return the error of a request without an answer: the peer may have handled it, unless it refused us."""
         if self._refusal is not None:
             return self._refusal
         if isinstance(exc, ssl.SSLError) and self._failure is None:
-            if refuses_certificate(exc) and not self.arrivals:  # TLS 1.3 says so when this side has shaken hands
+            if refuses_certificate(exc) and not self.arrivals:  # TLS 1.3 reports it after this side's handshake
                 return Unavailable(f"cannot connect to {self._address}: {reason_of(exc)}", address=self._address)
             reason: Any = reason_of(exc)
         else:
@@ -234,7 +234,7 @@ class FrameChannel(FrameProtocol):
 
     def allocate_bulk(self, bulk_bytes: int) -> memoryview:
         """See `FrameProtocol`."""
-        return memoryview(pa.allocate_buffer(bulk_bytes)).cast("B")  # Arrow's own view is of signed bytes
+        return memoryview(pa.allocate_buffer(bulk_bytes)).cast("B")  # Arrow's own view has signed bytes
 
     def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
         """See `FrameProtocol`."""
@@ -248,9 +248,9 @@ class FrameChannel(FrameProtocol):
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no reply")
         entry = self._pending.get(header.request_id)
         if entry is None:
-            return  # its time was up
+            return  # it has timed out
         future, method = entry.future, entry.method
-        # What cannot be read ends the connection, and with it this request: so it is pending until it has been read.
+        # An unreadable answer ends the connection, and that must fail this request, so it stays pending until then.
         message = parse(method.response, head) if error is None else None
         del self._pending[header.request_id]
         if future.done():
@@ -271,10 +271,10 @@ class FrameChannel(FrameProtocol):
         self._timer = self._loop.call_at(deadline_s, self._time_is_up)
 
     def _time_is_up(self) -> None:
-        """Give up what is due, and look again when the next one is.
+        """Fail the requests whose deadline has passed, and set the timer for the next deadline.
 
-        And give up the connection, when nothing at all has come over it meanwhile: what else is in flight would only
-        wait for its own time to be up, and new requests would queue behind what the network has lost.
+        Give up the connection if nothing at all has arrived since such a request was sent: other requests in flight
+        would only time out later, and new ones would queue behind the data that the network has lost.
         """
         self._timer = None
         now_s = self._loop.time()
@@ -298,7 +298,7 @@ class FrameChannel(FrameProtocol):
             self._set_timer(min(each.deadline_s for each in self._pending.values()))
 
     def _look_again(self, arrivals: int) -> None:
-        """A request's time was up in the middle of an answer: if that does not go on, nothing behind it will come."""
+        """Give up a connection that was in the middle of an answer at a time-out, if nothing has arrived since."""
         if self.unfinished and self.arrivals == arrivals:
             self._give_up()
 
@@ -321,7 +321,7 @@ class _Pending(NamedTuple):
 async def _connect_tcp(
     protocol: Callable[[], FrameChannel], host: str, port: int, attempt_s: float, context: ssl.SSLContext | None
 ) -> Any:
-    """Connect to one of the addresses of a host, again and again as long as it is silent. Raises `OSError`."""
+    """Connect to one of the addresses of a host, and retry as long as none of them answers. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     found = await _addresses_of(host, port)
     named: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": host}
@@ -333,7 +333,7 @@ async def _connect_tcp(
                 async with asyncio.timeout(attempt_s):
                     return await loop.create_connection(protocol, address, port, **named)
             except TimeoutError:
-                continue  # `OSError` is its base, but this one says nothing of the host
+                continue  # its base is `OSError`, but it does not mean that the host has refused
             except OSError as error:
                 refused = error
         if refused is not None:
@@ -341,10 +341,10 @@ async def _connect_tcp(
 
 
 async def _addresses_of(host: str, port: int) -> list[Any]:
-    """The answer of `socket.getaddrinfo`. Raises `OSError`.
+    """Return the result of `socket.getaddrinfo`. Raises `OSError`.
 
-    An event loop asks a thread, and there are no new ones when the interpreter ends; connections are made even then
-    (`kera.client.unclosed`), and this thread asks.
+    An event loop uses a thread for it, but no thread can be started when the interpreter ends. Connections are made
+    even then (`kera.client.unclosed`), so this thread makes the call.
     """
     try:
         return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

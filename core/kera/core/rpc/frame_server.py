@@ -1,21 +1,21 @@
 """Serves methods over frames on TCP and unix sockets.
 
-Back-pressure: a connection's requests are left where they are, on the network and in the staging buffer, while the peer
-does not take its replies (`SEND_BUFFER_BYTES_MAX`), while `REQUESTS_IN_FLIGHT_MAX` of its requests wait for an answer,
-or while a handler wants it (`Peer.hold`); so what a connection holds is bounded by that and the replies to requests it
-has taken before. A peer that has to take replies and takes no byte of them for `Timing.stalled_s` is disconnected: what
-they hold is needed by others.
+Back-pressure: the server leaves a connection's requests on the network and in the staging buffer while the peer does
+not read its replies (`SEND_BUFFER_BYTES_MAX`), while `REQUESTS_IN_FLIGHT_MAX` of its requests wait for an answer, or
+while a handler holds it (`Peer.hold`). So the memory of a connection is bounded by these limits and by the replies to
+requests that were taken before. A peer that reads no byte of its replies for `Timing.stalled_s` is disconnected, since
+other connections need the memory that the replies hold.
 
-Large requests of all connections together have bounded memory (``arriving``): those that find no room stay on the
-network until it is their turn. A connection that has room, and sends nothing of its request from one sweep to the next
-while others wait, is closed.
+The large requests of all connections share bounded memory (``arriving``): a request that finds no room stays on the
+network until its turn. A connection that has room, but sends nothing of its request from one sweep to the next while
+others wait, is closed.
 
-With a `Doorkeeper`, a connection of which nobody knows whose it is may authenticate, and nothing else: see
-``strangers``.
+With a `Doorkeeper`, a connection that has not authenticated may do only that: see ``strangers``.
 
-Connections are bounded (``connections``): one too many has the idlest closed, or is refused. Every `Timing.sweep_s` the
-server looks at all of them: one whose frame has not come whole within `Timing.frame_s_max` is closed, and memory that a
-large request has left is let go of when nothing has come since the last look.
+The number of connections is bounded (``connections``): for one too many, the idlest is closed, or the new one is
+refused. Every `Timing.sweep_s` the server looks at all connections: it closes one whose frame has not arrived
+completely within `Timing.frame_s_max`, and frees the memory of an earlier large request if nothing has arrived since
+the last sweep.
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ from kera.core.security.accepting import TlsListener, listening
 log = get_logger("kera.frames")
 
 _REQUEST = FrameKind.REQUEST
-"""Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
+"""Looking up a member of an enumeration takes longer than comparing it, and would be done for each frame."""
 _ACCEPTED_TURNS = 3
-"""Turns of the loop after which a connection that the kernel has accepted before the end is known."""
+"""Turns of the loop until a connection that the kernel has accepted before the close is in the list."""
 _REFUSED_S = 1.0
-"""For a peer to read why it is refused: it could not any more if the connection were closed with something unread."""
+"""Time for a peer to read why it is refused: closing a connection with unread requests would discard the reason."""
 _ABORT_S = 1.0
-"""An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
+"""An aborted connection is gone in the loop's next round; this only bounds a wait that might never end."""
 
 
 _REPLY = FrameKind.REPLY
-"""Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
+"""See `_REQUEST`."""
 
 
 def encode_answer(header: FrameHeader, method: Method[Any, Any], reply: Reply[Any], bulk_bytes_max: int) -> list[Any]:
-    """A reply in pieces, see `encode_frame`; what cannot be sent becomes an error."""
+    """Return a reply in pieces, see `encode_frame`; a reply that cannot be sent becomes an error."""
     try:
         return encode_frame(_REPLY, method, header.request_id, reply.message, reply.bulk, bulk_bytes_max)
     except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
@@ -90,24 +90,24 @@ def encode_answer(header: FrameHeader, method: Method[Any, Any], reply: Reply[An
 
 
 def encode_refusal(header: FrameHeader, method: Method[Any, Any] | None, error: BaseException) -> bytes:
-    """An error."""
+    """Return the error frame that answers a request."""
     return encode_error(header.method, header.request_id, error_reply(error, method))
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a server has patience."""
+    """The time limits of a server."""
 
     frame_s_max: float = 30.0
-    """From a frame's first byte to its last one, while the server takes them."""
+    """Maximum from a frame's first byte to its last one, while the server reads."""
     sweep_s: float = 5.0
-    """Between two looks at all connections."""
+    """Time between two looks at all connections."""
     stalled_s: float = 30.0
-    """For which a peer may take nothing of the replies that wait for it; on the loop's clock."""
+    """How long a peer may read nothing of the replies that wait for it; on the loop's clock."""
     slice_s: float = SLICE_S
-    """For which the requests of one connection are handled while others wait."""
+    """How long the requests of one connection are handled while others wait."""
     stranger_s: float = 10.0
-    """Within which a connection has to authenticate."""
+    """Time in which a connection has to authenticate."""
     now_s: Callable[[], float] | None = None
     """The clock of slices; by default the loop's."""
 
@@ -127,7 +127,7 @@ class FrameServer:
         tls: Tls | None = None,
         doorkeeper: Doorkeeper | None = None,
     ) -> None:
-        """`tls`: over TCP, connections are encrypted; `doorkeeper`: finds out whose they are."""
+        """`tls`: encrypts connections over TCP; `doorkeeper`: finds out who the peers are."""
         methods = {method.number: (method, handler) for method, handler in service.items()}
         by_number = {method.number: taker for method, taker in (takers or {}).items()}
         strangers = Strangers(doorkeeper, bulk_bytes_max)
@@ -159,7 +159,8 @@ class FrameServer:
     async def listen_unix(self, path: Path, mode: int = OWN_USER) -> None:
         """Serve on a unix socket at `path`, which is removed at close; `mode` says who may connect.
 
-        A socket that nobody serves any more is replaced. Raises `PortTaken` if somebody does, and `PathNotWritable`.
+        A socket that no process serves any more is replaced. Raises `PortTaken` if a process does, and
+        `PathNotWritable`.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -171,27 +172,27 @@ class FrameServer:
         self._unix_paths.append(path)
 
     def accept(self, transport: str) -> ServerConnection:
-        """The serving end of a connection that is about to be made over `transport`."""
+        """Return the serving end of a connection that is about to be made over `transport`."""
         return ServerConnection(self._shared, transport)
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
+        """The number of connections now."""
         return len(self._shared.connections)
 
     @property
     def requests_in_flight(self) -> int:
-        """That wait for their answers."""
+        """The number of requests that wait for their answers, on all connections."""
         return sum(connection.requests_in_flight for connection in self._shared.connections)
 
     @property
     def arriving_bytes(self) -> int:
-        """Reserved for large requests."""
+        """Memory reserved for large requests."""
         return self._shared.arriving.bytes
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of replies that peers have not taken yet."""
+        """Bytes of replies that peers have not read yet."""
         return sum(connection.outbox.unsent_bytes for connection in self._shared.connections)
 
     def _listens(self, server: asyncio.Server | TlsListener) -> None:
@@ -206,7 +207,7 @@ class FrameServer:
         self._sweeping = loop.call_later(self._shared.timing.sweep_s, self._sweep)
 
     async def close(self, grace_s: float = 0.5) -> None:
-        """Stop listening and close all connections; replies that are under way get `grace_s` to leave."""
+        """Stop listening and close all connections; replies that are being sent get `grace_s` to leave."""
         self._shared.closing = True
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -238,37 +239,37 @@ class ServerConnection(FrameProtocol):
         self._holds = Holds(self.hold_frames, self._go_on)
         self.peer = self._peer = Peer(transport, "", end=self.abort, hold=self._holds.hold, release=self._holds.release)
         self._is_stranger = False
-        """It has to authenticate."""
+        """Whether the peer still has to authenticate."""
         self._made_s = self._loop.time()
         self._waiting: set[asyncio.Future[Reply[Any]]] = set()
         self._takers = shared.takers
         self._held_requests = 0
-        """Requests whose answers a taker holds."""
+        """Number of requests that a taker will answer later."""
         self._waits_for_room = False
-        """For a large request, see ``arriving``."""
+        """Whether it waits for memory for a large request, see ``arriving``."""
         self._receive = memoryview(b"")  # reused for every large bulk; its bytes are consumed inside the handler
         self.outbox = Outbox(
             self._loop, shared.timing.stalled_s, self._peer_stalled, pause=self.hold_frames, resume=self._go_on
         )
-        """Replies; those that are gathered leave when all that has arrived is handled."""
+        """Replies to send; gathered ones leave when all requests that have arrived are handled."""
         now_s = shared.timing.now_s or self._loop.time
         self._share = Share(shared.turns, self, shared.timing.slice_s, self._go_on, now_s=now_s)
         self.active_s = self._loop.time()
-        """When something had last come, at a sweep; at first, when it was made."""
+        """Time of the last sweep that saw new data; at first, when the connection was made."""
         self._arrivals_swept = 0
         self._frames = 0
-        """Requests that have come."""
+        """Number of requests received."""
         self._frames_swept = -1
         self._unfinished_s: float | None = None
-        """Since when the same frame is unfinished, as the sweeps have seen it."""
+        """Since when the sweeps have seen the same unfinished frame."""
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def close(self) -> None:
-        """Take no further request, and go when the replies have left."""
+        """Take no further request, and close the connection when the replies have left."""
         self.outbox.close()
 
     def abort(self) -> None:
-        """Go now, if it is not gone yet."""
+        """Close the connection now, if it is still open."""
         if self._transport is not None and not self.lost.done():
             self._transport.abort()
 
@@ -279,21 +280,21 @@ class ServerConnection(FrameProtocol):
 
     @property
     def evictable(self) -> bool:
-        """See `Quiet`. What has never asked anything may not keep its place by beginning to."""
+        """See `Quiet`. A connection that has never sent a whole request cannot keep its place by beginning one."""
         return not self.requests_in_flight and self.outbox.empty and not (self.asked and self.unfinished)
 
     @property
     def requests_in_flight(self) -> int:
-        """That wait for their answers."""
+        """The number of requests that wait for their answers."""
         return len(self._waiting) + self._held_requests
 
     @property
     def receive_bytes(self) -> int:
-        """Memory that is kept for large requests."""
+        """The size of the buffer that is kept for large requests."""
         return len(self._receive)
 
     def sweep(self, now_s: float) -> None:
-        """Look whether the peer has stopped in the middle of a frame, or has not used memory for a while."""
+        """Close the connection if the peer has stopped in the middle of a frame; free memory that it does not use."""
         patience_s = self._shared.timing.stranger_s
         if self._is_stranger and self._open and now_s >= self._made_s + patience_s:
             self.protocol_failed(ProtocolError(f"it has not authenticated within {patience_s:g} s"))
@@ -346,7 +347,7 @@ class ServerConnection(FrameProtocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        self._let_go_of_memory()  # who holds an answer to it may hold the connection for a while
+        self._let_go_of_memory()  # a pending answer may keep this object for a while
         self._receive = memoryview(b"")
         self._shared.arriving.release(self)
         self._shared.connections.pop(self, None)
@@ -412,7 +413,7 @@ class ServerConnection(FrameProtocol):
 
     def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
         """See `FrameProtocol`."""
-        del staged  # either way the memory is this connection's, and used again after the handler returns
+        del staged  # either way the memory belongs to this connection, which reuses it after the handler returns
         if header.kind != _REQUEST:
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no request")
         self._frames += 1
@@ -460,7 +461,7 @@ class ServerConnection(FrameProtocol):
         try:
             if bulk and not method.bulk:
                 raise ProtocolError(f"{method.name} takes no chunks, and {len(bulk)} bytes of them came")
-            check_request(method, len(head), len(bulk), self.bulk_bytes_max)  # before it is looked at
+            check_request(method, len(head), len(bulk), self.bulk_bytes_max)  # before it is parsed
             result = run_handler(handler, Call(parse(method.request, head), bulk, self._peer))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
             self.outbox.write([encode_refusal(header, method, error)])
@@ -491,10 +492,10 @@ class ServerConnection(FrameProtocol):
         self._answered()
 
     def _answered(self) -> None:
-        """Something was answered that had waited."""
+        """Send an answer that was deferred, and go on reading if there is room."""
         if not self.requests_in_flight:
             self.outbox.flush()
-        else:  # what they wait for may have come for several of them
+        else:  # the same event may answer more of them
             self.outbox.flush_soon()
         self._go_on()
 

@@ -1,4 +1,4 @@
-"""Shared by the connections of a frame server: methods, bounds, and the list of connections. No I/O."""
+"""State shared by the connections of a frame server: methods, bounds, and the list of connections. No I/O."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class Shared:
     strangers: Strangers
     arriving: Arriving
     connections: dict[ServerConnection, None] = field(default_factory=dict)
-    """In the order in which they came: of several that were quiet for as long, the older one makes room."""
+    """In the order of arrival: of several that were quiet for equally long, the oldest is closed to make room."""
     evicted: int = 0
     """Connections that were closed to make room."""
     refused: int = 0
     refusals: Refusals = field(default_factory=partial(Refusals, "frames"))
     logged_s: float = -REFUSALS_LOGGED_S
-    """When it was last said that there are too many."""
+    """When the log last said that there are too many connections."""
     turns: Turns = field(default_factory=Turns)
-    """For connections whose requests take long."""
+    """The turns of connections whose requests take long."""
     closing: bool = False
-    """A connection that was being accepted when the server closed must not outlive it."""
+    """Whether the server is closing: connections that were still being accepted then are closed as well."""
 
     def admit(self, new: ServerConnection, now_s: float) -> None:
-        """Make room for a connection, if need be by closing another one. Raises `Unavailable` if there is none."""
+        """Make room for a connection, if need be by closing another one. Raises `Unavailable` if all are in use."""
         if len(self.connections) < self.connections_max:
             self.connections[new] = None
             return
@@ -65,6 +65,6 @@ class Shared:
                 connections_max=self.connections_max,
             )
         self.evicted += 1
-        self.connections.pop(idle, None)  # now: it is gone only in the loop's next round
+        self.connections.pop(idle, None)  # now, since `connection_lost` runs only in the loop's next round
         idle.abort()
         self.connections[new] = None

@@ -6,14 +6,14 @@
     └───────┴───┴─────┴─────────┴─────────────────┴────────────┴────────────┴────────────┴──────────────┘
     then `head_bytes` of protobuf message, then `bulk_bytes` of chunks
 
-Receiving reads into a small staging buffer; a frame that fits is handled there, in place. Of a larger one, the part of
-the bulk that has not arrived yet is received straight into the buffer where it is used.
+Data are received into a small staging buffer; a frame that fits is handled there, in place. For a larger frame, the
+part of the bulk that has not arrived yet is received straight into the buffer where it is used.
 
-Memory for a frame is taken as its bytes come, whatever its header announces.
+Memory for a frame is used only as its bytes arrive, whatever its header announces.
 
-Limits: a head is at most `HEAD_BYTES_MAX`, a bulk at most what the endpoint was configured with. A frame over a limit,
-or bytes that are not a frame, end the connection with a `ProtocolError`: nothing behind them is trusted. A server says
-why before it closes, with an error frame for request 0, which no request has.
+Limits: a head has at most `HEAD_BYTES_MAX`, a bulk at most the number of bytes for which the endpoint is configured. A
+frame over a limit, or bytes that are not a frame, end the connection with a `ProtocolError`, as nothing that follows
+can be trusted. A server sends the reason before it closes, in an error frame for request 0, an id that no request has.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from kera.v1 import common_pb2
 VERSION = 1
 HEADER_BYTES = 32
 STAGING_BYTES = 64 << 10
-"""Several small requests come with one system call; of a large one no more than this is copied once more."""
+"""Several small requests arrive with one system call; of a large one at most this much is copied once more."""
 NO_REQUEST = 0
-"""Id in an error frame that is about the connection."""
+"""Request id of an error frame about the connection itself."""
 
 _MAGIC = b"KF"
 _COVERED = struct.Struct("<2sBBIQIII")
@@ -86,16 +86,16 @@ def encode_frame(
     bulk: Sequence[Any],
     bulk_bytes_max: int,
 ) -> list[Any]:
-    """A frame as pieces for a scatter/gather write: header and head joined, then the bulk as it was given.
+    """Return a frame as pieces for a scatter/gather write: header and head joined, then the bulk as it was given.
 
-    The pieces keep the very objects in `bulk` alive. A transport would not: it makes a view of its own of each
-    `memoryview`, which keeps the memory but lets go of the view that a finalizer may be tied to.
+    The pieces keep the objects in `bulk` themselves alive. A transport would not: it makes a new view of each
+    `memoryview`, which keeps the memory but not the view to which a finalizer may be tied.
 
-    Raises `RecordTooLarge` over the limits.
+    Raises `RecordTooLarge` if the frame is over the limits.
     """
     head = message.SerializeToString()
     check = check_request if kind is FrameKind.REQUEST else check_size
-    # From Python 3.12 on, asyncio's own transport keeps empty ones, and what follows waits behind them.
+    # From Python 3.12 on, asyncio's own transport keeps empty pieces, and later ones wait behind them.
     pieces = [piece if type(piece) is bytes else pa.py_buffer(piece) for piece in bulk if len(piece)]
     if not pieces:
         check(method, len(head), 0, bulk_bytes_max)
@@ -106,26 +106,26 @@ def encode_frame(
 
 
 def encode_error(method: int, request_id: int, error: common_pb2.Error) -> bytes:
-    """An error frame."""
+    """Return an error frame."""
     return with_header(error.SerializeToString(), FrameKind.ERROR, method, request_id, 0)
 
 
 @accelerated()
 def with_header(head: bytes, kind: FrameKind, method: int, request_id: int, bulk_bytes: int) -> bytes:
-    """A frame's header, and its head behind it."""
+    """Return a frame's header followed by its head."""
     header = _COVERED.pack(_MAGIC, VERSION, kind, method, request_id, len(head), bulk_bytes, 0)
     return header + _CRC.pack(crc32c(header)) + head
 
 
 def method_at(view: memoryview, at: int) -> int:
-    """The method that the header at `at` has, if it is one: nothing is checked."""
+    """Return the method number in the header at `at`, without checking that it is a header."""
     number: int = _METHOD.unpack_from(view, at + _METHOD_AT)[0]
     return number
 
 
 @accelerated(FrameHeader)
 def decode_header(view: memoryview, at: int, bulk_bytes_max: int) -> FrameHeader:
-    """The header at `at`; raises `ProtocolError` when it is none, or announces more than the limits."""
+    """Return the header at `at`. Raises `ProtocolError` if it is invalid, or announces more than the limits."""
     fields = _HEADER.unpack_from(view, at)
     magic, version, _, _, _, head_bytes, bulk_bytes, _, checksum = fields
     if magic != _MAGIC:
@@ -144,18 +144,18 @@ def decode_header(view: memoryview, at: int, bulk_bytes_max: int) -> FrameHeader
 
 
 def lazy_memory(length_bytes: int) -> memoryview:
-    """Memory that is there page by page, as it is written to.
+    """Return memory whose pages are allocated only as they are written to.
 
-    What a peer announces costs nothing until it comes. Huge pages would be a large part of it for a single byte.
+    So a frame that a peer announces costs nothing until it arrives. Huge pages would spend much of it on a single byte.
     """
     memory = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
+    with contextlib.suppress(OSError):  # it fails on a kernel without huge pages
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memoryview(memory)
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """Assembles frames; a subclass says where bulk goes and what a frame means."""
+    """Assembles frames; a subclass decides where a bulk goes, and handles the frames."""
 
     def __init__(self, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
         self.bulk_bytes_max = bulk_bytes_max
@@ -167,7 +167,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._filled = 0  # bytes of the staging buffer that hold data
         self.arrivals = 0
-        """How often something has come; whoever sees the same number twice knows that nothing has, between."""
+        """How often data have arrived: if the number is unchanged, nothing has arrived meanwhile."""
         # While a large bulk is being received:
         self._header: FrameHeader | None = None
         self._head = b""
@@ -177,35 +177,35 @@ class FrameProtocol(asyncio.BufferedProtocol):
     # -- what a subclass provides ------------------------------------------------------------------------------
 
     def allocate_bulk(self, bulk_bytes: int) -> memoryview:
-        """Writable memory for a bulk that arrives in several pieces."""
-        raise NotImplementedError  # abstract: both ends have their own memory
+        """Return writable memory for a bulk that arrives in several pieces."""
+        raise NotImplementedError  # abstract: each end has its own kind of memory
 
     def large_begins(self, length_bytes: int) -> None:
-        """Memory of so many bytes is about to be filled by a large message. Nothing is read while frames are held."""
+        """Called before a large message of `length_bytes` is read; nothing is read while frames are held."""
 
     def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
-        """A whole frame. With `staged`, `head` and `bulk` are valid only during this call.
+        """Handle a whole frame. With `staged`, `head` and `bulk` are valid only during this call.
 
-        A `ProtocolError` that it raises ends the connection.
+        If it raises `ProtocolError`, the connection ends.
         """
         raise NotImplementedError  # abstract
 
     def take_staged(self, staging: memoryview, at: int, filled: int) -> int:
-        """Take frames that are staged from `at` up to `filled`, at least a header; returns up to where."""
+        """Take staged frames between `at` and `filled`, which has at least a header; return the end of those taken."""
         del staging, filled
         return at
 
     def frames_taken(self) -> None:
-        """All frames that have arrived were handled: the time to send what was gathered meanwhile."""
+        """Called when all frames that have arrived were handled, to send output that was gathered meanwhile."""
 
     def protocol_failed(self, error: ProtocolError) -> None:
-        """The peer sent what is not a frame; the connection is closed after this call."""
+        """Called when the peer has broken the protocol; the connection is closed after this call."""
 
     # -- what a subclass may do --------------------------------------------------------------------------------
 
     @property
     def unfinished(self) -> bool:
-        """Whether a frame has begun to arrive, and not all of it is here."""
+        """Whether a frame has begun to arrive, and is not complete."""
         return self._header is not None or self._filled > 0
 
     @property
@@ -215,25 +215,25 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     @property
     def held(self) -> bool:
-        """Whether frames are left where they are, see `hold_frames`."""
+        """Whether no frames are taken for now, see `hold_frames`."""
         return self._held
 
     def shrink(self) -> None:
-        """Let go of what a large message has left, if nothing is in it."""
+        """Replace a staging buffer that has grown for a large message, if it is empty."""
         if self._header is None and not self._filled and len(self._staging) > STAGING_BYTES:
             self._staging = memoryview(bytearray(STAGING_BYTES))
 
     def hold_frames(self) -> None:
-        """Take no further frame, neither from the network nor of those that are staged; may be repeated."""
+        """Take no further frames, neither from the network nor from the staging buffer; may be called repeatedly."""
         self._held = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def release_frames(self) -> None:
-        """End what `hold_frames` began; may be repeated."""
+        """Take frames again after `hold_frames`; may be called repeatedly."""
         if self._held:
             self._held = False
-            self._loop.call_soon(self._take_held)  # not here: a frame may be being handled right now
+            self._loop.call_soon(self._take_held)  # later, as this may be called while a frame is handled
 
     def _take_held(self) -> None:
         self._take(self._consume_staging)
@@ -264,18 +264,18 @@ class FrameProtocol(asyncio.BufferedProtocol):
             self._take(self._finish_bulk)
 
     def _let_go_of_memory(self) -> None:
-        """Nothing arrives any more."""
+        """Free the buffers of a connection that is gone."""
         self._held = True
         self._staging = self._bulk = memoryview(b"")
         self._header, self._head = None, b""
         self._let_go_of_transport()
 
     def _let_go_of_transport(self) -> None:
-        """It is gone, and refers to this: together, and with all that TLS needs, they would wait for a collection."""
+        """Drop the closed transport: it refers to this object, and only the garbage collector would free the cycle."""
         self._transport = None
 
     def _take(self, consume: Callable[[], None]) -> None:
-        """Handle what has arrived, and end the connection if it cannot be trusted."""
+        """Handle data that have arrived, and end the connection if they are invalid."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -286,7 +286,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
             self.protocol_failed(error)
             transport.abort()
         except BaseException:
-            self._held = True  # nobody knows how much of what has arrived was handled
+            self._held = True  # it is unknown how much of the data was handled
             transport.abort()
             raise
         else:
@@ -319,7 +319,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
             elif end - at > len(staging):
                 self._begin_bulk(header, bytes(staging[at + HEADER_BYTES : bulk_at]), staging[bulk_at:filled])
                 at = filled
-            break  # what fits comes whole with the next read, along with what follows it
+            break  # a frame that fits will be complete with the next read, along with later ones
         rest = filled - at
         if needed > len(staging):
             if needed - HEADER_BYTES > self.head_bytes_max:

@@ -28,20 +28,20 @@ from kera.core.security import Tls
 from kera.v1 import access_pb2, common_pb2
 
 _NOT_SENT = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed", "empty address list")
-"""How gRPC's texts begin when there was no connection to send anything on; its status code is the same as for one that
-broke. A text that is not among them counts as the latter, which is the safe side.
+"""The beginnings of gRPC's texts when there was no connection to send a request on; the status code is the same as for
+a connection that broke. Any other text counts as a broken connection, which is the safe assumption.
 """
 
 
 _NO_ADDRESS = "Failed to create channel to "
-"""How the text begins where an address is none."""
+"""The beginning of gRPC's text for an invalid address."""
 INTRODUCTION_S = 10.0
-"""For each step of showing who we are."""
+"""Time-out of each step of authentication."""
 _Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 WRONG_HOST = "call host does not match SSL server name"
-"""For a certificate whose subject alone names a host, as was once usual; it comes with a status of its own."""
+"""The text of gRPC if only the subject of a certificate names a host, as was once usual; it has its own status code."""
 _CLOSED = ("Socket closed", "Connection reset by peer")
 _VERIFICATION = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:;]+)")
 _ANOTHER_HOST = not_taken("it is for another host")
@@ -57,9 +57,9 @@ _WORDS = {
 
 
 def reason_of_tls(details: str, tls: Tls | None) -> str:
-    """Why TLS made no connection, in our words; `details` are gRPC's. Empty: it is not about TLS.
+    """Return why TLS made no connection; `details`: gRPC's text. Empty: the error is not about TLS.
 
-    A server of gRPC that refuses a handshake closes the connection and says nothing, so the caller has to look at its
+    A server of gRPC that refuses a handshake closes the connection without a reason, so the caller has to look at its
     own certificate to find out.
     """
     found = _VERIFICATION.search(details)
@@ -80,7 +80,7 @@ def reason_of_tls(details: str, tls: Tls | None) -> str:
 
 
 class GrpcChannel:
-    """A connection over gRPC; see `kera.core.rpc.Channel`. gRPC connects, and reconnects, by itself."""
+    """A connection over gRPC; see `kera.core.rpc.Channel`. gRPC connects and reconnects automatically."""
 
     transport = "grpc"
 
@@ -92,9 +92,9 @@ class GrpcChannel:
         tls: Tls | None = None,
         introduction: Introduction | None = None,
     ) -> None:
-        """`tls`: the connection is encrypted, and made anew when certificates have changed.
+        """`tls`: encrypts the connection, which is replaced when certificates have changed.
 
-        `introduction`: shows who we are, before the first call, and again when the daemon wants it.
+        `introduction`: authenticates, before the first call, and again if the daemon asks for it.
         """
         self._address = address
         self._bulk_bytes_max = bulk_bytes_max
@@ -104,9 +104,9 @@ class GrpcChannel:
         self._channel = self._open()
         self._introduction = introduction
         self._introducing: asyncio.Task[_Metadata] | None = None
-        """The task whose result calls show."""
+        """The task that authenticates; its result is the metadata of calls."""
         self._showing: _Metadata | None = None
-        """The same, as soon as it is known."""
+        """The result of that task, as soon as it is known."""
         self._streams: dict[int, _BulkStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unary_slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT_MAX)  # gRPC would take any number
@@ -165,7 +165,7 @@ class GrpcChannel:
         return channel
 
     def _renew(self) -> None:
-        """Have what is submitted from now on go over a new connection; what is under way ends on the old one."""
+        """Use a new connection from now on; requests that are in flight end on the old one."""
         old, self._channel = self._channel, self._open()
         streams, self._streams = self._streams, {}
         under_way = list(self._tasks)
@@ -215,7 +215,7 @@ class GrpcChannel:
         except ProtocolError as error:
             _fail(future, Uncertain(f"{self._address} sent an invalid answer: {error}", address=self._address))
         except KeraError as error:
-            _fail(future, error)  # who we are was not taken
+            _fail(future, error)  # authentication has failed
         except TimeoutError:
             _fail(future, _no_answer(self._address, method.name, timeout_s))
         except grpc.aio.AioRpcError as error:
@@ -223,9 +223,9 @@ class GrpcChannel:
         except asyncio.CancelledError:
             _fail(future, _lost(self._address, "closed"))
             raise
-        except Exception as error:  # noqa: BLE001 - nobody may wait for ever
+        except Exception as error:  # noqa: BLE001 - a caller must never wait for ever
             defect = InternalError(f"{method.name} at {self._address}: {error!r}", address=self._address)
-            _fail(future, _lost(self._address, "closed") if self._closed else defect)  # gRPC has its own word for it
+            _fail(future, _lost(self._address, "closed") if self._closed else defect)  # gRPC raises its own error
         else:
             if not future.done():
                 future.set_result(Reply(message))
@@ -233,25 +233,25 @@ class GrpcChannel:
     async def _send(self, method: Method[Any, Any], data: bytes, shown: _Metadata) -> bytes:
         if method is api.AUTHENTICATE:
             data, shown = b"", (*shown, *beside_call(data))
-        call: Any = self._channel.unary_unary(method.path)  # bytes to bytes, which its types do not know
+        call: Any = self._channel.unary_unary(method.path)  # its types do not allow bytes to bytes
         response: bytes = await call(data, metadata=shown)
         return response
 
     async def _shown_anew(self, error: grpc.aio.AioRpcError, before: _Metadata) -> _Metadata | None:
-        """The credentials for a second try, after a daemon has refused `before`.
+        """Return the credentials for a second try, after a daemon has refused `before`.
 
-        A session has ended, or a token has, and in its file is another one by now. None: it would be refused again.
-        Raises as `_shown`.
+        A session may have ended, or a token has expired and its file has a new one by now. None: a second try would be
+        refused as well. Raises as `_shown`.
         """
         if self._introduction is None or error.code() is not grpc.StatusCode.UNAUTHENTICATED:
             return None
-        if self._showing == before:  # and nobody else has asked anew meanwhile
+        if self._showing == before:  # and no other call has authenticated anew meanwhile
             self._showing = self._introducing = None
         anew = await self._shown()
         return anew if anew != before else None
 
     async def _shown(self) -> _Metadata:
-        """The credentials that a call shows. Raises the daemon's error."""
+        """Return the credentials that a call shows. Raises the daemon's error."""
         if self._introduction is None:
             return ()
         while True:
@@ -265,7 +265,7 @@ class GrpcChannel:
                     self._introducing = None  # the next call tries again
                 if not isinstance(error, asyncio.CancelledError) or self._closed or is_being_cancelled():
                     raise
-                # `asyncio.run` cancels all tasks at its end, and calls that are made after that need an answer.
+                # `asyncio.run` cancels all tasks at its end, but calls that are made after that need an answer.
 
     async def _introduce(self) -> _Metadata:
         ask: Any = self._channel.unary_unary(api.AUTHENTICATE.path)
@@ -276,7 +276,7 @@ class GrpcChannel:
                 answer = await ask(b"", metadata=shown, timeout=INTRODUCTION_S)
             except grpc.aio.AioRpcError as error:
                 translated = _translate(error, self._address, api.AUTHENTICATE.name, self._tls)
-                if isinstance(translated, Uncertain):  # nothing that matters was carried out
+                if isinstance(translated, Uncertain):  # an authentication has no effect that matters
                     raise Unavailable(translated.message, address=self._address) from error
                 raise translated from error
             return parse(access_pb2.AuthenticateResponse, answer)
@@ -287,7 +287,7 @@ class GrpcChannel:
 
 
 class _BulkStream:
-    """One bidirectional stream: requests go out in order, responses find theirs by request id."""
+    """One bidirectional stream: requests go out in order, and responses are matched to them by request id."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ class _BulkStream:
         shown: Callable[[], Awaitable[_Metadata]],
         shown_anew: Callable[[grpc.aio.AioRpcError, _Metadata], Awaitable[_Metadata | None]],
     ) -> None:
-        """`shown`: what it shows of who we are; `shown_anew`: the same, after that was refused."""
+        """`shown`: returns the credentials; `shown_anew`: returns new ones after these were refused."""
         keep_freed_memory()
         self._channel = channel
         self._show = shown
@@ -310,11 +310,11 @@ class _BulkStream:
         self._ids = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, tuple[asyncio.Future[Any], asyncio.TimerHandle]] = {}
-        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # bounded by the callers' requests in flight
+        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # callers bound it by their requests in flight
         self._call: Any = None
         self._begun = asyncio.Event()
         self.done = False
-        """Nothing can be submitted any more."""
+        """Whether no more requests can be submitted."""
 
     def submit(self, message: Any, bulk: Sequence[Any], future: asyncio.Future[Any], timeout_s: float) -> None:
         request_id = next(self._ids)
@@ -324,7 +324,7 @@ class _BulkStream:
         self._outgoing.put_nowait(serialize_with_bulk(message, bulk))
 
     def finish(self) -> None:
-        """Submit no more; it ends when what is pending is answered."""
+        """Accept no more requests; the stream ends when all pending ones are answered."""
         self._outgoing.put_nowait(None)
 
     def cancel(self) -> None:
@@ -333,7 +333,7 @@ class _BulkStream:
         self._end(_lost(self._address, "closed"))
 
     async def write(self) -> None:
-        """Send what is submitted, until the stream ends."""
+        """Send the submitted requests until the stream ends."""
         try:
             self._shown = await self._show()
             if self.done:
@@ -347,16 +347,16 @@ class _BulkStream:
             if not self.done:
                 await self._call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
-            self.done = True  # the reading side learns why
+            self.done = True  # the reading side gets the reason
             if is_being_cancelled():
                 raise
         except KeraError as error:
-            self._end(error)  # who we are was not taken
+            self._end(error)  # authentication has failed
         finally:
             self._begun.set()
 
     async def read(self) -> None:
-        """Answer what is pending, until the stream ends."""
+        """Resolve pending requests with the answers, until the stream ends."""
         error: KeraError = _lost(self._address, "it ended the stream")
         try:
             await self._begun.wait()
@@ -365,7 +365,7 @@ class _BulkStream:
             async for data in self._call:
                 self._resolve(*parse_with_bulk(self._method.response, data))
         except grpc.aio.AioRpcError as rpc_error:
-            self.done = True  # what is submitted from now on goes over another one
+            self.done = True  # new requests go over another stream
             error = _translate(rpc_error, self._address, self._method.name, self._tls)
             refused = isinstance(error, REFUSALS)
             try:
@@ -374,7 +374,7 @@ class _BulkStream:
                 error, refused = why, isinstance(why, REFUSALS)
             unread = rpc_error.code() is grpc.StatusCode.UNIMPLEMENTED
             if not (isinstance(error, Unavailable | Uncertain) or unread or refused):
-                error = _lost(self._address, error.message)  # what ended the stream is not an answer to each request
+                error = _lost(self._address, error.message)  # the error that ended the stream answers no request
         except ProtocolError as protocol_error:
             self._call.cancel()
             error = _lost(self._address, protocol_error.message)
@@ -396,7 +396,7 @@ class _BulkStream:
     def _resolve(self, message: Any, bulk: memoryview) -> None:
         future, timer = self._pending.pop(message.request_id, (None, None))
         if future is None or timer is None:
-            return  # its time was up
+            return  # it has timed out
         timer.cancel()
         if future.done():
             return
@@ -412,14 +412,14 @@ class _BulkStream:
 
 
 async def _written(call: Any, data: bytes) -> bool:
-    """Send a message of a stream; False: the stream has ended, and its reading end learns how.
+    """Send a message of a stream; False: the stream has ended, and its reading end gets the reason.
 
-    Of a stream that is ended while something is sent, gRPC's own `write` makes an internal error, and what the daemon
-    has said is lost.
+    If a stream is ended while a message is sent, gRPC's own `write` raises an internal error, and the daemon's error is
+    lost.
     """
     sent: asyncio.Event = call._metadata_sent  # noqa: SLF001 - as `write` does
     if not sent.is_set():
-        # Of a stream that ends before it has begun gRPC would have its writer wait for ever.
+        # If a stream ends before it has begun, gRPC would let its writer wait for ever.
         call.add_done_callback(lambda _: sent.set())
         await sent.wait()
     if call.done():
@@ -445,14 +445,14 @@ def _no_answer(address: str, method: str, timeout_s: float) -> Uncertain:
 
 
 def _not_connected(address: str, details: str, tls: Tls | None) -> Unavailable:
-    """With ``refused`` where somebody is there."""
+    """Return the error; it has the attribute ``refused`` if a process listens at the address."""
     reason = reason_of_tls(details, tls)
     attributes = {"refused": True} if reason else {}
     return Unavailable(f"cannot connect to {address}: {reason or details}", address=address, **attributes)
 
 
 def _translate(error: grpc.aio.AioRpcError, address: str, method: str, tls: Tls | None) -> KeraError:
-    """KerA's error for gRPC's: the daemon's own if it sent one, else what the status allows to conclude."""
+    """Return KerA's error for gRPC's: the daemon's own error if it sent one, otherwise one that the status implies."""
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_METADATA:
             with contextlib.suppress(ProtocolError):
@@ -469,5 +469,5 @@ def _translate(error: grpc.aio.AioRpcError, address: str, method: str, tls: Tls 
             )
         case grpc.StatusCode.UNKNOWN | grpc.StatusCode.INTERNAL:
             return InternalError(f"{method} at {address}: {details}", address=address)
-        case _:  # it was cut off on its way, at either end
+        case _:  # the connection was cut off, at either end
             return _lost(address, details)

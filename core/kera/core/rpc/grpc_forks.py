@@ -1,7 +1,7 @@
 """gRPC and `fork`: a child process whose parent has an open channel cannot use gRPC, so it gets an error at once.
 
-The library's threads are the parent's, and its state is copied as it was: calls in such a child wait for ever, or crash
-it. A child whose parent has closed its channels, or has made none, uses gRPC as any other process does.
+The library's threads exist only in the parent, and the child has a copy of their state: calls in such a child wait for
+ever, or crash it. A child whose parent has closed its channels, or has made none, can use gRPC like any other process.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from weakref import WeakSet
 from kera.core.errors import ClosedError
 
 _channels: WeakSet[Any] = WeakSet()
-"""Those that this process has not let go of."""
+"""The channels of this process that still exist."""
 _is_broken = False
 
 
 def check_process() -> None:
-    """Call it before a channel is made. Raises `ClosedError` in a child process that cannot use gRPC."""
+    """Raise `ClosedError` in a child process that cannot use gRPC; called before a channel is made."""
     if _is_broken:
         raise ClosedError(
             "this process was forked while its parent had a client open, and gRPC does not work in it: start processes"
@@ -28,7 +28,7 @@ def check_process() -> None:
 
 
 def remember(channel: Any) -> None:
-    """A channel was made."""
+    """Note a channel that was made."""
     _channels.add(channel)
 
 
@@ -40,7 +40,7 @@ def _after_fork() -> None:
 
 
 def _never_close(channel: Any) -> None:
-    """Leave the parent's channel alone: what gRPC does when the garbage collector finds it crashes a child process."""
+    """Keep a parent's channel alive for ever: gRPC would crash the child when the garbage collector frees it."""
     inner = channel.__dict__.pop("_channel", None)
     if inner is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))

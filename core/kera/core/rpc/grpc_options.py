@@ -11,37 +11,37 @@ from kera.core.rpc.sockets import CALLER, SERVER, Patience
 ERROR_METADATA = "kera-error-bin"
 """Trailing metadata of a failed call: a ``kera.v1.Error``."""
 AUTHORIZATION, BEARER = "authorization", "Bearer "
-"""Metadata of a call: who shows a token shows it here, behind this word."""
+"""Metadata of a call that carries a token, and the word before the token."""
 AUTHENTICATE_METADATA = "kera-authenticate-bin"
-"""Likewise, of a call of ``Authenticate``: the request, whose message is empty. Of who is not known yet a server takes
-no messages, which could be of any size."""
+"""Metadata of a call of ``Authenticate``: the request; the message of the call is empty. A server receives no messages
+from unknown callers, as these could be of any size."""
 METADATA_BYTES_MAX = 24 << 10
-"""Maximum of a call that servers accept: room for the longest token."""
+"""Maximum of a call's metadata that servers accept: it has room for the longest token."""
 CALLS_MAX = 1 << 14
 """Calls of all clients that a server has at once; further ones are refused (``RESOURCE_EXHAUSTED``)."""
 CONNECTION_CALLS_MAX_DEFAULT = 100
-"""Calls of one connection that a server takes at once, and streams of bulk among them; its client keeps further ones
-until others have been answered. RFC 9113 (6.5.2) advises against less."""
+"""Calls of one connection that a server takes at once, bulk streams included; the client keeps further ones until
+others have been answered. RFC 9113 (6.5.2) advises against less."""
 CONNECTION_IDLE_MS = 60_000
-"""Without a call; then the server takes its leave, and the client connects again when it has one."""
+"""Time without a call after which a server closes a connection; the client connects again for its next call."""
 HANDSHAKE_MS = 5_000
-"""For the first words of HTTP/2. Who only connects holds a descriptor for no longer."""
+"""Time for the handshake of HTTP/2: a peer that only connects holds a descriptor for no longer."""
 UNTAKEN_BYTES_MAX = 16 << 10
-"""Maximum of each call that no handler has taken yet, at a server that authenticates callers."""
+"""Maximum of data received for a call before a handler reads them, at a server that authenticates callers."""
 _FIELD_OVERHEAD_BYTES = 64
 """Tag and length of the bulk field, and the request id, come on top of the two limits."""
 
 
 def channel_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any]]:
-    """Explicit message-size limits, the same on both sides."""
+    """Return explicit limits of message sizes, the same on both sides."""
     limit = HEAD_BYTES_MAX + bulk_bytes_max + _FIELD_OVERHEAD_BYTES
     return [("grpc.max_send_message_length", limit), ("grpc.max_receive_message_length", limit)]
 
 
 def _keepalive(patience: Patience) -> list[tuple[str, Any]]:
-    """The keepalive of sockets of frames, in gRPC's way: its own pings, also while there is no call.
+    """Return options for the same keepalive as that of frame sockets, by gRPC's pings, also while there is no call.
 
-    The time-out is that of TCP as well (``TCP_USER_TIMEOUT``), which gRPC sets by itself.
+    gRPC uses the time-out for TCP as well (``TCP_USER_TIMEOUT``).
     """
     return [
         ("grpc.keepalive_time_ms", 1000 * patience.idle_s),
@@ -59,21 +59,22 @@ def server_options(
     *,
     asks: bool = False,
 ) -> list[tuple[str, Any]]:
-    """Ports are not shared, so a taken one is an error; and calls that came in a burst wait for their turn.
+    """Return the options of a server.
 
-    By itself gRPC cancels calls at random when more than 1000 are waiting. It begins calls in the order in which they
-    came, each takes some 0.3 ms, and nothing of ours can tell it to take turns: so how many of one connection others
-    may find before them is bounded. Its protection against overload would still count calls whose answer is on its way,
-    and refuse what a client sends as soon as it has that answer.
+    Ports are not shared, so a taken port is an error. Calls that come in a burst wait for their turn: by default gRPC
+    cancels calls at random when more than 1000 wait. It begins calls in the order in which they came, each takes some
+    0.3 ms, and we cannot make it take turns. So the number of calls of one connection, for which others may have to
+    wait, is bounded. gRPC's protection against overload is off: it would still count calls whose answer is being sent,
+    and refuse the next call of a client that has just got this answer.
 
-    It takes so many connections and closes others at once. It cannot close the idlest for a new one, so idle ones are
-    closed after a while in any case, and those that say nothing sooner where places are few (``grpc_room``). Pings of
-    clients are answered as often as ours send them, and twice as often.
+    gRPC accepts `connections_max` connections, closes further ones at once, and cannot close the idlest for a new one.
+    So idle connections are closed after a while in any case, and silent ones sooner if few places are left
+    (``grpc_room``). Clients may send pings twice as often as ours do.
 
-    By itself gRPC receives more of calls that nobody has taken yet, the faster a peer sends, also of those that are
-    about to be refused: ten connections of strangers had 1.5 GiB. A server that `asks` who calls keeps to
-    `UNTAKEN_BYTES_MAX` of each call. For a message that is taken there is room by the megabyte: so those of 256 KiB
-    come at two thirds of the rate, and larger ones as fast.
+    By default, the faster a peer sends, the more gRPC receives of calls that no handler has read yet, even of calls
+    that are about to be refused: ten unauthenticated connections took 1.5 GiB. A server that `asks` who calls receives
+    at most `UNTAKEN_BYTES_MAX` of each such call. A message that is being read has room by the megabyte, so messages of
+    256 KiB arrive at two thirds of the rate, and larger ones as fast as before.
     """
     windows = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", UNTAKEN_BYTES_MAX)] if asks else []
     return [
@@ -95,13 +96,14 @@ def server_options(
 
 
 def client_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any]]:
-    """A daemon that is back is found within a second; by itself gRPC would wait up to two minutes.
+    """Return the options of a client.
 
-    And an attempt to connect that the network swallows is given up after one, and not after 20. Each channel has a
-    connection of its own, as in the other transports.
+    A restarted daemon is found within a second, where gRPC would wait up to two minutes by default. An attempt to
+    connect that gets no answer is given up after one second, and not after 20. Each channel has a separate connection,
+    as in the other transports.
 
-    Calls go straight to the daemon: the proxies that `http_proxy` and its like name are for the web, and know nothing
-    of the cluster.
+    Calls go straight to the daemon: the proxies in `http_proxy` and similar variables are for the web, and do not know
+    the cluster.
     """
     return [
         *channel_options(bulk_bytes_max),

@@ -1,10 +1,10 @@
-"""gRPC's own services, where callers have to authenticate: anybody may ask for health, as probes do, and nothing else.
+"""gRPC's own services on servers that authenticate: unknown callers may check the health, as probes do, and no more.
 
-Who asks is told of the daemon as a whole, whatever service it names: no message of somebody unknown is received (see
-`grpc_strangers`), and all services of a daemon have the same health.
+The answer is the health of the daemon as a whole, whatever service the caller names: the server receives no messages
+from unknown callers (see `grpc_strangers`), and all services of a daemon have the same health.
 
-Who waits for health to change, or has services described, holds a call for as long as it likes; of those there are so
-many for all callers together.
+Watching the health and describing services need authentication, since such a call lasts as long as the caller likes,
+and the number of calls is limited for all callers together.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import grpc
 import grpc.aio
 
 Admit = Callable[[Any], Awaitable[None]]
-"""Ends a call, by its context, if nobody knows whose it is."""
+"""Ends a call, by its context, if its caller is unknown."""
 
 
 class OthersBehind:
-    """Registers services with a server, as the functions do that gRPC generates, behind a door."""
+    """Stands for a server in the functions of gRPC that register services, and adds authentication to the services."""
 
     def __init__(self, server: grpc.aio.Server, admit: Admit) -> None:
         self._server = server
         self._admit = admit
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """The same ones are registered by method."""
+        """Do nothing: the same handlers are registered by method."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """See `grpc.aio.Server`."""

@@ -1,9 +1,9 @@
-"""Room among the connections of a server of gRPC for those who have something to say.
+"""Closes silent connections of a gRPC server to make room for peers that use theirs.
 
-gRPC takes so many connections and closes others at once, and has no way to close the idlest for a new one: who connects
-and says nothing keeps a place until the time for the handshake is up, and a few thousand of them keep out everybody
-else. So when most places are taken, connections are closed over which next to nothing has come for `QUIET_S`, be it
-byte by byte: first those of which that has been seen for longest.
+gRPC accepts a fixed number of connections and closes further ones at once. It cannot close the idlest for a new one: a
+peer that connects and sends nothing keeps its place until the time for the handshake is up, and a few thousand of them
+keep out all others. So when most places are taken, connections are closed that have sent next to nothing for `QUIET_S`,
+even if they send byte by byte; the one that has been seen silent for longest is the first.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = get_logger("kera.grpc")
 
 LOOK_EVERY_S = 0.5
 FULL = 0.8
-"""Share of the places from which on room is made."""
+"""Share of the places from which on connections are closed."""
 ROOMY = 0.6
-"""Up to where it is made."""
+"""Share of the places down to which connections are closed."""
 QUIET_S = 1.0
 SPOKEN_BYTES = {True: 800, False: 128}
-"""Whether connections are over TLS: the handshake, the first words of HTTP/2 and a first call have more."""
+"""Bytes below which a peer counts as silent, with TLS (True) and without: a handshake and a first call have more."""
 TOLD_EVERY_S = 10.0
 
 _INFO = struct.Struct("=52xI72xQ")
@@ -45,14 +45,14 @@ class Room:
         self._connections_max = connections_max
         self._spoken_bytes = SPOKEN_BYTES[encrypted]
         self._quiet: dict[Peer, float] = {}
-        """Over whose connections next to nothing had come at the last look, and since when they were seen to be."""
+        """Peers that had sent next to nothing at the last look, each with the time since when it is silent."""
         self._told_s = -TOLD_EVERY_S
         self.closed = 0
-        """Connections, for others."""
+        """Number of connections closed to make room."""
         self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop looking at connections."""
         self._looking.cancel()
         await asyncio.wait([self._looking])
 
@@ -62,11 +62,11 @@ class Room:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
-                if open_descriptors() < FULL * self._connections_max:  # of all kinds, and quickly known
+                if open_descriptors() < FULL * self._connections_max:  # counts all kinds, but is fast
                     self._quiet = {}
                     continue
                 closed = await loop.run_in_executor(None, self._make_room, loop.time())
-            except Exception as error:  # noqa: BLE001 - whatever it is, connections must be looked at later
+            except Exception as error:  # noqa: BLE001 - after any error, connections must be looked at again
                 self._tell("cannot look for connections that say nothing", error=repr(error))
                 continue
             self.closed += closed
@@ -82,9 +82,9 @@ class Room:
             log.warning(event, **details)
 
     def _make_room(self, now_s: float) -> int:
-        """Close quiet connections while most places are taken, and return their number.
+        """Close silent connections if most places are taken, and return how many were closed.
 
-        returns how many were closed. Takes some 20 µs for each connection.
+        It takes some 20 µs for each connection.
         """
         taken, before, self._quiet = 0, self._quiet, {}
         for sock, peer in _connections(self._port):
@@ -103,15 +103,15 @@ class Room:
         closed = 0
         for sock, peer in _connections(self._port):
             if peer in to_close:
-                with contextlib.suppress(OSError):  # the peer left meanwhile: there is as much room
+                with contextlib.suppress(OSError):  # the peer has left meanwhile, which makes room as well
                     sock.shutdown(socket.SHUT_RDWR)
                 closed += 1
         return closed
 
 
 def _connections(port: int) -> Iterator[tuple[socket.socket, Peer]]:
-    """That this process has taken at a port; each is ours only until the next one is asked for."""
+    """Yield the connections that this process has accepted at a port; each is valid only until the next iteration."""
     for sock in copies_of_sockets():
         with contextlib.suppress(OSError):
             if sock.family in {socket.AF_INET, socket.AF_INET6} and sock.getsockname()[1] == port:
-                yield sock, sock.getpeername()[:2]  # the listener has none
+                yield sock, sock.getpeername()[:2]  # fails for the listener, which has no peer

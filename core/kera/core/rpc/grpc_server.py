@@ -1,8 +1,8 @@
 """Serves methods over gRPC, the open interface: any language's client works, from ``proto/kera/v1``.
 
 Unary methods are unary; bulk methods are long-lived bidirectional streams whose responses carry the ``request_id`` of
-their request. Health and reflection services come along. What answers hold that nobody takes is bounded
-(``grpc_untaken``): each counts from when it is given to gRPC until gRPC has passed it on.
+their request. The server also has the health and reflection services. The size of answers that clients do not read is
+bounded (``grpc_untaken``): an answer counts from when it is given to gRPC until gRPC has passed it on.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ log = get_logger("kera.grpc")
 
 _NO_BULK = memoryview(b"")
 _STATUS_TEXT_CHARS_MAX = 256
-"""The status text repeats the error's for clients that do not read our metadata, and shares its room with it."""
+"""The status text repeats the error's text for clients that do not read our metadata, and shares their limit."""
 
 _ENDING: set[asyncio.Task[None]] = set()
-"""Calls that are being ended; a loop does not keep its tasks."""
+"""Tasks that end calls, kept here because a loop does not keep its tasks."""
 
 _STATUS = {
     "authentication_failed": grpc.StatusCode.UNAUTHENTICATED,
@@ -104,11 +104,11 @@ class GrpcServer:
         tls: Tls | None = None,
         doorkeeper: Doorkeeper | None = None,
     ) -> None:
-        """`tls`: connections are encrypted; `doorkeeper`: finds out who calls."""
+        """`tls`: encrypts connections; `doorkeeper`: finds out who calls."""
         self._tls = tls
         self._connections_max = connections_max
         self._room: Room | None = None
-        # Who shows no certificate that is required gets no further than TLS.
+        # If certificates are required, TLS itself stops a peer without one.
         asks = doorkeeper is not None and (tls is None or tls.files.client_auth != "required")
         options = server_options(bulk_bytes_max, connections_max, connection_calls_max, handshake_ms, asks=asks)
         self.turns = Turns()
@@ -155,8 +155,8 @@ class GrpcServer:
         return int(bound)
 
     async def close(self, grace_s: float = 0.5) -> None:
-        """Stop accepting, give calls in progress `grace_s` seconds, then end them. An error does not keep it open."""
-        async with contextlib.AsyncExitStack() as steps:  # the last one is taken first, and each is taken
+        """Stop accepting, give calls in progress `grace_s` seconds, then end them. It closes even if a step fails."""
+        async with contextlib.AsyncExitStack() as steps:  # runs them in reverse order, even if one fails
             steps.push_async_callback(self._server.stop, grace_s)
             steps.push_async_callback(self._health.enter_graceful_shutdown)
             if self._room is not None:
@@ -171,7 +171,7 @@ def _rpc_handler(
     turns: Turns,
     behind: _Behind | None,
 ) -> Any:
-    """Messages stay bytes up to our own code, which says what is wrong with them; gRPC would only log it."""
+    """Return gRPC's handler of a method. Messages stay bytes until our code parses them: gRPC would only log errors."""
     if method.bulk:
 
         async def serve_stream(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -188,9 +188,9 @@ def _rpc_handler(
         peer, unnamed = Peer("grpc", context.peer(), lasts=False), grpc.StatusCode.UNKNOWN
         try:
             data = received if behind is None else await behind.request(peer, context, method, received)
-            await turns.turn(peer.address)  # of calls that came together, one is begun in a round of the loop
-            unnamed = grpc.StatusCode.INVALID_ARGUMENT  # what is wrong with a request is its caller's doing
-            check_request(method, len(data), 0, bulk_bytes_max)  # before it is looked at
+            await turns.turn(peer.address)  # of simultaneous calls, one is begun in each round of the loop
+            unnamed = grpc.StatusCode.INVALID_ARGUMENT  # an invalid request is its caller's fault
+            check_request(method, len(data), 0, bulk_bytes_max)  # before it is parsed
             message = parse(method.request, data)
             unnamed = grpc.StatusCode.UNKNOWN
             result = handler(Call(message, _NO_BULK, peer))
@@ -198,8 +198,8 @@ def _rpc_handler(
                 reply = result
             else:
                 reply = await _deferred(result)
-                await turns.turn(peer.address)  # to write a large answer takes long, and many may be ready at once
-            answer: bytes = reply.message.SerializeToString()  # once: to ask for its size takes as long
+                await turns.turn(peer.address)  # serializing a large answer takes long, and many may be ready at once
+            answer: bytes = reply.message.SerializeToString()  # once, as computing its size takes as long
             check_size(method, len(answer), sum([memoryview(piece).nbytes for piece in reply.bulk]), bulk_bytes_max)
             hold = untaken.admit(peer.address, len(answer))
             _when_over(hold.release)
@@ -209,13 +209,13 @@ def _rpc_handler(
         finally:
             peer.closed()
 
-    if behind is not None:  # it is for the caller, the same: but here nothing is received yet when it begins
+    if behind is not None:  # a caller sees no difference, but here no message is received yet when it begins
         return grpc.stream_unary_rpc_method_handler(serve_call)
     return grpc.unary_unary_rpc_method_handler(serve_call)
 
 
 class _Behind:
-    """A doorkeeper before calls: each is looked at before anything is received of it."""
+    """Applies a doorkeeper to calls, before the server receives any message of them."""
 
     def __init__(self, doorkeeper: Doorkeeper) -> None:
         self._doorkeeper = doorkeeper
@@ -228,12 +228,12 @@ class _Behind:
     async def request(
         self, peer: Peer, context: Any, method: Method[Any, Any], requests: AsyncIterator[bytes]
     ) -> bytes:
-        """The request of a unary call. Raises the doorkeeper's errors, and `AuthenticationFailed`."""
+        """Return the request of a unary call. Raises the doorkeeper's errors, and `AuthenticationFailed`."""
         self.find_out(peer, context)
         return await request_of(peer, method, context, requests)
 
     async def meet(self, peer: Peer, context: Any, method: Method[Any, Any] | None) -> None:
-        """Find out whose a stream is; ends it if that is not enough."""
+        """Find out the peer of a stream, and end the stream if the peer is not authenticated."""
         try:
             self.find_out(peer, context)
             if peer.identity is None:
@@ -242,7 +242,7 @@ class _Behind:
             await _abort(context, error_reply(error, method))
 
     async def admit(self, context: Any) -> None:
-        """Likewise for a stream of a service that gRPC brings along."""
+        """Do the same for a stream of one of gRPC's own services."""
         await _begin(context)
         peer = Peer("grpc", context.peer(), lasts=False)
         _when_over(peer.closed)
@@ -252,9 +252,9 @@ class _Behind:
 async def _begin(context: Any) -> bool:
     """Send the initial metadata of a stream's answers; False if the caller is gone.
 
-    By itself gRPC sends it with the first answer, and once more with a status that is sent at the same time. It then
-    rejects the status, so the caller never learns that the stream has ended, and waits. Call this before anything that
-    can write to the stream or end it.
+    By default gRPC sends them with the first answer, and once more with a status that is sent at the same time. It then
+    rejects the status, so the caller is not informed that the stream has ended, and waits. Call this before anything
+    that can write to the stream or end it.
     """
     try:
         await context.send_initial_metadata(())
@@ -264,9 +264,10 @@ async def _begin(context: Any) -> bool:
 
 
 def _when_over(then: Callable[[], object]) -> None:
-    """Call `then` when the call that is being served has ended: the same as ``context.add_done_callback`` does.
+    """Call `then` when the call that is being served has ended.
 
-    But that makes a cycle of the call and all it holds, and only a look of the garbage collector would free them.
+    ``context.add_done_callback`` would do the same, but make a cycle of the call and all its objects, which only the
+    garbage collector would free.
     """
     task = asyncio.current_task()
     if task is not None:
@@ -274,11 +275,14 @@ def _when_over(then: Callable[[], object]) -> None:
 
 
 def _ending(context: Any) -> Callable[[], None]:
-    """Ends the call that is being served: its caller is told, as nothing else would tell it, then its task is."""
+    """Return a function that ends the call that is being served: it sends the caller a status, then cancels the task.
+
+    Without this status the caller would not notice the end.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     async def end() -> None:
-        with contextlib.suppress(Exception):  # gRPC has no one name for it, and raises one of them in any case
+        with contextlib.suppress(Exception):  # it always raises, errors of various kinds
             await context.abort(grpc.StatusCode.ABORTED, "your rights have changed")
         if task is not None:
             task.cancel()
@@ -292,7 +296,7 @@ def _ending(context: Any) -> Callable[[], None]:
 
 
 def _evidence(context: Any) -> Evidence:
-    """The evidence that gRPC has of a caller's identity."""
+    """Return the evidence of a caller's identity that gRPC has."""
     token = next((value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION), "")
     shown = context.auth_context().get("x509_pem_cert")
     text = token.removeprefix(BEARER) if isinstance(token, str) else ""
@@ -302,7 +306,7 @@ def _evidence(context: Any) -> Evidence:
 async def _deferred(result: Awaitable[Reply[Any]]) -> Reply[Any]:
     """Wait for the reply; if the caller gives up, so does the handler.
 
-    A coroutine is run in the task of its call, and at once: in one of its own it would have no turn.
+    A coroutine runs in the task of its call, and at once: in a separate task it would have to wait for the loop.
     """
     try:
         reply = await result
@@ -315,18 +319,18 @@ async def _deferred(result: Awaitable[Reply[Any]]) -> Reply[Any]:
 
 
 async def _abort(context: Any, error: common_pb2.Error, unnamed: grpc.StatusCode = grpc.StatusCode.UNKNOWN) -> NoReturn:
-    """`unnamed`: the status of an error that `_STATUS` does not name."""
+    """End a call with `error`; `unnamed`: the status of an error that `_STATUS` does not have."""
     metadata = ((ERROR_METADATA, error.SerializeToString()),)
     try:
         await context.abort(_STATUS.get(error.code, unnamed), error.message[:_STATUS_TEXT_CHARS_MAX], metadata)
-    except grpc.aio.AbortError as aborted:  # gRPC's call keeps it, and its traceback keeps gRPC's call
+    except grpc.aio.AbortError as aborted:  # gRPC's call refers to it, and its traceback to gRPC's call
         _when_over(partial(aborted.with_traceback, None))
         raise
     raise InternalError("gRPC went on after an abort")  # it raises; the type checker cannot know
 
 
 def _check(method: Method[Any, Any], reply: Reply[Any], bulk_bytes_max: int) -> int:
-    """The bytes of `reply`; raises what makes it impossible to send it."""
+    """Return the size of `reply` in bytes. Raises an error if it cannot be sent."""
     head_bytes: int = reply.message.ByteSize()
     bulk_bytes = sum([memoryview(piece).nbytes for piece in reply.bulk])
     check_size(method, head_bytes, bulk_bytes, bulk_bytes_max)
@@ -360,12 +364,12 @@ class _Stream:
         self._replies: asyncio.Queue[tuple[Reply[Any], int]] = asyncio.Queue()  # with their bytes; bounded by `_full`
         self._unsent = 0  # replies that gRPC has not taken yet, and their bytes
         self._unsent_bytes = 0
-        self._changed = asyncio.Event()  # `_waiting` or `_unsent` is smaller than it was, or nobody holds the stream
+        self._changed = asyncio.Event()  # `_waiting` or `_unsent` has shrunk, or all holds are released
         self._holds = Holds(lambda: None, self._changed.set)
         self.peer = Peer("grpc", context.peer(), hold=self._holds.hold, release=self._holds.release)
         self._done = False
         self._refusal: KeraError | None = None
-        """Answered to the first request: who sends much before it hears anything may not hear how the stream ended."""
+        """The answer to the first request: a client that sends much before it reads may miss the stream's status."""
 
     async def serve(self, requests: AsyncIterator[bytes]) -> None:
         """Answer `requests` until the client ends the stream or is gone."""
@@ -379,7 +383,7 @@ class _Stream:
                     except (
                         ProtocolError,
                         RecordTooLarge,
-                    ) as error:  # whose request it was cannot be told, so the stream ends
+                    ) as error:  # its request id is unknown, so the stream ends
                         await _abort(self._context, error_reply(error, self._method))
                     if self._refusal is not None:
                         self._answer_error(message.request_id, self._refusal)
@@ -388,7 +392,7 @@ class _Stream:
                         continue  # unanswered: the abort is on its way, and the client may have newer credentials
                     self._handle(message, bulk)
                     if perf_counter() - begun_s > SLICE_S:
-                        await self._turns.turn(self.peer.address)  # others have theirs before the next request
+                        await self._turns.turn(self.peer.address)  # others come before the next request
                     await self._until(lambda: not self._full)
             await self._until(lambda: not self._waiting and not self._unsent)
         finally:
@@ -455,8 +459,8 @@ class _Stream:
                     reply = Reply(self._method.response(request_id=request_id, error=error_reply(error, self._method)))
                     hold = self._untaken.admit(self.peer.address, 0)
                 try:
-                    data = serialize_with_bulk(reply.message, reply.bulk)  # only now: it is a copy, and one is enough
-                    del reply  # and with it the references to the handler's memory
+                    data = serialize_with_bulk(reply.message, reply.bulk)  # only now, so that only one copy exists
+                    del reply  # drops the references to the handler's memory
                     await self._context.write(data)
                     del data
                 finally:
@@ -464,14 +468,14 @@ class _Stream:
                 self._unsent -= 1
                 self._unsent_bytes -= reply_bytes
                 self._changed.set()
-        except Exception as error:  # noqa: BLE001 - gRPC has no one name for it
+        except Exception as error:  # noqa: BLE001 - gRPC raises errors of various kinds
             log.debug("client is gone", method=self._method.name, error=repr(error))
             self._done = True
             self._changed.set()
 
     @property
     def _full(self) -> bool:
-        """No further request is taken."""
+        """Whether no further request may be taken."""
         return (
             bool(self._holds)
             or len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX

@@ -1,8 +1,8 @@
-"""Calls over gRPC of which nobody knows whose they are, where somebody has to: no message of theirs is received.
+"""Calls over gRPC of unauthenticated callers ("strangers"): a server that authenticates receives no messages of theirs.
 
-gRPC receives a message as a whole, of whatever size its limit allows, and a server can tell it neither that one method
-takes less than another nor that one caller does. So a call is looked at before its message is: of a stranger's nothing
-is received at all. What it asks to become known is metadata of its call, of which gRPC takes `METADATA_BYTES_MAX`.
+gRPC receives a message as a whole, up to its size limit, and a server cannot set a lower limit for one method or one
+caller. So the server looks at a call before its message, and receives no message of a stranger. A stranger's request to
+authenticate is metadata of its call, which gRPC bounds by `METADATA_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kera.core.rpc.grpc_options import AUTHENTICATE_METADATA, METADATA_BYTES_MAX
 from kera.core.rpc.method import Method, Peer
 
 SHOWN_BYTES_MAX = METADATA_BYTES_MAX - (2 << 10)
-"""Maximum of a request to authenticate: gRPC has metadata of its own in a call."""
+"""Maximum of a request to authenticate, as gRPC adds its own metadata to a call."""
 
 
 def beside_call(request: bytes) -> tuple[tuple[str, bytes]]:
-    """A request to authenticate as a caller shows it. Raises `AuthenticationFailed` for one that no daemon takes."""
+    """Return the metadata for a request to authenticate. Raises `AuthenticationFailed` if it is too large."""
     if len(request) > SHOWN_BYTES_MAX:
         raise AuthenticationFailed(
             f"the credentials have {len(request)} bytes, over the limit of {SHOWN_BYTES_MAX} for gRPC"
@@ -31,15 +31,15 @@ def beside_call(request: bytes) -> tuple[tuple[str, bytes]]:
 
 
 def closing(requests: AsyncIterator[bytes]) -> contextlib.aclosing[AsyncGenerator[bytes, None]]:
-    """The requests that gRPC receives of a call, closed when the block ends: a generator of gRPC's.
+    """Return gRPC's generator of a call's requests as a context manager, which closes it at the end of the block.
 
-    One that is left before its end keeps itself and its call until the garbage collector has looked twice.
+    A generator that is left before its end keeps itself and its call until the garbage collector has run twice.
     """
     return contextlib.aclosing(cast("AsyncGenerator[bytes, None]", aiter(requests)))
 
 
 async def request_of(peer: Peer, method: Method[Any, Any], context: Any, requests: AsyncIterator[bytes]) -> bytes:
-    """The request of a unary call. Raises `AuthenticationFailed` if nothing is received of it."""
+    """Return the request of a unary call. Raises `AuthenticationFailed` if the caller has to authenticate first."""
     if method is api.AUTHENTICATE:
         for key, value in context.invocation_metadata() or ():
             if key == AUTHENTICATE_METADATA:

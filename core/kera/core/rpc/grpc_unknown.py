@@ -1,12 +1,12 @@
-"""Calls of methods that a gRPC server does not have: answered here, without a look at what they are called.
+"""Answers calls of methods that a gRPC server does not have, without looking at their paths.
 
-A path is bytes of whoever calls. gRPC's own server makes text of it in the loop that accepts calls, for all methods it
-was not told of beforehand: a single path that is not UTF-8 ends that loop, and with it the server, while the process
-lives on without its port (grpcio 1.85). So it is told of all methods there are (`GrpcServer`), and of the others none
-gets to that loop. An older gRPC, which accepts all calls in the same way, reads paths in tasks of their own.
+A path can be any bytes that a caller sends. gRPC's own server decodes it in the loop that accepts calls, for all
+methods that are not registered: a single path that is not UTF-8 ends that loop, and with it the server, while the
+process lives on without its port (grpcio 1.85). So all methods are registered (`GrpcServer`), and calls of others are
+kept from that loop. An older gRPC, which accepts all calls in the same way, reads each path in a separate task.
 
-This reaches into gRPC, as there is no other way to have a call before that: `tests/unit/core/rpc/test_grpc.py` says
-whether it still does what it should.
+This uses internals of gRPC, as there is no other way to get at a call before that loop does;
+`tests/unit/core/rpc/test_grpc.py` checks that it still works.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOT_FOUND = "Method not found!"
 
 
 def server(options: Sequence[tuple[str, Any]], calls_max: int) -> grpc.aio.Server:
-    """A server of gRPC whose methods have to be registered; calls of others are answered as `UNIMPLEMENTED`."""
+    """Return a gRPC server whose methods have to be registered; it answers calls of others with `UNIMPLEMENTED`."""
     original = cygrpc.AioServer
     if hasattr(original, "_make_request_call_future"):
         cygrpc.AioServer = _guarded(original)
@@ -37,7 +37,7 @@ def server(options: Sequence[tuple[str, Any]], calls_max: int) -> grpc.aio.Serve
 
 def _guarded(original: Any) -> Any:
     class Guarded(original):  # type: ignore[misc]  # a class that only gRPC has
-        """Accepts calls of methods that are not registered by itself."""
+        """Accepts the calls of unregistered methods in place of gRPC's own loop."""
 
         def _make_request_call_future(self, method: bytes | None) -> Any:
             if method is not None:
@@ -45,7 +45,7 @@ def _guarded(original: Any) -> Any:
             return asyncio.get_running_loop().create_task(self._refuse_unknown())
 
         async def _refuse_unknown(self) -> None:
-            """Until the server ends, and with it the request for the next call."""
+            """Refuse calls until the server ends, which ends the request for the next call as well."""
             loop, refusals = asyncio.get_running_loop(), set()
             while True:
                 state = await self._request_call()
@@ -57,6 +57,6 @@ def _guarded(original: Any) -> Any:
 
 
 async def _refuse(state: Any, loop: asyncio.AbstractEventLoop) -> None:
-    context = cygrpc._ServicerContext(state, None, None, loop)  # noqa: SLF001 - what gRPC's handlers are given
-    with contextlib.suppress(Exception):  # it always raises, so that a handler ends; or the caller is gone
+    context = cygrpc._ServicerContext(state, None, None, loop)  # noqa: SLF001 - the context of gRPC's handlers
+    with contextlib.suppress(Exception):  # it always raises, to end a handler; or else because the caller is gone
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, NOT_FOUND)

@@ -1,17 +1,17 @@
-"""Answers that were given to gRPC and that nobody has taken yet: how many bytes they are, and who makes room.
+"""Answers that were given to gRPC and that clients have not read yet: their size is bounded, and slow clients are cut.
 
-gRPC keeps a copy of an answer until the client has room for it, and a client that reads its socket and not its answers
-never has: pings are answered, so the connection lives. Promises:
+gRPC keeps a copy of an answer until the client has room for it. A client that reads its socket but not its answers
+never has room, and yet its connection stays alive, since it answers pings. Promises:
 
 * All answers of a server together have at most `bytes_max` bytes; small ones (`SMALL_BYTES_MAX`) do not count,
   as they are bounded by the number of calls.
-* When there is no room for another one, connections are closed that have not taken one for `impatient_s`, the one that
-  waits longest first, until there is. If there are none, the answer is refused with `Unavailable`.
-* In any case a connection is closed that does not take an answer within `stalled_s`, and longer for a large one
-  (`slowest_bytes_per_s`): gRPC does not tell how much of it has been taken.
+* If there is no room for another answer, connections are closed that have left an answer unread for `impatient_s`, the
+  longest first, until there is room. If there are no such connections, the answer is refused with `Unavailable`.
+* In any case a connection is closed that does not read an answer within `stalled_s`, or longer for a large answer
+  (`slowest_bytes_per_s`): gRPC does not report how much of it has been read.
 
-It is the connection that is closed, as with frames: gRPC for Python has no way to end a call whose client does not take
-what it was sent, and keeps that as long as the client lives.
+The connection is closed, as with frames, because gRPC for Python cannot end a call whose client does not read its
+answer: it keeps the answer as long as the client lives.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class UntakenLimits(NamedTuple):
     """The bounds on bytes and time of gRPC answers that clients have not taken."""
 
     bytes_max: int = 128 << 20
-    """Each of them is in memory twice."""
+    """Each of these bytes is in memory twice."""
     impatient_s: float = 5.0
     stalled_s: float = 30.0
     slowest_bytes_per_s: int = 256 << 10
@@ -45,7 +45,7 @@ UNTAKEN_LIMITS = UntakenLimits()
 
 
 class Hold:
-    """An answer, until it is taken."""
+    """An answer that is not read yet."""
 
     __slots__ = ("_timer", "_untaken", "counted_bytes", "peer", "since_s")
 
@@ -58,23 +58,23 @@ class Hold:
         self._timer = loop.call_later(patience_s, untaken.end, self)
 
     def release(self) -> None:
-        """It was taken, or its call is gone; may be repeated."""
+        """Note that the answer was read, or that its call is gone; may be called repeatedly."""
         self._timer.cancel()
         self._untaken.forget(self)
 
 
 class Untaken:
-    """The answers of one server that clients have not taken. Belongs to its event loop."""
+    """The answers of one server that clients have not read. Belongs to its event loop."""
 
     def __init__(self, limits: UntakenLimits = UNTAKEN_LIMITS, *, close: Callable[[str], object] | None = None) -> None:
-        """`close`: the connection with a peer, as gRPC calls it."""
+        """`close`: closes the connection with a peer, which is given by gRPC's name for it."""
         self._limits = limits
         self._close = close or _close
         self._holds: dict[Hold, None] = {}
-        """In the order in which they came."""
+        """Answers that count, the oldest first."""
         self.held_bytes = 0
         self.closed = 0
-        """Connections, because nothing was taken."""
+        """Number of connections that were closed because the peer read nothing."""
 
     def admit(self, peer: str, answer_bytes: int) -> Hold:
         """Count an answer that is about to be sent. Raises `Unavailable`."""
@@ -96,12 +96,12 @@ class Untaken:
         return hold
 
     def forget(self, hold: Hold) -> None:
-        """It holds nothing any more."""
+        """Stop counting an answer."""
         if self._holds.pop(hold, hold) is None:
             self.held_bytes -= hold.counted_bytes
 
     def end(self, hold: Hold) -> None:
-        """Close the connection that does not take an answer: what all its calls hold is free then."""
+        """Close the connection of a peer that does not read an answer, which frees the answers of all its calls."""
         for each in [each for each in self._holds if each.peer == hold.peer]:
             each.release()
         hold.release()

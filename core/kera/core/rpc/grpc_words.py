@@ -1,16 +1,16 @@
-"""Lines that gRPC itself writes to standard error, put into the daemon's log.
+"""Puts lines that gRPC itself writes to standard error into the daemon's log.
 
-gRPC's core knows no logger of ours. It has a line for each handshake that fails, which is where the reason is to be
-found, and a flood of them would fill the log: so whatever is written to the file descriptor of standard error goes
-through a pipe. Refused handshakes are told as those of other ports are, other words of gRPC's now and then; what
-others write (a library that ends the process, say) is passed on. Python's own `sys.stderr` goes past all this.
+gRPC's core does not use our logger. It writes a line, with the reason, for each handshake that fails, and a flood of
+them would fill the log. So everything written to the file descriptor of standard error goes through a pipe. Refused
+handshakes are logged like those of other ports, and other lines of gRPC's from time to time. Lines of other writers (a
+library that aborts the process, say) are passed on. Python's own `sys.stderr` bypasses the pipe.
 
-gRPC repeats what peers have sent, ends of lines as well. So what comes with a line of gRPC's, or looks like one of the
-log, is passed on with a mark, and nothing with a character that is none to print: a peer writes no lines of the log.
-Of those with a mark there are `MARKED_MAX` in `MARKED_S`; further ones, and empty ones, are dropped.
+gRPC repeats data that peers have sent, including newlines. So lines that arrive along with a line of gRPC's, or that
+look like lines of the log, are passed on with a mark, and unprintable characters are escaped: a peer cannot forge lines
+of the log. At most `MARKED_MAX` marked lines are passed on in `MARKED_S`; further ones, and empty ones, are dropped.
 
-Nothing waits for the pipe: while it is full, what is written to it is lost. So are the last words of a process that is
-killed by a signal, but for the tracebacks of all its threads.
+No writer waits for the pipe: while it is full, output is lost. So is the last output of a process that is killed by a
+signal, except for the tracebacks of all its threads.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from kera.core.base.silent_grpc import VERBOSITY
 from kera.core.security.refusals import Refusals
 
 MARK = "| "
-"""Before a line that is none of the log, though it may look like one."""
+"""Precedes a line that does not belong to the log, though it may look like a line of it."""
 MARKED_MAX, MARKED_S = 200, 60.0
 _STANDARD_ERROR = 2
 _READ_BYTES = 1 << 16
 _LINE_BYTES_MAX = 8192
 _JOIN_S = 1.0
 _WORDS = re.compile(rb"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ([\w.-]+):\d+\] (.*)", re.DOTALL)
-"""A line of gRPC's: how bad it is, the file, the text."""
+"""A line of gRPC's: severity, file, text."""
 _HANDSHAKE = re.compile(rb"Handshake failed with error .*OPENSSL_internal:([A-Z0-9_]+)(?:: ([^:]*))?")
 _SERVER_NAME = re.compile(rb"No match found for server name: ")
 
 
 @contextlib.contextmanager
 def heard(interface: str = "grpc") -> Iterator[None]:
-    """Put gRPC's words into the log meanwhile. For the main thread of a process that has no others yet.
+    """Put gRPC's lines into the log meanwhile. For the main thread of a process that has no other threads yet.
 
-    The process has imported gRPC before anything of KerA's. With `VERBOSITY` set, all of it goes to standard error.
+    The process must import gRPC before any module of KerA's. If `VERBOSITY` is set, all lines go to standard error.
     """
     if os.environ.get(VERBOSITY):
         yield
@@ -68,7 +68,7 @@ def heard(interface: str = "grpc") -> Iterator[None]:
     finally:
         if traces:
             faulthandler.disable()
-        os.dup2(own, _STANDARD_ERROR)  # the last end to which somebody writes: the thread finds its end
+        os.dup2(own, _STANDARD_ERROR)  # closes the last writing end, so the thread reaches the end of the pipe
         listening.join(_JOIN_S)
         sys.stderr.flush()
         sys.stderr = before
@@ -76,14 +76,14 @@ def heard(interface: str = "grpc") -> Iterator[None]:
 
 
 class Words:
-    """Tells lines of gRPC's from others."""
+    """Recognises lines of gRPC's, and logs them."""
 
     def __init__(self, interface: str) -> None:
         self._refusals = Refusals(interface)
         self._others = Refusals(interface, event="gRPC says")
 
     def take(self, line: bytes) -> bool:
-        """Whether it is one of gRPC's, which is told if it is worth it; else it is to be passed on."""
+        """Return whether a line is gRPC's, and log it if it matters; the caller passes on other lines."""
         found = _WORDS.fullmatch(line.rstrip(b"\n"))
         if found is None:
             return False
@@ -110,20 +110,20 @@ def _listen(reading: int, own: int, words: Words) -> None:
                     goes_on = True
                 else:
                     _pass_on(own, line, room, marked=goes_on)
-            goes_on = goes_on and bool(rest)  # what gRPC says at once is read at once
+            goes_on = goes_on and bool(rest)  # one write of gRPC is read at once
     if rest:
         _pass_on(own, rest, room, marked=goes_on)
 
 
 class _Room:
-    """For lines with a mark."""
+    """The bound on marked lines."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
         self._count = 0
 
     def take(self) -> bool:
-        """Whether there is any for one more."""
+        """Count a line; return whether there is room for it."""
         now_s = time.monotonic()
         if now_s >= self._since_s + MARKED_S:
             self._since_s, self._count = now_s, 0

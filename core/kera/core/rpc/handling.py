@@ -1,7 +1,7 @@
-"""How a server runs a handler: the same on every transport.
+"""How a server runs a handler, the same on every transport.
 
-Whatever a handler does, its caller gets an answer: a defect (an exception that is not KerA's, or no reply at all) is
-answered as `InternalError` and logged with its trace here, where the cause is.
+Whatever a handler does, its caller gets an answer: a defect (an exception that is not KerA's, or a result that is no
+reply) is answered as `InternalError`, and logged with its trace here, where the cause is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = get_logger("kera.rpc")
 
 
 def run_handler(handler: Handler, call: Call[Any]) -> Reply[Any] | asyncio.Future[Reply[Any]]:
-    """The handler's reply, or a future for one. Raises what the handler raises."""
+    """Return the handler's reply, or a future for it. Raises the errors of the handler."""
     result = handler(call)
     if isinstance(result, Reply):
         return result
@@ -27,26 +27,26 @@ def run_handler(handler: Handler, call: Call[Any]) -> Reply[Any] | asyncio.Futur
 
 
 def deferred_reply(future: asyncio.Future[Reply[Any]]) -> Reply[Any]:
-    """The reply of a future that is done. Raises its error; one that was cancelled by the daemon is a defect."""
+    """Return the reply of a future that is done. Raises its error; a cancellation by the daemon is a defect."""
     if future.cancelled():
         raise given_up()
     return checked_reply(future.result())
 
 
 def given_up() -> InternalError:
-    """A handler was cancelled, and not because of its caller."""
+    """Return the error for a handler that was cancelled, but not by its caller."""
     return InternalError("the request was given up by the daemon")
 
 
 def checked_reply(reply: Any) -> Reply[Any]:
-    """The result of a handler, if it is a reply."""
+    """Return the result of a handler. Raises `InternalError` if it is not a reply."""
     if not isinstance(reply, Reply):
         raise InternalError(f"the handler returned {type(reply).__name__} and no reply")
     return reply
 
 
 def error_reply(error: BaseException, method: Method[Any, Any] | None) -> common_pb2.Error:
-    """`error` as it is answered; logged if it is a defect. Its trace goes, and with it what the handler held."""
+    """Return `error` as a message, and log it if it is a defect. Drops its traceback to free the objects in it."""
     name = method.name if method is not None else None
     if not isinstance(error, KeraError):
         log.error("handler failed", method=name, exc_info=error)
@@ -57,9 +57,11 @@ def error_reply(error: BaseException, method: Method[Any, Any] | None) -> common
 
 
 def _forget_trace(error: BaseException) -> None:
-    """A future refers to its error, and the error's trace to who has asked the future: to the request, and for long.
+    """Drop the tracebacks of an error and its causes.
 
-    Collecting garbage would find it some day, but counts objects: a message is one, however many items are in it.
+    A future refers to its error, and the error's traceback refers to the frames that awaited the future, and so to the
+    request. The garbage collector would free this cycle late, since it counts objects, and a message is a single
+    object, however many items it has.
     """
     seen: set[int] = set()
     errors: list[BaseException | None] = [error]

@@ -1,4 +1,4 @@
-"""A connection that handlers hold: nothing more is taken from it until all of them have released it."""
+"""Holds of handlers on a connection: the server reads no further requests until all of them are released."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Holds:
     """See `kera.core.rpc.method.Peer`."""
 
     def __init__(self, held: Callable[[], None], released: Callable[[], None]) -> None:
-        """`held` is called when somebody holds it, `released` when nobody does any more."""
+        """`held` is called at each `hold`, `released` when the last hold is released."""
         self._held = held
         self._released = released
         self._count = 0
@@ -18,12 +18,12 @@ class Holds:
         return self._count > 0
 
     def hold(self) -> None:
-        """Take nothing more for now."""
+        """Take no further requests until `release`."""
         self._count += 1
         self._held()
 
     def release(self) -> None:
-        """Once for each `hold`."""
+        """End one `hold`; called once for each."""
         self._count -= 1
         if not self._count:
             self._released()

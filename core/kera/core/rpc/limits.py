@@ -1,4 +1,4 @@
-"""Bounds that hold on every transport, so that a caller need not know by which one a call goes."""
+"""Bounds that hold on every transport, so that a caller need not know which one a call uses."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from kera.core.errors import InternalError, RecordTooLarge, invariant
 from kera.core.rpc.method import Method
 
 HEAD_BYTES_MAX = 4 << 20
-"""Largest message, without its bulk; of requests see `Method.request_bytes_max`."""
+"""Largest message, without its bulk; for requests see `Method.request_bytes_max`."""
 BULK_BYTES_MAX = 32 << 20
-"""Default bound on the bulk of a message, both ways."""
+"""Default bound on the bulk of a message, in both directions."""
 REQUEST_CHUNKS_MAX = 1024
-"""Chunks of one request to write: each costs a broker some 10 us, in one go."""
+"""Maximum of chunks in one write request: each costs a broker some 10 us, without interruption."""
 UNANSWERED_CHUNKS_MAX = 256
-"""Chunks of one producer for one streamlet that wait for an answer. A broker remembers the digests of so many, by which
-it tells a repeat from another chunk with the same sequence."""
+"""Maximum of unacknowledged chunks of one producer for one streamlet. A broker remembers the digests of this many, to
+tell a repeated chunk from another chunk with the same sequence."""
 REPLICATED_BYTES_MAX = 1 << 20
 """Maximum of one request from a broker to a backup, unless it is a single write: at this size a copy is cheap and a
 delay short. It is verified in one go, so larger requests have at most `REQUEST_CHUNKS_MAX` chunks."""
 REQUESTS_IN_FLIGHT_MAX = 1024
-"""Requests of one connection (gRPC: of one stream) that may wait for an answer; then the server stops reading."""
+"""Maximum of requests of one connection (gRPC: one stream) that wait for an answer; then the server stops reading."""
 TAKEN_REQUESTS_MAX = 32
 TAKEN_BYTES_MAX = 64 << 10
-"""Requests, and their bytes, that a taker is given at once: how long that took is asked only then."""
+"""Maximum of requests, and of their bytes, that a taker gets at once: the time is checked only after its call."""
 SEND_BUFFER_BYTES_MAX = 4 << 20
-"""Replies of one connection that its peer has not taken yet; then the server stops reading."""
+"""Maximum of bytes of a connection's replies that its peer has not read yet; then the server stops reading."""
 ERROR_TEXT_BYTES_MAX = 2048
-"""An error's message is cut to this, and its attributes are left out from where they pass it."""
+"""Maximum of an error's message, which is cut to it; its attributes may take as much again, the rest is left out."""
 ERROR_METADATA_BYTES_MAX = 8192
 """Default limit of gRPC implementations for the metadata of a reply; unary errors travel there."""
 
@@ -38,17 +38,17 @@ invariant(
 
 
 def check_request(method: Method[Any, Any], head_bytes: int, bulk_bytes: int, bulk_bytes_max: int) -> None:
-    """Refuse a request that is larger than the method's may be: raises `RecordTooLarge`."""
+    """Raise `RecordTooLarge` if a request is larger than its method allows."""
     _check(method, head_bytes, bulk_bytes, head_bytes_max(method, bulk_bytes_max), bulk_bytes_max)
 
 
 def head_bytes_max(method: Method[Any, Any], bulk_bytes_max: int) -> int:
-    """The largest request of a method, without its bulk."""
+    """Return the maximum size of a method's requests, without their bulk."""
     return bulk_bytes_max if method.large_request else method.request_bytes_max
 
 
 def check_size(method: Method[Any, Any], head_bytes: int, bulk_bytes: int, bulk_bytes_max: int) -> None:
-    """Refuse to send what the other end would refuse to receive: raises `RecordTooLarge`."""
+    """Raise `RecordTooLarge` for a message that the peer would refuse to receive."""
     _check(method, head_bytes, bulk_bytes, bulk_bytes_max if method.large else HEAD_BYTES_MAX, bulk_bytes_max)
 
 

@@ -1,14 +1,14 @@
 """Methods, calls and replies: what the transports carry and the handlers see.
 
-The bulk of a call is memory beside the message. Its lifetime is the point to know:
+The bulk of a call is memory beside the message. Its lifetime matters:
 
-* A **handler** may read ``call.bulk`` until it returns; when it returns an awaitable, the bytes must have been consumed
-  before that. So the transport can reuse one receive buffer, and the bytes are copied once, to where they stay. The
+* A **handler** may read ``call.bulk`` until it returns; if it returns an awaitable, it must have consumed the bytes
+  before. So the transport can reuse one receive buffer, and the bytes are copied only once, to where they stay. The
   awaitable is cancelled when the connection is gone.
-* The bulk of a **reply that a caller gets** belongs to the caller, for as long as it holds it.
-* Bulk that is **given to be sent** must not change until the transport has let go of it; it holds references to the
-  very objects it was given, so memory that is to be reused can be tied to a `weakref.finalize` of a memoryview among
-  them.
+* The bulk of a **reply that a caller gets** belongs to the caller for as long as it refers to it.
+* Bulk that is **given to be sent** must not change until the transport has released it. The transport refers to the
+  objects themselves that it was given, so memory that is to be reused can be tied to a `weakref.finalize` of a
+  memoryview among them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from kera.core.rpc.answer import Answer
 from kera.v1 import access_pb2
 
 REFUSALS = (AuthenticationFailed, QuotaExceeded)
-"""Errors by which a connection or a stream ends of which a daemon takes nothing: it has done nothing of what was asked.
-"""
+"""Errors with which a daemon refuses a whole connection or stream: it has carried out none of its requests."""
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -49,12 +48,12 @@ class Method(Generic[RequestT, ResponseT]):
     bulk: bool = False
     """Requests or responses have a last field ``chunks`` of type bytes, which travels beside the message."""
     large: bool = False
-    """Tells of all streams there are: without bulk, answers may be as large as messages with bulk. Over gRPC only."""
+    """Answers have no bulk but may be as large as messages with bulk, as they list all streams. Over gRPC only."""
     large_request: bool = False
-    """The same of the request: of those that only daemons send."""
+    """Requests may be as large; only for requests that only daemons send."""
     request_bytes_max: int = 1 << 19
-    """Maximum of other requests, without their bulk. A message is read in one go, and a larger one would hold up all
-    others, so larger requests are split."""
+    """Maximum of other requests, without their bulk. A message is parsed in one go, and a larger one would delay all
+    others, so callers split larger requests."""
 
     @property
     def path(self) -> str:
@@ -63,15 +62,14 @@ class Method(Generic[RequestT, ResponseT]):
 
 
 def _nothing() -> None:
-    """Stands for what a peer does with its connection, where it has none."""
+    """Stands for the actions on a connection of a peer that has none."""
 
 
 @dataclass(slots=True)
 class Peer:
     """The other end of a connection, as a handler sees it.
 
-    In gRPC, where connections are none of the handlers' business, it is the other end of one stream, or of one unary
-    call.
+    In gRPC, where handlers do not see connections, it is the other end of one stream, or of one unary call.
     """
 
     transport: str
@@ -86,21 +84,22 @@ class Peer:
     remembered: Any = None
     """The `Doorkeeper`'s memory of the peer's identity."""
     end: Callable[[], None] = _nothing
-    """Ends the connection, and what is under way over it."""
+    """Ends the connection, and the calls that are in progress over it."""
     asked: bool = False
-    """It has asked for more than to be known: it stays who it is."""
+    """Whether it has made requests other than to authenticate: from then on its identity cannot change."""
     dismissed: str = ""
-    """Why its connection is being ended, for who is there: it is nobody's any more; empty: it is not."""
+    """Why its connection is being ended, in words for the peer; from then on it has no identity. Empty: it is not."""
     hold: Callable[[], None] = _nothing
-    """Takes nothing more from the connection, until `release` was called as often."""
+    """Stops taking requests from the connection until `release` was called as often."""
     release: Callable[[], None] = _nothing
     lasts: bool = True
-    """It is there for more than one call."""
+    """Whether it lasts longer than one call."""
 
     def closed(self) -> None:
-        """Run the callbacks, each of them even if another fails, and let go of the connection.
+        """Run all callbacks, even if one fails, and drop the references to the connection.
 
-        What is still under way for it may keep the peer, and the connection has it: that would be a cycle.
+        Calls that are still in progress may refer to the peer, and the connection refers to them: without this they
+        would form a cycle.
         """
         callbacks, self.on_close = self.on_close, []
         with contextlib.ExitStack() as stack:
@@ -112,7 +111,7 @@ class Peer:
         self.end = self.hold = self.release = _nothing
 
     def dismiss(self, why: str) -> None:
-        """End the connection. Until that is so, and for what goes on without it, it is nobody's."""
+        """End the connection, and remove the identity at once, so that calls that still go on have none."""
         self.identity = self.remembered = None
         self.dismissed = why
         self.end()
@@ -122,11 +121,11 @@ class Evidence(NamedTuple):
     """The evidence that a transport has of a peer's identity."""
 
     certificate: bytes = b""
-    """That TLS has verified, DER or PEM."""
+    """The certificate that TLS has verified, as DER or PEM."""
     user_id: int | None = None
     """User id of the process at the other end of a unix socket."""
     token: str = ""
-    """That a call has shown."""
+    """The token that a call has shown."""
 
 
 class Doorkeeper(Protocol):
@@ -148,7 +147,7 @@ class Call(Generic[RequestT]):
 
 @dataclass(slots=True)
 class Reply(Generic[ResponseT_co]):
-    """A response: a message, and the memory that goes with it, in pieces that follow each other."""
+    """A response: a message, and its bulk as consecutive pieces of memory."""
 
     message: ResponseT_co
     bulk: Sequence[memoryview] = ()
@@ -182,29 +181,29 @@ class Channel(Protocol):
     ) -> Answer[Reply[ResponseT]]:
         """Send a request now; calls of one channel and bulk method arrive in the order of their submission.
 
-        Nothing is raised here; the future fails with the error that the daemon answered, with `RecordTooLarge` or
-        `Unavailable` if nothing was sent, or with `Uncertain` when the connection broke or `timeout_s` ran out after
+        It raises no errors; the future fails with the error that the daemon answered, with `RecordTooLarge` or
+        `Unavailable` if nothing was sent, or with `Uncertain` if the connection broke or `timeout_s` ran out after
         sending. The message may be used again after this call.
 
-        Requests queue up in memory if the daemon takes them slowly: how many are in flight is the caller's to bound.
+        Requests queue up in memory if the daemon takes them slowly, so callers have to bound the number in flight.
         """
         ...
 
     async def close(self) -> None:
-        """Close the connection; what is in flight fails with `Uncertain`."""
+        """Close the connection; requests in flight fail with `Uncertain`."""
         ...
 
 
 class Introduction(Protocol):
-    """Shows a daemon who we are."""
+    """Authenticates this process with a daemon."""
 
     def __call__(
         self, *, each_call: bool
     ) -> Generator[access_pb2.AuthenticateRequest, access_pb2.AuthenticateResponse, str]:
-        """Requests to authenticate, each made with the answer to the one before; returns what calls are to show.
+        """Yield requests to authenticate and get the answer to each; return the token that calls have to show.
 
-        An `AuthenticationFailed` that is the answer is raised where the request was made. `each_call`: calls show it
-        (gRPC); else the connection is known by what was asked over it. Raises `AuthenticationFailed`.
+        If the answer is an `AuthenticationFailed`, it is raised at the ``yield``. `each_call`: each call shows the
+        token (gRPC); otherwise the requests authenticate the whole connection. Raises `AuthenticationFailed`.
         """
         ...
 
@@ -215,9 +214,10 @@ async def introduce(
     *,
     each_call: bool,
 ) -> str:
-    """Show who we are, with `ask` for each step; returns what calls are to show.
+    """Authenticate, with `ask` for each step; return the token that calls have to show.
 
-    Answers are worked on in a thread: a server's iterations of a password's hash may take a second.
+    Answers are processed in a thread, as the number of iterations for a password's hash, which the server sets, may
+    take a second.
     """
     if introduction is None:
         return ""
@@ -239,7 +239,7 @@ async def introduce(
 
 
 def _sent(steps: Generator[Any, Any, str], answer: access_pb2.AuthenticateResponse) -> tuple[bool, Any]:
-    """Whether the steps are over, and what they return, or the next request: no future takes a `StopIteration`."""
+    """Return (True, the steps' result) or (False, the next request), as a future cannot raise `StopIteration`."""
     try:
         return False, steps.send(answer)
     except StopIteration as end:

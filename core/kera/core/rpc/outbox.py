@@ -1,12 +1,13 @@
-"""The output of a connection: frames that go together, and whether the peer takes them.
+"""The output of a connection: frames that are sent together, and whether the peer reads them.
 
-A frame without bulk may wait for others: a system call each would cost as much as handling them. Only those are
-gathered, and few bytes: what a peer does not take has to be seen. When to `flush` what is left is up to whoever writes.
+A frame without bulk may wait for others, as a system call for each would cost as much as handling them. Only such
+frames are gathered, and only few bytes, since bytes that a peer does not read have to be counted. The writer decides
+when to `flush`.
 
-A transport that encrypts makes a copy of what it is given, of all of it at once, and keeps that until the peer takes
-it: thousands of peers that take nothing would have gigabytes. So it is given `ENCRYPTED_BYTES_MAX` at a time, and the
-rest waits here, where it is still somebody else's memory. While it is full nothing more is answered either: it also is
-of what TLS itself says, to a peer that asks for other keys again and again.
+A transport that encrypts copies all data that it is given at once, and keeps the copy until the peer reads it:
+thousands of peers that read nothing would take gigabytes. So it gets `ENCRYPTED_BYTES_MAX` at a time, and the rest
+waits here, as references to the memory of others. While the transport is full, no further requests are answered. It can
+also be full of TLS's own messages, if a peer asks for new keys again and again.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import Any
 from kera.core.rpc.limits import SEND_BUFFER_BYTES_MAX
 
 GATHERED_BYTES_MAX = 64 << 10
-"""Maximum of frames that are sent together."""
+"""Maximum size of frames that are gathered before they are sent."""
 ENCRYPTED_BYTES_MAX = 128 << 10
 
 
 class Outbox:
-    """The frames of one connection on their way; they overtake each other nowhere."""
+    """The frames that one connection sends; they always stay in order."""
 
     def __init__(
         self,
@@ -35,9 +36,9 @@ class Outbox:
         pause: Callable[[], None],
         resume: Callable[[], None],
     ) -> None:
-        """`pause` is called when the peer does not take what is sent, `resume` when it does again.
+        """`pause` is called when the peer does not read the output, `resume` when it does again.
 
-        `stalled` is called with the bytes that are unsent when it has taken none of them for `stalled_s`.
+        `stalled` is called with the number of unsent bytes if the peer has read none of them for `stalled_s`.
         """
         self._loop = loop
         self._stalled_s = stalled_s
@@ -46,23 +47,23 @@ class Outbox:
         self._resume = resume
         self._transport: asyncio.Transport | None = None
         self._encrypts = False
-        self._waiting: deque[memoryview] = deque()  # until a transport that encrypts has room
+        self._waiting: deque[memoryview] = deque()  # pieces that wait until a transport that encrypts has room
         self._waiting_bytes = 0
-        self._gathered: list[bytes] = []  # go with the next frame, or when they are flushed
+        self._gathered: list[bytes] = []  # frames that go with the next one, or when they are flushed
         self._gathered_bytes = 0
         self._flushing_soon = False
         self._watching: asyncio.TimerHandle | None = None
         self.paused = False
-        """The transport is to be given nothing more for now, and nothing more is to be answered."""
+        """Whether the transport is full: it gets nothing more for now, and no further requests are answered."""
 
     def open(self, transport: asyncio.Transport) -> None:
-        """From now on frames go to `transport`."""
+        """Send frames to `transport` from now on."""
         self._transport = transport
         self._encrypts = transport.get_extra_info("ssl_object") is not None
         self._bound()
 
     def close(self) -> None:
-        """Have the connection end when all has left."""
+        """Close the connection when everything is sent."""
         self.flush()
         if self._transport is not None:
             if self._waiting and not self._transport.is_closing():
@@ -71,30 +72,30 @@ class Outbox:
             self._transport.close()
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Note that the connection is gone."""
         self._unwatch()
         self._let_go()
         self._transport = None
 
     def _bound(self) -> None:
-        """Have the protocol told to pause when too much is unsent, also if it is already."""
+        """Set the limit above which the transport pauses the protocol; this also checks what is unsent already."""
         if self._transport is not None:
             high = ENCRYPTED_BYTES_MAX if self._encrypts else SEND_BUFFER_BYTES_MAX
             self._transport.set_write_buffer_limits(high=high)
 
     @property
     def unsent_bytes(self) -> int:
-        """That the peer has not taken, but for those that are gathered."""
+        """Bytes that the peer has not read, except those of gathered frames."""
         return self._waiting_bytes + self.given_bytes
 
     @property
     def given_bytes(self) -> int:
-        """Bytes of these that were given to the transport."""
+        """The part of `unsent_bytes` that was given to the transport."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def empty(self) -> bool:
-        """Whether everything has left."""
+        """Whether everything is sent."""
         return not self._gathered and not self.unsent_bytes
 
     def write(self, pieces: list[Any]) -> None:
@@ -113,10 +114,10 @@ class Outbox:
             return
         self._transport.writelines(pieces)
         if self.unsent_bytes > SEND_BUFFER_BYTES_MAX:
-            self._bound()  # from Python 3.12 on, asyncio's own writelines does not look
+            self._bound()  # from Python 3.12 on, asyncio's own writelines does not check the limit
 
     def flush(self) -> None:
-        """Send what is gathered."""
+        """Send the gathered frames."""
         self._flushing_soon = False
         if not self._gathered:
             return
@@ -130,19 +131,19 @@ class Outbox:
             self._transport.write(data)
 
     def flush_soon(self) -> None:
-        """Send what is gathered in the loop's next round: more may come until then."""
+        """Send the gathered frames in the loop's next round, as more may be added until then."""
         if self._gathered and not self._flushing_soon:
             self._flushing_soon = True
             self._loop.call_soon(self.flush)
 
     def is_full(self) -> None:
-        """The transport is to be given nothing more for now."""
+        """Note that the transport can take nothing more for now."""
         self.paused = True
         self._pause()
         self._watch()
 
     def has_room(self) -> None:
-        """The transport may be given more."""
+        """Note that the transport can take more."""
         self.paused = False
         self._unwatch()
         self._feed()
@@ -150,7 +151,7 @@ class Outbox:
             self._resume()
 
     def _wait(self, pieces: list[Any]) -> None:
-        """Send as the transport takes it."""
+        """Queue `pieces`, and send them as the transport has room."""
         for piece in pieces:
             view = memoryview(piece).cast("B")
             self._waiting.append(view)
@@ -158,7 +159,7 @@ class Outbox:
         self._feed()
 
     def _feed(self) -> None:
-        """Give the transport what it may have."""
+        """Give the transport as much as it may have."""
         while self._waiting and not self.paused and self._transport is not None and not self._transport.is_closing():
             batch, room = [], ENCRYPTED_BYTES_MAX
             while self._waiting and room:
@@ -169,14 +170,14 @@ class Outbox:
                 batch.append(piece)
                 room -= len(piece)
             self._waiting_bytes -= ENCRYPTED_BYTES_MAX - room
-            self._transport.writelines(batch)  # which may say that it is full
+            self._transport.writelines(batch)  # this may call `is_full`
 
     def _let_go(self) -> None:
         self._waiting.clear()
         self._waiting_bytes = 0
 
     def _watch(self) -> None:
-        """See whether the peer takes anything of what is unsent now."""
+        """Check after `stalled_s` whether the peer has read anything."""
         self._unwatch()
         self._watching = self._loop.call_later(self._stalled_s, self._look, self.unsent_bytes)
 

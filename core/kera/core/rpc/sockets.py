@@ -1,16 +1,16 @@
-"""Options of every socket: how much of a frame fits into the kernel's buffer, and when a silent peer is given up.
+"""Options of every socket: the size of the kernel's buffer, and when a silent peer is given up.
 
-A network that drops packets tells nobody. By itself TCP sends again what was not acknowledged at growing intervals, up
-to two minutes, so that a connection which was cut for a minute stands still for almost another; and one on which
-nothing is being sent is kept for ever. So each end asks the other for a sign of life, and gives it up when there is
-none. It is the kernels that ask and answer: a daemon that is busy, or stopped, is still there.
+Neither end notices a network that drops packets. By default TCP retransmits unacknowledged data at growing intervals,
+up to two minutes, so that a connection which was cut for a minute stands still for almost another one; and a connection
+on which nothing is being sent is kept for ever. So each end probes the other, and gives it up if there is no reply. The
+kernels send and answer the probes, so a daemon that is busy or stopped still counts as alive.
 
-The two ends differ in how much depends on it. Who has called waits for an answer, and finds another way within
-seconds. Who serves only wants to get rid of clients that are gone, and would not lose one over a short pause.
+The two ends need different patience. A caller waits for an answer, and wants to find another way within seconds. A
+server only wants to get rid of clients that are gone, and should not lose a client because of a short pause.
 
-What is not acknowledged counts as silence, and so does a peer that takes nothing: a client that does not read its
-answers for `SERVER.silent_ms` is disconnected, and a caller gives up a daemon that takes nothing of a request for
-`CALLER.silent_ms`; both connect again, and requests that are sent again are carried out once.
+Unacknowledged data count as silence, and so does a peer that reads nothing: a client that does not read its answers for
+`SERVER.silent_ms` is disconnected, and a caller gives up a daemon that reads nothing of a request for
+`CALLER.silent_ms`. Both connect again, and requests that are sent again are carried out once.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from typing import NamedTuple
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _MAPPED = "::ffff:"
-"""With which an IPv4 address begins on a socket of IPv6."""
+"""The prefix of an IPv4 address on an IPv6 socket."""
 
 UNIX_SEND_BUFFER_BYTES = 2 << 20
 
 
 class Patience(NamedTuple):
-    """How long a connection over TCP may be without a sign of its peer."""
+    """How long a TCP connection may last without a sign of its peer."""
 
     idle_s: int
-    """Without traffic, until the kernel asks the peer whether it is there."""
+    """Time without traffic until the kernel probes the peer."""
     interval_s: int
-    """Until it asks again."""
+    """Time between two probes."""
     silent_ms: int
-    """Without an answer, or without an acknowledgement of what was sent; then the connection is closed."""
+    """Time without an answer to probes, or an acknowledgement of sent data, after which the connection is closed."""
 
 
 CALLER = Patience(idle_s=1, interval_s=1, silent_ms=3_000)
@@ -48,10 +48,10 @@ interval."""
 
 
 def tune(sock: socket.socket, patience: Patience) -> None:
-    """Set a connection up, over TCP or a unix socket.
+    """Set the options of a connection, over TCP or a unix socket.
 
-    A frame should mostly fit into the kernel's buffer. A unix socket has 208 KiB by default, and does not grow as TCP
-    does: of a request of 1 MiB most would wait for the reader, piece by piece. The kernel grants what it allows
+    Most frames should fit into the kernel's buffer. That of a unix socket has 208 KiB by default, and does not grow as
+    in TCP: most of a request of 1 MiB would wait for the reader, piece by piece. The kernel may grant less than asked
     (``net.core.wmem_max``).
     """
     if sock.family == socket.AF_UNIX:
@@ -66,10 +66,10 @@ def tune(sock: socket.socket, patience: Patience) -> None:
 
 
 def shut_down(host: str, port: int) -> bool:
-    """End this process's connection with a peer, whoever serves it; False if it is not found.
+    """End this process's connection with a peer, whatever library serves it; False if it is not found.
 
-    For connections that a library keeps to itself. It learns of the end as if the peer had ended it. Looks at all
-    descriptors, which takes a while when there are thousands.
+    This is for connections to which a library gives no access. To the library, the peer seems to have ended it. It
+    looks at all descriptors, which takes a while when there are thousands.
     """
     for sock in copies_of_sockets():
         with contextlib.suppress(OSError, ValueError):
@@ -81,14 +81,14 @@ def shut_down(host: str, port: int) -> bool:
 
 
 def open_descriptors() -> int:
-    """The number of open descriptors of this process, of all kinds."""
+    """Return the number of open descriptors of this process, of all kinds."""
     return sum(1 for _ in _DESCRIPTORS.iterdir()) if _DESCRIPTORS.exists() else 0
 
 
 def copies_of_sockets() -> Iterator[socket.socket]:
-    """Copies of all sockets of this process, each open until the next one is asked for.
+    """Yield copies of all sockets of this process, each open until the next iteration.
 
-    With descriptors of our own: a library may close its own at any time, and another one get its number.
+    They have separate descriptors, since a library may close its own at any time, and another file may get the number.
     """
     for link in _DESCRIPTORS.iterdir() if _DESCRIPTORS.exists() else ():
         with contextlib.suppress(OSError, ValueError):
@@ -100,7 +100,7 @@ def copies_of_sockets() -> Iterator[socket.socket]:
 
 
 def _copy_of(descriptor: int) -> socket.socket:
-    """Raises ``OSError`` if it is none of a socket."""
+    """Return a copy of a socket. Raises ``OSError`` if the descriptor is not a socket."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)

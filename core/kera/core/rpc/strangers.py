@@ -1,7 +1,8 @@
-"""Connections of which nobody knows whose they are, where somebody has to: few, small, and not for long.
+"""Bounds on connections that have not authenticated ("strangers"), on servers that require it.
 
-Such a connection may authenticate, and nothing else. It has `stranger_s` for that, `STRANGER_REQUESTS_MAX` requests of
-at most `STRANGER_BYTES_MAX`, and a place among `STRANGERS_MAX`: the oldest of the host that has most makes room.
+A stranger may authenticate, and nothing else. It has `stranger_s` for that, and `STRANGER_REQUESTS_MAX` requests of at
+most `STRANGER_BYTES_MAX`. There may be `STRANGERS_MAX` strangers: for one more, the host with the most loses its oldest
+one.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from kera.core.rpc.unix_socket import peer_user
 
 STRANGER_BYTES_MAX = 64 << 10
 STRANGER_REQUESTS_MAX = 8
-"""Two are needed: who asks for more is guessing, or keeps us busy."""
+"""Two are needed: a peer that sends more is guessing, or keeps us busy."""
 STRANGERS_MAX = 256
 
 
 class Stranger(Protocol):
-    """A connection."""
+    """A connection that may have to authenticate."""
 
     peer: Peer
 
     def abort(self) -> None:
-        """End it."""
+        """End the connection."""
         ...
 
 
@@ -42,10 +43,10 @@ class Bounds(NamedTuple):
 
 
 class Strangers:
-    """Those of one server."""
+    """The strangers of one server."""
 
     def __init__(self, doorkeeper: Doorkeeper | None, bulk_bytes_max: int) -> None:
-        """`doorkeeper`: finds out whose connections are; None: nobody asks."""
+        """`doorkeeper`: finds out who the peers are; None: the server does not authenticate."""
         self._doorkeeper = doorkeeper
         self._known = Bounds(is_stranger=False, head_bytes_max=HEAD_BYTES_MAX, bulk_bytes_max=bulk_bytes_max)
         self._here = Crowd[Stranger](STRANGERS_MAX)
@@ -54,7 +55,7 @@ class Strangers:
         return len(self._here)
 
     def arrives(self, one: Stranger, transport: asyncio.BaseTransport) -> Bounds:
-        """The limits of a new connection."""
+        """Admit a new connection, and return its limits. Raises the doorkeeper's errors."""
         if self._doorkeeper is None:
             return self._known
         self._doorkeeper.admit(one.peer, _evidence(one.peer, transport))
@@ -65,27 +66,27 @@ class Strangers:
         return self.look(one)
 
     def look(self, one: Stranger) -> Bounds:
-        """The limits of the connection now."""
+        """Return the present limits of a connection."""
         if self._doorkeeper is None or one.peer.identity is not None:
             self._here.remove(one)
             return self._known
         return Bounds(is_stranger=True, head_bytes_max=STRANGER_BYTES_MAX, bulk_bytes_max=0)
 
     def goes(self, one: Stranger) -> None:
-        """It is gone."""
+        """Note that a connection is gone."""
         self._here.remove(one)
 
 
 def check_requests(requests: int) -> None:
-    """Raises `ProtocolError` for a stranger that has asked too often."""
+    """Raise `ProtocolError` for a stranger that has made too many requests."""
     if requests > STRANGER_REQUESTS_MAX:
         raise ProtocolError(f"it has asked {STRANGER_REQUESTS_MAX} times, and has not authenticated")
 
 
 def _evidence(peer: Peer, transport: asyncio.BaseTransport) -> Evidence:
-    """The evidence that a transport has of the peer."""
+    """Return the evidence that a transport has of the peer."""
     if peer.transport == "unix":
-        # The loop's own is not a real socket everywhere.
+        # The loop's own object is not a real socket everywhere.
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
             return Evidence(user_id=peer_user(sock))
     ssl_object = transport.get_extra_info("ssl_object")

@@ -1,9 +1,9 @@
-"""Requests that are taken as they lie in a connection's buffer: several at once, past messages and handlers.
+"""Requests that are taken straight from a connection's buffer: several at once, bypassing messages and handlers.
 
-What a small request asks for may cost less than its message, its handler's call and its answer. So a server may have a
-*taker* for a method beside the handler. It carries out as many requests as it knows all about, from the first one on,
-makes their answers itself, and leaves the next one to the handler; then it is asked again. Whether there is one is seen
-in nothing but the time that it takes: requests are carried out in their order, and bounded, in either way.
+The work of a small request may cost less than its message, its handler's call and its answer. So besides its handler a
+method may have a *taker*. It carries out requests from the first one on, as long as it supports them, makes their
+answers itself, and leaves the next request to the handler; then it is called again. A taker changes only the time that
+requests take: with and without it they are carried out in their order, within the same bounds.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ class Asker(Protocol):
     peer: Peer
 
     def answer(self, answers: bytes, requests: int) -> None:
-        """Answer so many requests that were held, with these frames."""
+        """Answer `requests` held requests with the frames in `answers`."""
 
 
 class Taken(NamedTuple):
     """The outcome of a taker's call."""
 
     end: int
-    """Up to where it has taken the buffer: whole requests, which were carried out."""
+    """The end of the requests in the buffer that were carried out."""
     requests: int
     held: int
     """Number of these requests that `Asker.answer` will answer."""
     answers: bytes
-    """To the others: frames."""
+    """Frames that answer the other requests."""
     bulk_bytes: int = 0
-    """Bytes of all of them, if they are counted."""
+    """Bulk of all requests together, in bytes, if it is counted."""
 
 
 NOTHING = Taken(0, 0, 0, b"")
 
 Taker = Callable[[Asker, memoryview, int], Taken]
-"""Called with what begins with a request of its method, and with how many it may take at most. An error that it raises
-is a defect, and ends the connection: nobody knows what was carried out."""
+"""Called with a buffer that begins with a request of its method, and with the maximum of requests to take. An error
+that it raises is a defect, and ends the connection, as it is unknown what was carried out."""

@@ -1,6 +1,7 @@
-"""Unix sockets that daemons listen on, and who is at the other end.
+"""Unix sockets on which daemons listen, and the users at the other end.
 
-They are for the daemon's own user alone, unless it says otherwise, and take the place of those that nobody serves.
+Only the daemon's own user may connect, unless the daemon says otherwise. A socket that no process serves any more is
+replaced.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from kera.core.errors import PathNotWritable, PortTaken
 log = get_logger("kera.rpc")
 
 SHORT_DIRECTORY_NAME = "sockets"
-"""In a data directory whose path is too long: the file that names the directory of its sockets."""
-_SHORT_PARENT = Path("/tmp")  # noqa: S108 - where the directory for temporary files is deep as well
+"""The file, in a data directory whose path is too long, that names the directory of its sockets."""
+_SHORT_PARENT = Path("/tmp")  # noqa: S108 - used if the directory for temporary files is too deep as well
 _NAMES_BYTES_MAX = 40
-"""Length of the directory's own name and of a socket in it."""
+"""Maximum length of the directory's own name and of a socket in it."""
 OWN_USER, ANY_USER = 0o600, 0o666
-"""Modes: who may connect."""
+"""Modes of a socket, which say who may connect."""
 _CREDENTIALS = struct.Struct("3i")
 """The kernel's credentials: process, user, group."""
 
 
 def unix_socket_path(data_dir: Path, name: str) -> Path:
-    """Where the daemon `name` with this data directory, which it has locked, has its unix socket.
+    """Return the path of the unix socket of the daemon `name` with this data directory, which it has locked.
 
-    A path that is too long for a socket is replaced by one in a directory among the temporary files, in which only this
-    user can make files. Its name cannot be guessed; the data directory keeps it. Raises `PathNotWritable`.
+    A path that is too long for a socket is replaced by one in a temporary directory in which only this user can create
+    files. The name of this directory cannot be guessed; the data directory records it. Raises `PathNotWritable`.
     """
     path = data_dir / f"{name}.sock"
     if len(bytes(path)) <= UNIX_PATH_BYTES_MAX:
@@ -51,7 +52,7 @@ def unix_socket_path(data_dir: Path, name: str) -> Path:
 
 
 def _short_directory(note: Path) -> Path:
-    """The directory that the file `note` names; a new one if that is gone, or not our own. Raises ``OSError``."""
+    """Return the directory that the file `note` names; a new one if it is gone or not our own. Raises ``OSError``."""
     with contextlib.suppress(OSError, ValueError):
         directory = Path(note.read_text())
         status = directory.lstat()
@@ -69,14 +70,14 @@ def _short_directory(note: Path) -> Path:
 
 
 def peer_user(sock: socket.socket) -> int:
-    """The user of the process that has connected."""
+    """Return the user id of the process that has connected."""
     return int(_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1])
 
 
 def bind_unix(path: Path, mode: int = OWN_USER) -> socket.socket:
-    """A socket at `path`, that does not listen yet.
+    """Return a socket at `path` that does not listen yet.
 
-    One that nobody serves any more is replaced. Raises `PortTaken` if somebody does, and `PathNotWritable`.
+    A socket that no process serves any more is replaced. Raises `PortTaken` if a process does, and `PathNotWritable`.
     """
     try:
         _remove_dead_socket(path)
@@ -85,7 +86,7 @@ def bind_unix(path: Path, mode: int = OWN_USER) -> socket.socket:
             if mode == ANY_USER:
                 _warn_if_closed(path)
             sock.bind(str(path))
-            path.chmod(mode)  # nobody could connect before: it does not listen yet
+            path.chmod(mode)  # no one could connect before, as it does not listen yet
         except OSError:
             sock.close()
             raise
@@ -95,7 +96,7 @@ def bind_unix(path: Path, mode: int = OWN_USER) -> socket.socket:
 
 
 def _warn_if_closed(path: Path) -> None:
-    """Say so if those for whom a socket is cannot get to it."""
+    """Log a warning if other users cannot reach a socket that is for them."""
     closed = [each for each in path.absolute().parents if not each.stat().st_mode & stat.S_IXOTH]
     if closed:
         log.warning(

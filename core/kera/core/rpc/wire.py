@@ -21,15 +21,15 @@ MessageT = TypeVar("MessageT", bound=Message)
 BULK_FIELD = 15
 _BULK_TAG = BULK_FIELD << 3 | 2
 FIELDS_BESIDE_BULK_MAX = 256
-"""A message that has bulk has few other fields; of one with more, protobuf finds the bulk faster."""
+"""A message with bulk usually has few other fields; if there are more, protobuf finds the bulk faster."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _VARINT_BYTES_MAX = 10
 
 
 def error_to_message(error: BaseException) -> common_pb2.Error:
-    """`error` as it travels. One that is not KerA's own counts as a defect, and keeps only its type and text.
+    """Return `error` as a message. An error that is not KerA's counts as a defect, and keeps only its type and text.
 
-    It is short whatever the error says (`ERROR_TEXT_BYTES_MAX`), so that it always arrives.
+    The message is short whatever the error says (`ERROR_TEXT_BYTES_MAX`), so that it always arrives.
     """
     if not isinstance(error, KeraError):
         return common_pb2.Error(code="internal", message=_short(f"{type(error).__name__}: {error}"))
@@ -45,7 +45,7 @@ def error_to_message(error: BaseException) -> common_pb2.Error:
 
 
 def _short(text: str) -> str:
-    """`text` as protobuf takes it: valid UTF-8 (a file name need not be), and cut where it is too long."""
+    """Return `text` as protobuf accepts it: valid UTF-8 (a file name need not be), and cut if it is too long."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) > ERROR_TEXT_BYTES_MAX:
         data = data[: ERROR_TEXT_BYTES_MAX - 3] + b"..."
@@ -53,12 +53,12 @@ def _short(text: str) -> str:
 
 
 def error_from_message(message: common_pb2.Error) -> KeraError:
-    """The error that travelled as `message`."""
+    """Return the error that was sent as `message`."""
     return error_from_wire(message.code, message.message, dict(sorted(message.attributes.items())))
 
 
 def parse(message_type: type[MessageT], data: Any) -> MessageT:
-    """`data` as a message; raises `ProtocolError`."""
+    """Return `data` as a message. Raises `ProtocolError`."""
     try:
         return message_type.FromString(data)
     except DecodeError as error:
@@ -66,7 +66,7 @@ def parse(message_type: type[MessageT], data: Any) -> MessageT:
 
 
 def _parse_more(message: Message, data: Any) -> None:
-    """Fields that come behind those of `message`: as if all had come together, of which the last one counts."""
+    """Add fields that follow those of `message`: of a field that occurs twice, the last one counts."""
     try:
         message.MergeFromString(data)
     except DecodeError as error:
@@ -78,7 +78,7 @@ def _no_message(name: str, error: DecodeError) -> ProtocolError:
 
 
 def serialize_with_bulk(message: Message, bulk: Iterable[Any]) -> bytes:
-    """The bytes of `message` with its bulk field set to the concatenation of `bulk`."""
+    """Return the bytes of `message` with its bulk field set to the concatenation of `bulk`."""
     pieces = [memoryview(piece).cast("B") for piece in bulk]
     length = sum(len(piece) for piece in pieces)
     if not length:
@@ -89,10 +89,10 @@ def serialize_with_bulk(message: Message, bulk: Iterable[Any]) -> bytes:
 def parse_with_bulk(
     message_type: type[MessageT], data: bytes, head_bytes_max: int | None = None
 ) -> tuple[MessageT, memoryview]:
-    """The message without its bulk field, and the bulk as a view of `data`.
+    """Return the message without its bulk field, and the bulk as a view of `data`.
 
-    A foreign client may put the bulk field elsewhere than last, or other fields behind it. Raises `ProtocolError`, and
-    `RecordTooLarge` when there are more than `head_bytes_max` beside the bulk.
+    A foreign client may put the bulk field before other fields. Raises `ProtocolError`, and `RecordTooLarge` if there
+    are more than `head_bytes_max` bytes beside the bulk.
     """
     view = memoryview(data)
     found = _find_bulk(view)
@@ -116,18 +116,18 @@ def parse_with_bulk(
 
 
 class _Bulk(NamedTuple):
-    """Where a message has its bulk field."""
+    """The place of the bulk field in a message."""
 
     field_at: int
     start: int
-    """Where its content starts."""
+    """The offset of its content."""
     end: int
 
 
 def _find_bulk(view: memoryview) -> _Bulk | None:
-    """Where the bulk is, if there is one, and few other fields; else None.
+    """Return the place of the bulk field; None: there is none, or there are too many other fields.
 
-    None also for what this does not know, or finds odd: then protobuf decides.
+    None also for fields that this function does not know, or finds odd: then protobuf decides.
     """
     at, end = 0, len(view)
     found: _Bulk | None = None
