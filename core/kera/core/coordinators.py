@@ -1,7 +1,7 @@
-"""Where the coordinator is: several addresses of which one leads, for clients and for daemons.
+"""Calls of the leading coordinator, by clients and daemons that know several addresses.
 
-`Coordinators.ask` goes to the one that answered last, follows those that name another leader, also one that nobody has
-told us before, and otherwise tries the next one. To try again later, when none leads, is left to the caller.
+`Coordinators.ask` calls the coordinator that answered last. If that one names another leader, it calls the leader, even
+at an address that it did not know before; otherwise it tries the next address. If none leads, the caller has to retry.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from kera.core.runtime import MACHINE, OpenChannel
 __all__ = ["LEARNED_MAX", "Coordinators"]
 
 LEARNED_MAX = 8
-"""Addresses that others have named, besides those that were given; the oldest makes room."""
+"""Maximum of addresses that coordinators have named, besides the given ones; the oldest is dropped for a new one."""
 CONVERSATIONS_MAX = 8
-"""That share a connection: a coordinator has as many calls of one connection under way, and those whose answers wait
-for something must hold up neither other calls nor each other."""
+"""Number of conversations that share a connection. A coordinator serves this many calls of one connection at once, and
+calls whose answers have to wait must delay neither other calls nor each other."""
 
 
 class Coordinators:
@@ -39,9 +39,9 @@ class Coordinators:
         self._open = channel
         self._learned: list[str] = []
         self._channels: dict[tuple[str, int], Channel] = {}
-        """By address and number: 0, and one for some conversations each."""
+        """Connections by address and number: 0 for single calls, higher ones for conversations."""
         self._conversations: dict[str, int] = {}
-        """Over which connection each goes, from 1."""
+        """The number of each conversation's connection, from 1."""
         self._closing: set[asyncio.Task[None]] = set()
         self._current = self.addresses[0]
         self._closed = False
@@ -49,13 +49,13 @@ class Coordinators:
     async def ask(
         self, method: Method[RequestT, ResponseT], message: RequestT, *, timeout_s: float, conversation: str = ""
     ) -> ResponseT:
-        """Call the coordinator that leads, at each address at most once; `timeout_s` is for each.
+        """Call the coordinator that leads; try each address at most once, for `timeout_s` each.
 
-        `conversation`: calls of one method come in the order in which they were made, and their answers may wait for
-        something to happen: they have a connection that they share with few others. `end_conversation` ends it.
+        `conversation`: the name of a series of calls whose answers may have to wait for an event. Its calls of one
+        method arrive in order, over a connection that few other conversations share. `end_conversation` ends it.
 
-        Raises what it answers; `NotLeader` if none leads, `Unavailable` if none can be reached, and `Uncertain` as soon
-        as one is: then the next call begins with the next one.
+        Raises the error that the leader answers; `NotLeader` if none leads, `Unavailable` if none can be reached, and
+        `Uncertain` as soon as one call is uncertain: the next call then begins with the next address.
         """
         tried: list[str] = []
         unreachable: Unavailable | None = None
@@ -75,8 +75,8 @@ class Coordinators:
                 raise
             except Unavailable as error:
                 if "address" not in error.attributes:
-                    raise  # it was reached, and what it needs is not there
-                if unreachable is None or "refused" in error.attributes:  # which says more than that nobody is there
+                    raise  # the coordinator itself has answered that it lacks a resource
+                if unreachable is None or "refused" in error.attributes:  # a refusal says more than a lack of answer
                     unreachable = error
             except KeraError:
                 self._current = address
@@ -90,11 +90,11 @@ class Coordinators:
         reason = unreachable.message if unreachable else "none is known"
         text = f"no coordinator can be reached ({reason})"
         if unreachable is not None and "refused" in unreachable.attributes:
-            raise Unavailable(text, refused=True)  # somebody is there
+            raise Unavailable(text, refused=True)  # a process listens there
         raise Unavailable(f"{text}; is the cluster running (kera dev)?")
 
     def _next(self, named: str, tried: list[str]) -> str | None:
-        """The address to try after those that were tried, the last of which has `named` the leader."""
+        """Return the address to try next; `named`: the leader that the last one has named."""
         if named not in tried and _is_address(named):
             self._learn(named)
             return named
@@ -135,18 +135,18 @@ class Coordinators:
         return self._conversations[conversation]
 
     def end_conversation(self, conversation: str) -> None:
-        """Nothing more is asked in it."""
+        """Forget a conversation, which must have no more calls."""
         self._conversations.pop(conversation, None)
 
     async def close(self) -> None:
-        """Close all connections; there are none after it."""
+        """Close all connections; no more are made after it."""
         self._closed = True
         channels, self._channels = list(self._channels.values()), {}
         await close_all((*(channel.close for channel in channels), partial(asyncio.gather, *self._closing)))
 
 
 def _addresses(text: str) -> list[str]:
-    """The addresses in a list with commas. Raises `InvalidArgument`."""
+    """Return the addresses in a comma-separated list. Raises `InvalidArgument`."""
     if not isinstance(text, str):
         raise InvalidArgument(f"addresses of coordinators are text, host:port, several with commas; not {text!r}")
     found = [address.strip() for address in text.split(",") if address.strip()]

@@ -1,4 +1,4 @@
-"""The settings by which a client shows who it is, and a runtime that does."""
+"""The settings with which a client authenticates, and a runtime that uses them."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class CredentialSettings(TlsSettings):
 
 
 def secure(runtime: Runtime, settings: CredentialSettings) -> Runtime:
-    """A client's runtime, whose connections are encrypted, and shown who we are over, as its settings say.
+    """Return a client's runtime whose connections are encrypted and authenticated as its settings say.
 
-    What the runtime has of that already stays (`as_daemon`). Raises `InvalidSettings` if the settings are not complete,
-    and `InvalidTls` if the files are invalid.
+    Credentials that the runtime already has take precedence (`as_daemon`). Raises `InvalidSettings` if the settings are
+    incomplete, and `InvalidTls` if the files are invalid.
     """
     tls, introduction = tls_of(settings) or runtime.tls, runtime.introduction or _credentials(settings)
     return runtime if tls is None and introduction is None else secured(runtime, tls, introduction)
 
 
 def as_daemon(runtime: Runtime, cluster_secret_file: Path) -> Runtime:
-    """A client's runtime that shows the secret of a cluster, by which it may do all that daemons may.
+    """Return a client's runtime that authenticates with the cluster secret, and so has all rights of daemons.
 
-    For operators, while there is nobody else yet who may make users, or none who knows its password any more. Raises
+    It is for operators, as long as no user exists who may create users, or if none knows its password any more. Raises
     `InvalidSettings`.
     """
     return replace(runtime, introduction=of_daemon(ClusterSecret(cluster_secret_file).shown))

@@ -1,9 +1,9 @@
-"""The data directory of a daemon that lasts: whose it is, and that only one process uses it.
+"""The data directory of a daemon with a lasting identity: it stores the identity, and only one process may use it.
 
-It holds the id that the coordinator gave, and the cluster it belongs to, twice: for a broker in ``broker.json`` and in
-``broker.copy.json``, each with a checksum. Either is enough, and a damaged one is written anew. A lock on the directory
-keeps two processes from sharing one identity (``kera.core.base.own_directory``). What else is in there is the daemon's
-own.
+The directory has two copies of the daemon's id, which the coordinator has assigned, and of its cluster: for a broker in
+``broker.json`` and in ``broker.copy.json``, each with a checksum. One of them is enough, and a damaged one is written
+anew. A lock on the directory keeps two processes from sharing one identity (``kera.core.base.own_directory``). The
+daemon decides what else is in the directory.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from kera.core.runtime import random_id
 log = get_logger("kera.data_dir")
 
 FORMAT = 2
-"""Version of the files. Version 1, which only brokers have written, had no checksum."""
+"""Version of the files. Version 1, which only brokers wrote, had no checksum."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberIdentity:
-    """The identity of a daemon, as stored in one file. Each kind of daemon has a class of its own."""
+    """The identity of a daemon, as stored in one file. Each kind of daemon has a subclass."""
 
     role: ClassVar[str]
-    """``broker``: the names of the files begin with it."""
+    """The kind of daemon, with which the names of the files begin: ``broker``."""
     formats: ClassVar[frozenset[int]] = frozenset({FORMAT})
-    """That can be read."""
+    """The formats that can be read."""
 
     format: int
     member_id: int
     cluster_id: str
     directory_id: str = ""
-    """Tells two directories apart that were given the same id; empty in those of earlier versions."""
+    """Tells apart two directories to which the same id was assigned; empty in directories of earlier versions."""
     coordinator_epoch: int = 0
-    """Epoch of the last coordinator that the daemon heard from; 0: unknown. A coordinator that does not know the daemon
+    """Epoch of the last coordinator that contacted the daemon; 0: unknown. A coordinator that does not know the daemon
     has older metadata."""
 
     @classmethod
     def names(cls) -> tuple[str, str]:
-        """Names of the file and of its copy."""
+        """Return the names of the file and of its copy."""
         return f"{cls.role}.json", f"{cls.role}.copy.json"
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read the file; None when there is none.
+        """Read the file; None: it does not exist.
 
-        Raises ``OSError``, ``ValueError`` when it is damaged, and `StartError` when a newer version has written it.
+        Raises ``OSError``, ``ValueError`` if it is damaged, and `StartError` if a newer version has written it.
         """
         try:
             content = json.loads(path.read_bytes())
@@ -65,7 +65,7 @@ class MemberIdentity:
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
         if not isinstance(content, dict):
-            raise ValueError(f"it names no {cls.role} and cluster")  # noqa: TRY004 - a damaged file, no wrong argument
+            raise ValueError(f"it names no {cls.role} and cluster")  # noqa: TRY004 - a damaged file, not an argument
         found, checksum = content.get("format"), content.get("crc32c")
         if "crc32c" in content and checksum != checksum_of(content):
             raise ValueError("it does not match its checksum")
@@ -83,7 +83,7 @@ class MemberIdentity:
         raise ValueError(f"it names no {cls.role} and cluster")
 
     def to_bytes(self) -> bytes:
-        """The content of the file."""
+        """Return the content of the file."""
         content = {
             "format": self.format,
             f"{self.role}_id": self.member_id,
@@ -95,18 +95,18 @@ class MemberIdentity:
 
 
 def checksum_of(content: Mapping[str, Any]) -> str:
-    """The checksum of a small file of JSON: over all but its field ``crc32c``, in whatever order fields are written."""
+    """Return the checksum of a small JSON file: over all fields except ``crc32c``, independent of their order."""
     covered = {name: value for name, value in content.items() if name != "crc32c"}
     return f"{crc32c(json.dumps(covered, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
 
 class DataDirectory:
-    """Owner of a daemon's data directory; raises `PathNotWritable` or `StartError` when it cannot be that."""
+    """Owner of a daemon's data directory; raises `PathNotWritable` or `StartError` if it cannot take the directory."""
 
     identity: ClassVar[type[MemberIdentity]]
     data_pattern: ClassVar[str | None] = None
-    """A match of this pattern below the directory is data of a daemon that had an identity; None: the daemon checks
-    itself."""
+    """Pattern of files below the directory that only a daemon with an identity writes; None: the daemon makes this
+    check itself."""
 
     def __init__(
         self,
@@ -120,17 +120,17 @@ class DataDirectory:
         self.path = path
         self._calls = calls
         self.directory_id = new_id()
-        """See `MemberIdentity.directory_id`; that of the files, once they are read."""
+        """See `MemberIdentity.directory_id`; the one in the files, once they are read."""
         self.coordinator_epoch = 0
-        """See `MemberIdentity.coordinator_epoch`; likewise."""
+        """See `MemberIdentity.coordinator_epoch`; the one in the files, once they are read."""
         self._files = [path / name for name in self.identity.names()]
         self._lock = take(path, self.identity.role, besides=besides)
 
     def load(self) -> tuple[int, str]:
-        """The daemon's id and its cluster's; (0, "") for one that was never registered.
+        """Return the ids of the daemon and of its cluster; (0, "") for a daemon that was never registered.
 
-        One of the two files is enough: the other one is written anew when it is damaged or gone. Raises `StartError`
-        when that leaves none, or when a newer version has written one.
+        One of the two files is enough: the other one is written anew if it is damaged or missing. Raises `StartError`
+        if none can be read although one exists, or if a newer version has written one.
         """
         identities: list[MemberIdentity | None] = []
         damaged: dict[Path, str] = {}
@@ -145,7 +145,7 @@ class DataDirectory:
                 raise StartError(f"cannot read {path}: {reason}; restore it, or remove it to join as a new daemon")
             if self.data_pattern is not None and any(self.path.glob(self.data_pattern)):
                 role = self.identity.role
-                raise StartError(  # joining as a new member would drop all of it
+                raise StartError(  # a new member would drop all of the data
                     f"{self.path} has the log of a {role}, and the file {role}.json with its identity is missing;"
                     " restore that file, or move the log away to join as a new daemon",
                     path=str(self.path),
@@ -165,7 +165,7 @@ class DataDirectory:
         return self.directory_id if member_id else ""
 
     def store(self, member_id: int, cluster_id: str, coordinator_epoch: int = 0) -> None:
-        """Remember who this daemon is, and which coordinator it has heard of; durable when it returns.
+        """Store the identity of this daemon and the epoch of its coordinator, durably when it returns.
 
         Raises `PathNotWritable`.
         """
@@ -181,7 +181,7 @@ class DataDirectory:
     def _replace(self, path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             if path.read_bytes() == data:
-                return  # as at almost every start: a full disk is not a reason to fail it
+                return  # the case at almost every start, which must not fail because of a full disk
         replace_durably(path, data, self._calls)
 
     def close(self) -> None:
@@ -190,7 +190,10 @@ class DataDirectory:
 
 
 def replace_durably(path: Path, data: bytes, calls: FileCalls = FILE_CALLS) -> None:
-    """Put `data` into the file at `path`: all of it or, after a crash, what was there before. Raises ``OSError``."""
+    """Replace the content of a file by `data`; after a crash the file has all of it, or the old content.
+
+    Raises ``OSError``.
+    """
     temporary = path.with_suffix(".tmp")
     fd = calls.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
@@ -201,4 +204,4 @@ def replace_durably(path: Path, data: bytes, calls: FileCalls = FILE_CALLS) -> N
     finally:
         calls.close(fd)
     calls.rename(temporary, path)
-    sync_directory(path.parent, calls)  # the new name is in there
+    sync_directory(path.parent, calls)  # makes the rename durable

@@ -1,10 +1,10 @@
-"""The one tree of errors, for users, daemons and the wire.
+"""The single tree of errors, for users, daemons and the wire.
 
-Every error names the thing it is about in ``attributes``, says in its message how to get out, and knows whether the
-same request may simply be sent again (``retriable``). Foreign errors (gRPC, LMDB, sockets) are turned into these at the
+Every error names its subject in ``attributes``, says in its message what to do about it, and knows whether the same
+request may simply be sent again (``retriable``). Foreign errors (gRPC, LMDB, sockets) are converted into these at the
 boundary where they appear.
 
-What a caller may conclude about a write:
+A caller can conclude about a write:
 
 * a subclass of `NotAccepted`: nothing was stored; it is safe to send the records again as new ones;
 * `Uncertain`: it may or may not be stored; only the same sequence number may be sent again (the producer does that).
@@ -83,8 +83,8 @@ _REGISTRY: dict[str, type[KeraError]] = {}
 class KeraError(Exception):
     """Root of all errors of KerA.
 
-    `attributes` holds what the error is about (stream, streamlet, limit, ...), as JSON-able values; each is also
-    readable as ``error.attributes["stream"]``.
+    `attributes` names the subject of the error (stream, streamlet, limit, ...) as JSON-able values, for example
+    ``error.attributes["stream"]``.
     """
 
     code: ClassVar[str] = "kera"
@@ -92,10 +92,10 @@ class KeraError(Exception):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "code" in cls.__dict__:  # one without a code of its own travels as its base, and must not take its place
+        if "code" in cls.__dict__:  # a class without its own code is sent as its base class, and must not replace it
             _REGISTRY[cls.code] = cls
 
-    # Positional only: an attribute may be called "message", and comes so from the wire.
+    # Positional only, as an error from the wire may have an attribute that is called "message".
     def __init__(self, message: str, /, **attributes: Any) -> None:
         super().__init__(message)
         self.message = message
@@ -137,7 +137,7 @@ class ProtocolError(NotAccepted):
 
 
 class AuthenticationFailed(NotAccepted):
-    """Nobody knows who asks: nothing was shown, or nothing that is good; the message says which."""
+    """The caller has shown no credentials, or invalid ones; the message says which."""
 
     code = "authentication_failed"
 
@@ -149,13 +149,13 @@ class NotAllowed(NotAccepted):
 
 
 class QuotaExceeded(NotAccepted):
-    """A principal has as much of something as its quota lets it; ``attributes`` has `quota`, `value`, `principal`."""
+    """A principal has used up one of its quotas; ``attributes`` has `quota`, `value`, `principal`."""
 
     code = "quota_exceeded"
 
 
 class TooManyRequests(QuotaExceeded):
-    """A principal asks more than its quota lets it, and a call would have waited for too long."""
+    """A principal makes more requests than its quota allows, and a call would have had to wait too long."""
 
     code = "too_many_requests"
     retriable = True
@@ -180,7 +180,7 @@ class UnknownLatencyConstraint(InvalidArgument):
 
 
 class LatencyConstraintExists(InvalidArgument):
-    """A latency constraint with this name exists already, and says something else."""
+    """A latency constraint with this name exists already, with another content."""
 
     code = "latency_constraint_exists"
 
@@ -217,14 +217,14 @@ class NotOwner(NotAccepted):
 
 
 class NotLeader(NotAccepted):
-    """Another coordinator leads; its address is the attribute `leader`, empty when none does just now."""
+    """Another coordinator leads; its address is the attribute `leader`, which is empty if none leads at present."""
 
     code = "not_leader"
     retriable = True
 
 
 class LeaseLost(NotAccepted):
-    """The groups of segments that a consumer was given have gone to another one: it was silent, or stuck, too long."""
+    """A consumer was silent or stuck for too long, and its groups of segments have gone to another consumer."""
 
     code = "lease_lost"
 
@@ -236,7 +236,7 @@ class StaleEpoch(NotAccepted):
 
 
 class UnknownLaunch(NotAccepted):
-    """The coordinator's metadata are older than this launch; it registers again, and goes on with all that it has."""
+    """The coordinator's metadata are older than this launch; the daemon registers again, and keeps all its data."""
 
     code = "unknown_launch"
 
@@ -260,9 +260,10 @@ class TimestampAhead(NotAccepted):
 
 
 class EpochPassed(NotAccepted):
-    """Some of an epoch was read already, and only the rest would be given out.
+    """A part of an epoch was read already, and only the rest would be returned.
 
-    It came later, to an entry that had never been written to; or a consumer group has committed within the epoch.
+    The rest arrived later, in an entry that had never been written to; or a consumer group has committed within the
+    epoch.
     """
 
     code = "epoch_passed"
@@ -275,13 +276,13 @@ class SchemaMismatch(NotAccepted):
 
 
 class CannotEncode(NotAccepted):
-    """A value has no form as bytes, or none that its schema allows; ``attributes`` has `stream`, `field`, `reason`."""
+    """A value cannot be encoded, or not as its schema demands; ``attributes`` has `stream`, `field`, `reason`."""
 
     code = "cannot_encode"
 
 
 class CannotDecode(NotAccepted):
-    """The bytes of a value or key are not what its deserializer takes; ``attributes`` has where it is, and `reason`."""
+    """A deserializer cannot decode a value or key; ``attributes`` has its position, and `reason`."""
 
     code = "cannot_decode"
 
@@ -293,13 +294,13 @@ class NotFramed(CannotDecode):
 
 
 class InvalidSchema(InvalidArgument):
-    """A definition that is not a schema of its kind, or has what the registry does not take; the message says where."""
+    """A definition is not a schema of its kind, or has a feature that the registry refuses; the message says where."""
 
     code = "invalid_schema"
 
 
 class IncompatibleSchema(NotAccepted):
-    """A schema that may not follow those of its subject; ``attributes`` has the `incompatibilities`, one text each."""
+    """A schema is incompatible with earlier ones of its subject; ``attributes`` lists `incompatibilities` as text."""
 
     code = "incompatible_schema"
 
@@ -317,7 +318,7 @@ class UnknownSubject(NotAccepted):
 
 
 class OutOfSequence(NotAccepted):
-    """A chunk came before its predecessors of the same producer and streamlet; send them in order."""
+    """A chunk arrived before its predecessors of the same producer and streamlet; send them in order."""
 
     code = "out_of_sequence"
     retriable = True
@@ -330,14 +331,14 @@ class ProducerFenced(NotAccepted):
 
 
 class ArenaFull(NotAccepted):
-    """All segments of the broker's memory are in use; it goes on when some are released."""
+    """All segments of the broker's memory are in use; writing resumes when some are released."""
 
     code = "arena_full"
     retriable = True
 
 
 class DiskFull(NotAccepted):
-    """The disk of a broker or coordinator has no room, or fails; it goes on by itself when there is room again."""
+    """The disk of a broker or coordinator has no room, or fails; writing resumes when there is room again."""
 
     code = "disk_full"
     retriable = True
@@ -459,14 +460,14 @@ class SharedMemoryTooSmall(StartError):
 
 
 def error_to_attributes(error: KeraError) -> dict[str, str]:
-    """The attributes as they travel: JSON text per name. What JSON has no form for travels as its text."""
+    """Return the attributes for the wire, as JSON text per name. A value that JSON cannot express becomes text."""
     return {name: _to_json(value) for name, value in error.attributes.items()}
 
 
 def error_from_wire(code: str, message: str, attributes: dict[str, str]) -> KeraError:
-    """The error that `code` names.
+    """Return the error that `code` names.
 
-    An unknown code, of a newer peer, gives an `InternalError` that keeps the message, and the code as an attribute.
+    An unknown code, from a newer peer, gives an `InternalError` with the message, and with the code as an attribute.
     """
     values = {name: _from_json(text) for name, text in attributes.items()}
     known = _REGISTRY.get(code)

@@ -1,10 +1,10 @@
-"""The native core: the extension ``kera.core._native``, whose functions do what some of Python do, in less time.
+"""The native core: the extension ``kera.core._native``, whose functions are faster twins of some functions in Python.
 
-This is the one place that imports it. A function that it has a twin of is decorated with `accelerated`, and nobody who
-calls it need know. The twin in Python says what is right, what is wrong, and how errors read: the one in C calls it
-wherever it does not know that all is well. So everything works without the extension, and in the same way.
+Only this module imports it. A Python function with a twin in C is decorated with `accelerated`, and its callers see no
+difference. The function in Python defines the results and the errors: its twin calls it in every case that it does not
+handle itself. So everything works without the extension, and in the same way.
 
-The environment variable ``KERA_NATIVE=0`` leaves it out. docs/native.md has more.
+The environment variable ``KERA_NATIVE=0`` turns it off. docs/native.md has more.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """The extension, or why there is none."""
+    """Return the extension, or why it is not used."""
     if os.environ.get(VARIABLE) == "0":
         return None, f"{VARIABLE}=0"
     try:
-        from kera.core import _native  # noqa: PLC0415 - it may not be there, or not be wanted
+        from kera.core import _native  # noqa: PLC0415 - it may be missing, or turned off
     except ModuleNotFoundError:
         return None, "not built"
     except ImportError as error:
@@ -36,7 +36,7 @@ def _load() -> tuple[ModuleType | None, str]:
 
 
 def refused(version: int) -> str:
-    """Why an extension of that version is not used; empty if it is."""
+    """Return why an extension of `version` is not used; empty: it is."""
     return "" if version == VERSION else f"built for another version: {version}, this is {VERSION}; run make setup"
 
 
@@ -47,14 +47,14 @@ if reason and native is not None:
 
 
 def describe() -> str:
-    """Which core runs, for people."""
+    """Return which core runs, for people."""
     return "native core" if native is not None else f"without native core: {reason}"
 
 
 def accelerated(returned: type | None = None) -> Callable[[_FunctionT], _FunctionT]:
-    """Let the twin of a function in the extension, of the same name, take its place.
+    """Replace a function by its twin of the same name in the extension, if there is an extension.
 
-    `returned`: the type of the tuple that it returns, if it is not one of Python's.
+    `returned`: the type of the tuple that it returns, if that is not a plain ``tuple``.
     """
 
     def accelerate(function: _FunctionT) -> _FunctionT:

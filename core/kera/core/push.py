@@ -1,10 +1,10 @@
-"""The push channel's messages: what ``proto/kera/v1/push.proto`` says about bytes. Pure.
+"""The messages of the push channel as bytes, as ``proto/kera/v1/push.proto`` defines them. Pure.
 
-A message is a length, a kind and a body. `Decoder` takes them out of a byte stream; `runs_to_bytes` and `runs_of` are
-the structure of `RUNS`, which is all that is sent while chunks flow: one of 64 bytes for many chunks.
+A message is a length, a kind and a body. `Decoder` extracts messages from a byte stream; `encode_runs` and `runs_of`
+convert messages of kind `RUNS`, the only ones that are sent while chunks flow: 64 bytes for many chunks.
 
-Limits: a body is at most `BODY_BYTES_MAX`. A longer one, or bytes that are not a message, raise `ProtocolError`: after
-them nothing on the connection can be trusted.
+Limits: a body has at most `BODY_BYTES_MAX`. A longer one, or bytes that are not a message, raise `ProtocolError`:
+nothing that follows on the connection can be trusted.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from kera.core.errors import ProtocolError
 
 VERSION = 2
 DEFAULT_DOMAIN = "default"
-"""The memory domain of streams of which nothing else is said."""
+"""The memory domain of streams for which no other is set."""
 ALIVE_INTERVAL_MS = 1_000
-"""How often a broker says that it is there, whatever else it says."""
+"""How often a broker sends `ALIVE`, whatever else it sends."""
 SILENT_INTERVALS_MAX = 5
-"""After so many without a word from it, a reader goes elsewhere."""
+"""Number of these intervals without a message after which a reader leaves the broker."""
 BODY_BYTES_MAX = 1 << 20
 STRANGER_BYTES_MAX = 64 << 10
-"""Maximum of a message's body from a peer that has not been given any memory yet."""
+"""Maximum of a message's body from a peer that has not received any memory yet."""
 WINDOW_BYTES_MAX = 64 << 20
 WINDOW_SHARE_MAX = 8
-"""A window is at most so much of a broker's memory: it closes before its reader holds too much."""
+"""A window is at most one such share of a broker's memory: it closes before its reader holds too much."""
 HEAD = struct.Struct("<IB3x")
 RUN = struct.Struct("<IIQQIIQI4xQ8x")
 """A run: subscription, slot, generation, arena offset, length, segment, group, offset, lag; 64 bytes."""
@@ -54,13 +54,13 @@ class PushKind(enum.IntEnum):
 
 
 class Run(NamedTuple):
-    """Whole chunks of one segment that follow each other, in a slot of the arena."""
+    """Consecutive whole chunks of one segment, in a slot of the arena."""
 
     lane: int
     """Number of the subscription."""
     slot: int
     generation: int
-    """Generation of the slot. When the slot has another one, its bytes have changed, too."""
+    """Generation of the slot. If the slot has another generation, its bytes have changed, too."""
     arena_offset: int
     """Offset of the first byte from the start of the arena file."""
     length_bytes: int
@@ -69,7 +69,7 @@ class Run(NamedTuple):
     offset: int
     """Position of the first chunk within its segment."""
     lag_records: int
-    """Between the end of the run and the durable head of its entry."""
+    """Records between the end of the run and the durable head of its entry."""
 
 
 _KINDS = {kind.value: kind for kind in PushKind}
@@ -78,57 +78,57 @@ _as_run: Callable[[Iterable[Any]], Run] = partial(tuple.__new__, Run)
 
 
 def window_bytes_max(slots: int, slot_bytes: int) -> int:
-    """The largest window that a broker with so much memory allows."""
+    """Return the largest window that a broker with this memory allows, in bytes."""
     return max(1, min(WINDOW_BYTES_MAX, slots * slot_bytes // WINDOW_SHARE_MAX))
 
 
 def encode(kind: PushKind, body: bytes) -> bytes:
-    """A message."""
+    """Return a message."""
     return HEAD.pack(len(body), kind) + body
 
 
 ALIVE = encode(PushKind.ALIVE, b"")
-"""The message of this kind."""
+"""The message of kind `ALIVE`, which has no body."""
 
 
 def encode_runs(runs: Iterable[Run]) -> bytes:
-    """A message of kind `RUNS`."""
+    """Return a message of kind `RUNS`."""
     return encode(PushKind.RUNS, b"".join([RUN.pack(*run) for run in runs]))
 
 
 def encode_taken(taken_bytes: int) -> bytes:
-    """A message of kind `TAKEN`."""
+    """Return a message of kind `TAKEN`."""
     return encode(PushKind.TAKEN, _TAKEN.pack(taken_bytes))
 
 
 def encode_numbers(kind: PushKind, numbers: Sequence[int]) -> bytes:
-    """A message of kind `CANCEL` or `RELEASE`: subscriptions, or slots."""
+    """Return a message of kind `CANCEL` or `RELEASE`, whose numbers are subscriptions or slots."""
     return encode(kind, struct.pack(f"<{len(numbers)}I", *numbers))
 
 
 def runs_of(body: bytes) -> Iterator[Run]:
-    """The content of a message of kind `RUNS`. Raises `ProtocolError`."""
+    """Return the content of a message of kind `RUNS`. Raises `ProtocolError`."""
     if len(body) % RUN.size:
         raise ProtocolError("a push message of runs has an invalid length")
     return map(_as_run, RUN.iter_unpack(body))
 
 
 def taken_of(body: bytes) -> int:
-    """The content of a message of kind `TAKEN`. Raises `ProtocolError`."""
+    """Return the content of a message of kind `TAKEN`. Raises `ProtocolError`."""
     if len(body) != _TAKEN.size:
         raise ProtocolError("a push message TAKEN has an invalid length")
     return int(_TAKEN.unpack(body)[0])
 
 
 def numbers_of(body: bytes) -> tuple[int, ...]:
-    """The content of a message of kind `CANCEL` or `RELEASE`. Raises `ProtocolError`."""
+    """Return the content of a message of kind `CANCEL` or `RELEASE`. Raises `ProtocolError`."""
     if len(body) % 4:
         raise ProtocolError("a push message of numbers has an invalid length")
     return struct.unpack(f"<{len(body) // 4}I", body)
 
 
 class Decoder:
-    """Messages out of the pieces in which a stream arrives."""
+    """Extracts messages from a byte stream that arrives in pieces."""
 
     def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         self.body_bytes_max = body_bytes_max
@@ -136,11 +136,11 @@ class Decoder:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a message has begun, and has not come whole."""
+        """Whether a message has begun to arrive, and is not complete."""
         return bool(self._rest)
 
     def feed(self, piece: bytes) -> Iterator[tuple[PushKind, bytes]]:
-        """The messages that are whole with `piece`. Raises `ProtocolError`."""
+        """Yield the messages that `piece` completes. Raises `ProtocolError`."""
         data = self._rest + piece if self._rest else piece
         at = 0
         while len(data) - at >= HEAD.size:
@@ -158,6 +158,6 @@ class Decoder:
                 break
             body = data[at + HEAD.size : end]
             at = end
-            self._rest = data[at:]  # before the message is handled: that may end in an error
+            self._rest = data[at:]  # before the message is handled, as that may raise an error
             yield kind, body
         self._rest = data[at:]

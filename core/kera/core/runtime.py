@@ -1,9 +1,9 @@
-"""The outside of a process: clocks, ids for new things, its node, files, connections over gRPC.
+"""The environment of a process: clocks, ids for new objects, its node, files, connections over gRPC.
 
-Daemons and the SDK get a `Runtime` where they are wired. It is the machine's own, unless somebody runs them elsewhere:
-a simulation gives each process clocks that it sets, ids from a seed, a node of its own, a disk that fails, and
-connections over a network that is not there. What goes through the event loop (its time, sockets, threads) is the
-loop's to replace, and the order in which clients try again is drawn from the module `random`, as nothing depends on it.
+Daemons and the SDK get a `Runtime` where they are wired: normally the real one of the machine. A simulation gives each
+process its own: clocks that the simulation sets, ids from a seed, a separate node, a disk that fails, and connections
+over a simulated network. Time, sockets and threads of the event loop are replaced with the loop itself. The order in
+which clients retry is drawn from the module `random`, as nothing depends on it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OpenChannel(Protocol):
     """Makes connections over the open interface."""
 
     def __call__(self, address: str, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> Channel:
-        """One to ``host:port``, which is made, and made again, when something is sent."""
+        """Return a connection to ``host:port``, which is established, and re-established, when a request is sent."""
         ...
 
 
@@ -62,36 +62,36 @@ class OpenInterface(Protocol):
         tls: Tls | None = None,
         doorkeeper: Doorkeeper | None = None,
     ) -> OpenServer:
-        """One server for any number of services, which does not listen yet.
+        """Return a server for any number of services, which does not listen yet.
 
-        `tls`: its connections are encrypted; `doorkeeper`: finds out whose they are.
+        `tls`: encrypts its connections; `doorkeeper`: finds out who the peers are.
         """
         ...
 
 
 class Heartbeats(Protocol):
-    """Says that a member of a consumer group lives, beside the event loop, which its user's code may block."""
+    """Sends heartbeats of a consumer group's member outside of the event loop, which the user's code may block."""
 
     @property
     def heard_s(self) -> float:
-        """When the last word was sent that was answered, on the boot-time clock."""
+        """When the last message was sent that the coordinator has answered, on the boot-time clock."""
         ...
 
     def answered(self, sent_s: float) -> None:
-        """The coordinator has answered what was sent then, by other ways."""
+        """Note that the coordinator has answered another message of the member, which was sent at `sent_s`."""
         ...
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to send heartbeats."""
         ...
 
     def stop(self) -> None:
-        """End; returns at once."""
+        """Stop sending heartbeats; returns at once."""
         ...
 
 
 class MakeHeartbeats(Protocol):
-    """Makes those of one member."""
+    """Makes the heartbeats of one member."""
 
     def __call__(
         self,
@@ -103,26 +103,29 @@ class MakeHeartbeats(Protocol):
         busy_ms: Callable[[], int],
         clock: Clock,
     ) -> Heartbeats:
-        """To the coordinators at `addresses`; `busy_ms`: for how long the member has been in its user's code."""
+        """Return heartbeats to the coordinators at `addresses`.
+
+        `busy_ms`: returns how long the member has been in its user's code.
+        """
         ...
 
 
 class OpenAuditStream(Protocol):
-    """Opens a stream for what happened to access."""
+    """Opens the stream for the events of the audit log."""
 
     def __call__(self, stream: str, bootstrap: Callable[[], str], daemon: str, runtime: Runtime) -> AuditStream:
-        """`bootstrap`: where coordinators are, asked for when it begins; `daemon`: whose events they are."""
+        """Return the stream; `bootstrap`: returns the coordinators' addresses at its start; `daemon`: the writer."""
         ...
 
 
 def random_id() -> str:
-    """An id that nobody else has."""
+    """Return a new unique id."""
     return uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The clocks, ids, files and connections that a process uses; a simulation gives its own."""
+    """The clocks, ids, files and connections that a process uses; a simulation replaces them."""
 
     clock: Clock = field(default_factory=SystemClock)
     new_id: Callable[[], str] = random_id
@@ -132,24 +135,24 @@ class Runtime:
     """See `kera.core.base.process.process_name`."""
     channel: OpenChannel = GrpcChannel
     heartbeats: MakeHeartbeats | None = None
-    """None: from a thread, see `kera.client.consuming.groups.keep_alive`."""
+    """Makes heartbeats; None: a thread sends them, see `kera.client.consuming.groups.keep_alive`."""
     files: FileCalls = FILE_CALLS
-    """How daemons change what is on their disks; the databases of LMDB have calls of their own."""
+    """The calls with which daemons change files; LMDB makes its own calls for its databases."""
     random: Random = field(default_factory=Random)
     """For choices among equals."""
     tls: Tls | None = None
     """Certificates; None: connections over the network are not encrypted."""
     introduction: Introduction | None = None
-    """Shows daemons who we are; None: nobody, unless there is a certificate."""
+    """Authenticates this process with daemons; None: only a certificate can do that."""
     audit_stream: OpenAuditStream | None = None
-    """How a daemon writes what happened to access into a stream; None: it cannot."""
+    """Opens the stream into which a daemon writes audit events; None: it cannot."""
 
 
 MACHINE = Runtime()
-"""The machine's own."""
+"""The real runtime of the machine."""
 
 
 def secured(runtime: Runtime, tls: Tls | None, introduction: Introduction | None = None) -> Runtime:
-    """One whose connections over the network are encrypted, and shown who we are over."""
+    """Return a runtime whose connections over the network are encrypted and authenticated."""
     channel = partial(GrpcChannel, tls=tls, introduction=introduction)
     return replace(runtime, channel=channel, tls=tls, introduction=introduction)

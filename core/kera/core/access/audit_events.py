@@ -8,26 +8,26 @@ Kind = Literal["authentication_failed", "denied", "changed"]
 
 
 class AuditEvent(NamedTuple):
-    """One of them. What is not known of it is empty."""
+    """An event of the audit log. Unknown fields are empty."""
 
     kind: Kind
     principal: str = ""
     """The principal; for a failed authentication, the claimed one, as ``user:NAME``."""
     peer: str = ""
-    """Its address."""
+    """The address of the peer."""
     transport: str = ""
     operation: str = ""
-    """The operation that it attempted, or has completed."""
+    """The operation that the principal has attempted or completed."""
     resource: str = ""
     reason: str = ""
-    """Why it was refused; of a change, what it was changed to, as JSON."""
+    """Why the operation was refused; for a change, the new content, as JSON."""
 
 
 class AuditStream(Protocol):
-    """Where events go besides the log. Runs in a ``with``."""
+    """The stream of events, besides the log. Runs in a ``with``."""
 
     def put(self, event: AuditEvent) -> None:
-        """One more. Never waits."""
+        """Write an event. Never waits."""
         ...
 
     def __enter__(self) -> object:
@@ -39,5 +39,5 @@ class AuditStream(Protocol):
         ...
 
     def look(self) -> Observation:
-        """How it goes."""
+        """Return whether events can be written, for `Health.add`."""
         ...

@@ -2,7 +2,7 @@
 
 A certificate names its subject, as text (``CN=alice,O=Example``, RFC 4514), and other names: ``DNS:host``,
 ``URI:spiffe://…``, ``IP:10.0.0.1``, ``EMAIL:…``. A pattern is a regular expression that has to match one of these names
-as a whole; what its group ``user`` has matched is the user. TLS has verified the certificate before.
+as a whole; its group ``user`` matches the name of the user. TLS has verified the certificate before.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kera.core.errors import InvalidArgument
 DAEMON_NAME = "urn:kera:daemon"
 """The name that ``kera tls init`` writes into the certificates of hosts."""
 DAEMONS = (f"URI:{re.escape(DAEMON_NAME)}",)
-"""Which certificates are of daemons, unless the settings say it."""
+"""Default patterns of certificates of daemons."""
 USERS = (r"CN=(?P<user>[^,+]+)(?:[,+].*)?",)
-"""Which are whose, likewise: the common name is the user's."""
+"""Default patterns of certificates of users: the common name is the user's name."""
 NAME_CHARS_MAX = 1024
-"""Longer names match nothing: how long that takes is bounded."""
+"""Longer names match nothing, which bounds the time that matching takes."""
 NAMES_MAX = 64
 CACHED_MAX = 1024
 
@@ -35,7 +35,7 @@ class CertificateNames(NamedTuple):
 
     @classmethod
     def of(cls, daemons: Iterable[str], users: Iterable[str]) -> CertificateNames:
-        """Raises `InvalidArgument` for what is not a pattern, or one of users without the group."""
+        """Compile the patterns. Raises `InvalidArgument` for an invalid one, or one of users without the group."""
         patterns = cls(tuple(map(_pattern, daemons)), tuple(map(_pattern, users)))
         for pattern in patterns.users:
             if "user" not in pattern.groupindex:
@@ -43,11 +43,11 @@ class CertificateNames(NamedTuple):
         return patterns
 
     def is_daemon(self, names: Sequence[str]) -> bool:
-        """Whether a certificate with these names is a daemon's."""
+        """Return whether a certificate with these names is a daemon's."""
         return any(pattern.fullmatch(name) for pattern in self.daemons for name in names)
 
     def user(self, names: Sequence[str]) -> str:
-        """The user of a certificate with these names; empty: none."""
+        """Return the user of a certificate with these names; empty: none."""
         for pattern in self.users:
             for name in names:
                 found = pattern.fullmatch(name)
@@ -68,8 +68,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 @lru_cache(CACHED_MAX)
 def names_in(certificate: bytes) -> tuple[str, ...]:
-    """The names in a certificate (DER or PEM); none if it is invalid or unreadable."""
-    from cryptography import x509  # noqa: PLC0415 - daemons have it, and a client need not
+    """Return the names in a certificate (DER or PEM); none if it is invalid or unreadable."""
+    from cryptography import x509  # noqa: PLC0415 - daemons have this library, but clients may not
 
     pem = certificate.lstrip().startswith(b"-----")
     try:
@@ -86,6 +86,6 @@ def names_in(certificate: bytes) -> tuple[str, ...]:
             (x509.IPAddress, "IP"),
         ):
             names += [f"{word}:{value}" for value in others.get_values_for_type(kind)]
-    except Exception:  # noqa: BLE001 - what cannot be read is told in many ways, `TypeError` among them
+    except Exception:  # noqa: BLE001 - an unreadable certificate causes many errors, `TypeError` among them
         return ()
     return tuple(name for name in names[:NAMES_MAX] if len(name) <= NAME_CHARS_MAX)

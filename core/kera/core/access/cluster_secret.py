@@ -1,10 +1,11 @@
-"""The secret by which the daemons of a cluster know each other: a file with one line, or two while it changes.
+"""The secret with which the daemons of a cluster authenticate: a file with one line, or two while it is replaced.
 
-The first line is shown to others, and the second to those who do not know the first; either is taken from others. So
-another secret comes in without an interruption: at all daemons it goes before the old one, and then the old one goes.
+A daemon shows the secret in the first line to others, and that in the second to daemons that refuse the first; it
+accepts either from others. So the secret can be replaced without an interruption: at all daemons, first put the new one
+before the old one, and then remove the old one.
 
-The file is read again when it has changed. An invalid one is ignored: what was there before goes on, and a warning
-says why. Who was known by a secret that is gone is known no more.
+The file is read again when it has changed. An invalid file is ignored: the previous secret stays in use, and a warning
+says why. A peer that has authenticated with a secret that is removed is no longer authenticated.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ log = get_logger("kera.access")
 
 SETTING = "cluster_secret_file"
 SECRET_CHARS_MIN = 16
-"""It is not for people to remember."""
+"""Long, as people need not remember it."""
 SECRETS_MAX = 2
 LOOK_EVERY_S = 1.0
-"""How often it is looked whether the file has changed, at most."""
+"""Minimum time between two checks whether the file has changed."""
 SALT_BYTES = 16
 _HOW = "openssl rand -base64 32 makes one"
 
@@ -40,7 +41,7 @@ class _Secret(NamedTuple):
     text: str
     verifier: messages.ScramVerifier
     version: int
-    """Grows, and is never given again."""
+    """An increasing number that is never used again."""
 
 
 class ClusterSecret:
@@ -53,12 +54,12 @@ class ClusterSecret:
         *,
         secrets_in: Callable[[Path], Sequence[str]] | None = None,
     ) -> None:
-        """`secrets_in`: what the file has, if that is to be found out in another way. Raises `InvalidSettings`."""
+        """`secrets_in`: replaces the function that reads the file. Raises `InvalidSettings`."""
         self._path = path
         self._secrets_in = secrets_in or _secrets_in
         self._now_s = now_s
         self._salt = secrets.token_bytes(SALT_BYTES)
-        """The same for all: who wants to show one need not say which."""
+        """The same salt for all secrets, so that a peer need not say which one it shows."""
         self._last_version = 0
         self._changes = 0
         self._problem = ""
@@ -68,35 +69,35 @@ class ClusterSecret:
         self._known = self._read()
 
     def shown(self) -> Sequence[str]:
-        """Texts that are shown to others, the newest first."""
+        """Return the secrets to show to others, the newest first."""
         return [each.text for each in self._current()]
 
     def verifiers(self) -> Sequence[messages.ScramVerifier]:
-        """Verifiers for the texts that others show; all have the same salt."""
+        """Return verifiers for the secrets that others show; all have the same salt."""
         return [each.verifier for each in self._current()]
 
     def version_of(self, verifier: messages.ScramVerifier) -> int:
-        """Which of them somebody has shown."""
+        """Return the version of the secret that a peer has shown."""
         return next(each.version for each in self._known if each.verifier == verifier)
 
     def is_taken(self, version: int) -> bool:
-        """Whether who has shown that one is known by it still."""
+        """Return whether the secret with this version is still accepted."""
         return any(each.version == version for each in self._current())
 
     @property
     def changes(self) -> int:
-        """How often the file had another secret."""
+        """How often the file has changed."""
         self._current()
         return self._changes
 
     @property
     def problem(self) -> str:
-        """Why what the file holds now is not taken; empty: it is."""
+        """Why the present content of the file is not accepted; empty: it is."""
         self._current()
         return self._problem
 
     def look(self) -> Observation:
-        """For `Health.add`: whether what the file has is what this daemon goes by."""
+        """Return whether this daemon uses the present content of the file, for `Health.add`."""
         if problem := self.problem:
             return concern(f"the file's new content is not accepted, the previous secret stays in use: {problem}")
         if len(self.shown()) > 1:
@@ -136,12 +137,12 @@ class ClusterSecret:
         return _Secret(text, verifier_for(text, salt=self._salt), self._last_version)
 
     def __repr__(self) -> str:
-        """Without secrets."""
+        """Return it without secrets."""
         return f"ClusterSecret({str(self._path)!r})"
 
 
 def _secrets_in(path: Path) -> Sequence[str]:
-    """The secrets that a file has, the newest first. Raises `InvalidSettings`."""
+    """Return the secrets in a file, the newest first. Raises `InvalidSettings`."""
     try:
         found = [line.strip() for line in secret_in(SETTING, path).splitlines() if line.strip()]
     except AuthenticationFailed as error:

@@ -1,6 +1,7 @@
 """Credentials of the calling end. Passwords and tokens are read again whenever they are shown.
 
-A secret is never in a message, a log line or a `repr`; what is shown of a password is only that it is known.
+A secret is never in an error message, a log line or a `repr`. A password itself is never sent: the caller only proves
+that it knows the password.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kera.v1 import access_pb2 as messages
 SECRET_BYTES_MAX = 64 << 10
 """Maximum of a file with a password or a token."""
 CALL_TOKEN_CHARS_MAX = 4 << 10
-"""Longer tokens are shown once, for a session: gRPC takes some 8 KiB beside a call, and would send them with each."""
+"""A longer token is shown once, for a session, and not with each call: gRPC takes some 8 KiB of metadata."""
 
 Steps = Generator[messages.AuthenticateRequest, messages.AuthenticateResponse, str]
 
@@ -35,7 +36,7 @@ class Credentials:
         passwords: Callable[[], Sequence[str]] | None = None,
         token: Callable[[], str] | None = None,
     ) -> None:
-        """A user and its password, or a token; `passwords`: each is shown to who does not know the one before."""
+        """A user and its password, or a token; `passwords`: alternatives, tried in order until one is accepted."""
         self._user = user
         self._passwords = passwords if password is None else lambda: [password()]
         self._token = token
@@ -65,18 +66,21 @@ class Credentials:
         return answer.session
 
     def __repr__(self) -> str:
-        """Without secrets."""
+        """Return it without secrets."""
         return f"Credentials({self._user or 'token'!r})"
 
 
 def of_daemon(cluster_secret: str | Callable[[], Sequence[str]]) -> Credentials:
-    """By which daemons of a cluster know each other; all that there are, see `ClusterSecret.shown`."""
+    """Return the credentials of a daemon: the secret of its cluster, or several (see `ClusterSecret.shown`)."""
     secrets = cluster_secret if callable(cluster_secret) else lambda: [cluster_secret]
     return Credentials(user=DAEMON_USER, passwords=secrets)
 
 
 def secret_in(setting: str, path: Path) -> str:
-    """The content of a file, without white space around it. Raises `AuthenticationFailed`, which names the setting."""
+    """Return the content of a file, without surrounding white space.
+
+    Raises `AuthenticationFailed`, which names the setting.
+    """
     try:
         with expanded(path).open("rb") as file:
             return secret_from(f"{setting} {path}", file)
@@ -87,7 +91,10 @@ def secret_in(setting: str, path: Path) -> str:
 
 
 def secret_from(what: str, file: BinaryIO) -> str:
-    """The content of an open file, likewise; errors call it `what`. Raises `AuthenticationFailed`, and `OSError`."""
+    """Return the content of an open file, see `secret_in`; errors call it `what`.
+
+    Raises `AuthenticationFailed`, and `OSError`.
+    """
     data = file.read(SECRET_BYTES_MAX + 1)
     try:
         text = data.decode().strip()

@@ -14,50 +14,50 @@ USER, ROLE = "user:", "role:"
 DAEMON_USER = ":daemon"
 """The name under which daemons show the secret of their cluster; no user can have it."""
 EVERYBODY = "user:*"
-"""The principal that everybody is who has authenticated."""
+"""The principal that stands for all users who have authenticated."""
 DAEMONS = "daemons"
 """The name of daemons, in place of a principal."""
 NOBODY = "nobody"
 """The name of peers that have not authenticated."""
 
 CHANGED = "your rights have changed, or your credentials are no longer valid: connect again"
-"""To who has lost something while it was here."""
+"""The message for a connected peer that has lost rights."""
 EXPIRED = "the token, or the session made with it, has expired: authenticate again with a valid token"
-"""To who was here when its time was up."""
+"""The message for a connected peer whose token or session has expired."""
 
 
 class Identity(NamedTuple):
-    """One that has authenticated. Two that are equal may do the same."""
+    """A peer that has authenticated. Two equal identities have the same rights."""
 
     user: str
     """Its name; empty: it is a daemon of the cluster."""
     roles: frozenset[str] = frozenset()
-    """Those that it was given here, and those that it `brought`."""
+    """Roles that it was given here, and roles that it `brought`."""
     how: str = ""
-    """By what it has authenticated: certificate, password, token, jwt, socket."""
+    """How it has authenticated: certificate, password, token, jwt, socket."""
     is_super: bool = False
-    """It may do everything but what is for daemons."""
+    """Whether it may do everything except what only daemons may."""
     is_daemon: bool = False
-    """It may do everything."""
+    """Whether it may do everything."""
     brought: frozenset[str] = frozenset()
-    """Roles that what it has shown says."""
+    """Roles that are in the credentials that it has shown."""
     password_version: int = 0
     """Version of the password, or of the secret of the cluster, that it has shown."""
     token_id: str = ""
     """Id of the delegation token that it has shown."""
     narrowed: tuple[str, ...] = ()
-    """Resources, if it may do nothing with any other."""
+    """The only resources that it may use; empty: there is no such restriction."""
     until_s: float = math.inf
-    """For how long it is good, on the boot-time clock."""
+    """Until when it is valid, on the boot-time clock."""
 
     @property
     def principal(self) -> str:
-        """As rules call it."""
+        """Its name in rules."""
         return f"{USER}{self.user}" if self.user else DAEMONS
 
 
 def check_name(what: str, name: str) -> str:
-    """The name of a user or a role. Raises `InvalidArgument`."""
+    """Return `name` if it is valid for a user or a role; errors call it `what`. Raises `InvalidArgument`."""
     if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX:
         raise InvalidArgument(
             f"{what} {name!r}: letters, digits, and . _ @ + - within, at most {NAME_CHARS_MAX} of them", name=name
@@ -66,7 +66,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def not_authenticated() -> AuthenticationFailed:
-    """The error for who has shown nothing."""
+    """Return the error for a peer that has not authenticated."""
     return AuthenticationFailed(
         f"{NOBODY} has authenticated over this connection: show a certificate, a password or a token (KERA_CLIENT_USER"
         " and KERA_CLIENT_PASSWORD_FILE, KERA_CLIENT_TOKEN_FILE, KERA_CLIENT_TLS_CERT)"

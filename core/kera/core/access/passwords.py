@@ -1,6 +1,6 @@
-"""Passwords: SCRAM-SHA-256, by which neither end learns more of them than that the other one knows them.
+"""Passwords: SCRAM-SHA-256, in which each end only proves to the other that it knows the password.
 
-Iterations and exchanges are bounded, so nobody can have the other end compute for long.
+Iterations and exchanges are bounded, so neither end can make the other compute for long.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from kera.v1 import access_pb2 as messages
 
 MECHANISM = "SCRAM-SHA-256"
 ITERATIONS = 15_000
-"""RFC 7677 asks for 4,096 at least, and for more where it can be afforded: some 5 ms of who logs in."""
+"""RFC 7677 asks for at least 4,096, and for more where that is affordable; these cost a client some 5 ms."""
 ITERATIONS_MIN = 4_096
 ITERATIONS_MAX = 1_000_000
-"""That a client carries out."""
+"""Maximum that a client computes."""
 PASSWORD_CHARS_MIN = 8
 PASSWORD_CHARS_MAX = 1024
 EXCHANGES_MAX = 1024
 EXCHANGE_S = 10.0
 NONCE_BYTES = 16
 MESSAGE_BYTES_MAX = 4096
-"""Maximum of a SCRAM message: names and nonces are short."""
+"""Maximum of a SCRAM message, as names and nonces are short."""
 
 _COUNT = re.compile(r"[0-9]{1,9}")
 _MECHANISM = ScramMechanism(MECHANISM)
@@ -43,7 +43,7 @@ REFUSED = "the user name or the password is not right"
 
 
 def verifier_for(password: str, *, iterations: int = ITERATIONS, salt: bytes | None = None) -> messages.ScramVerifier:
-    """The verifier that a server stores for a password. Raises `InvalidArgument` for an invalid one."""
+    """Return the verifier that a server stores for a password. Raises `InvalidArgument` for an invalid password."""
     check_password(password)
     try:
         salt, stored_key, server_key, count = _MECHANISM.make_auth_info(password, iteration_count=iterations, salt=salt)
@@ -53,7 +53,7 @@ def verifier_for(password: str, *, iterations: int = ITERATIONS, salt: bytes | N
 
 
 def check_password(password: str) -> str:
-    """Raises `InvalidArgument` for one that is too short or too long."""
+    """Return `password`. Raises `InvalidArgument` if it is too short or too long."""
     if not PASSWORD_CHARS_MIN <= len(password) <= PASSWORD_CHARS_MAX:
         raise InvalidArgument(
             f"a password has {PASSWORD_CHARS_MIN} to {PASSWORD_CHARS_MAX} characters, and this one has {len(password)}"
@@ -62,7 +62,7 @@ def check_password(password: str) -> str:
 
 
 def check_verifier(verifier: messages.ScramVerifier) -> None:
-    """Raises `InvalidArgument` for one that no client could show the password for."""
+    """Raise `InvalidArgument` for a verifier that no client could satisfy."""
     if not (
         len(verifier.stored_key) == len(verifier.server_key) == hashlib.sha256().digest_size
         and 12 <= len(verifier.salt) <= 64
@@ -72,17 +72,17 @@ def check_verifier(verifier: messages.ScramVerifier) -> None:
 
 
 class Login:
-    """The calling end of one exchange. Raises `AuthenticationFailed` where the other end does not know the password."""
+    """The calling end of one exchange. Raises `AuthenticationFailed` if the other end does not know the password."""
 
     def __init__(self, user: str, password: str) -> None:
         self._client: Any = ScramClient([MECHANISM], user, password)
 
     def first(self) -> bytes:
-        """The first message."""
+        """Return the first message."""
         return str(self._client.get_client_first()).encode()
 
     def final(self, server_first: bytes) -> bytes:
-        """The second one, for the answer to the first."""
+        """Return the second message, for the answer to the first one."""
         try:
             text = server_first.decode()
             count = next((part[2:] for part in text.split(",") if part.startswith("i=")), "")
@@ -96,7 +96,7 @@ class Login:
             ) from error
 
     def check(self, server_final: bytes) -> None:
-        """Whether the server knows the password, too."""
+        """Check that the server knows the password, too."""
         try:
             self._client.set_server_final(server_final.decode())
         except (ScramException, UnicodeDecodeError) as error:
@@ -104,7 +104,7 @@ class Login:
 
 
 class Known(NamedTuple):
-    """Somebody who knows a password."""
+    """A user that has proved to know a password."""
 
     user: str
     answer: bytes
@@ -114,7 +114,7 @@ class Known(NamedTuple):
 
 class _Exchange(NamedTuple):
     servers: Sequence[Any]
-    """One for each verifier: they have said the same up to now. Without one, it is there for the looks of it."""
+    """A server for each verifier; all have sent the same first answer. If there is no verifier, a decoy."""
     user: str
     verifiers: Sequence[messages.ScramVerifier]
     peer: object
@@ -122,7 +122,7 @@ class _Exchange(NamedTuple):
 
 
 class Logins:
-    """The answering end: exchanges that have begun. Of too many, the oldest of the host that has most makes room."""
+    """The answering end: exchanges that have begun. If there are too many, the host with the most loses its oldest."""
 
     def __init__(
         self,
@@ -132,10 +132,10 @@ class Logins:
         exchanges_max: int = EXCHANGES_MAX,
         decoys: Callable[[], bytes] = bytes,
     ) -> None:
-        """`verifiers_of`: of the passwords of which a user may show any; they have the same salt and iterations.
+        """`verifiers_of`: returns verifiers for a user's alternative passwords; all have the same salt and iterations.
 
-        `decoys`: random bytes that all daemons have, by which users that are not there look like others to who does not
-        know a password; without them, they look like others to who asks one daemon only.
+        `decoys`: random bytes that all daemons share. With them, a peer without the password cannot tell nonexistent
+        users from existing ones; without them, it cannot only as long as it asks a single daemon.
         """
         self._verifiers_of = verifiers_of
         self._now_s = now_s
@@ -145,7 +145,10 @@ class Logins:
         self._own_decoys = secrets.token_bytes(32)
 
     def begin(self, client_first: bytes, peer: object, host: str = "") -> tuple[int, bytes]:
-        """The id of an exchange, and the answer. Raises `AuthenticationFailed`, and what `verifiers_of` does."""
+        """Begin an exchange; return its id and the answer.
+
+        Raises `AuthenticationFailed`, and the errors of `verifiers_of`.
+        """
         user = ""
         verifiers: Sequence[messages.ScramVerifier] = ()
         refusal: KeraError | None = None
@@ -157,7 +160,7 @@ class Logins:
             except KeraError as error:
                 refusal = error
                 raise
-            decoy = self._decoy(name)  # for all: how long an answer takes tells nothing
+            decoy = self._decoy(name)  # for all users, so that the time of an answer reveals nothing
             return _looked_up(verifiers[0] if verifiers else decoy, name)
 
         text, nonce = _text(client_first), secrets.token_hex(NONCE_BYTES)
@@ -179,7 +182,10 @@ class Logins:
         return exchange_id, answer
 
     def end(self, exchange_id: int, client_final: bytes, peer: object) -> Known:
-        """End an exchange: the user whose password the peer knows, and the answer. Raises `AuthenticationFailed`."""
+        """End an exchange; return the user whose password the peer knows, and the answer.
+
+        Raises `AuthenticationFailed`.
+        """
         exchange = self._exchanges.pop(exchange_id, None)
         self._crowd.remove(exchange_id)
         if exchange is None or exchange.peer != peer or self._now_s() >= exchange.until_s:
@@ -202,7 +208,7 @@ class Logins:
 
 
 def _begun(look_up: Callable[[str], _LookedUp], nonce: str, client_first: str) -> Any:
-    """A server that has answered the first message. Raises `ScramException`."""
+    """Return a server that has answered the first message. Raises `ScramException`."""
     server: Any = _MECHANISM.make_server(look_up, s_nonce=nonce)
     server.set_client_first(client_first)
     server.get_server_first()
@@ -210,7 +216,7 @@ def _begun(look_up: Callable[[str], _LookedUp], nonce: str, client_first: str) -
 
 
 def _looked_up(verifier: messages.ScramVerifier, _: str) -> _LookedUp:
-    """As the mechanism wants it."""
+    """Return a verifier in the form that the mechanism expects."""
     return verifier.salt, verifier.stored_key, verifier.server_key, verifier.iterations
 
 

@@ -1,8 +1,9 @@
 """Rules about principals, operations and resources, and the decisions that follow from them. Pure.
 
-Nobody may do anything that no rule allows, and a rule that denies counts more than any that allow. Who may read, write,
-create, alter, delete or use something may see that it is there: `DESCRIBE` follows from each of them, unless it is
-denied. Who administers the cluster may describe and alter everything, and delete it; not read, and not write.
+An operation needs a rule that allows it, and a rule that denies it overrides all rules that allow it. A principal that
+may read, write, create, alter, delete or use a resource may see that it exists: `DESCRIBE` follows from each of these,
+unless it is denied. A principal with `ADMINISTER` on the cluster may describe, create, alter and delete everything, but
+not read or write it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kera.v1 import access_pb2 as messages
 
 
 class Operation(IntEnum):
-    """An operation that rules allow or deny; as in ``access.proto``."""
+    """An operation that rules allow or deny; the numbers are those of ``access.proto``."""
 
     DESCRIBE = 1
     READ = 2
@@ -29,11 +30,11 @@ class Operation(IntEnum):
     USE = 7
     ADMINISTER = 8
 
-    __hash__ = int.__hash__  # that of enumerations looks up a name, each time
+    __hash__ = int.__hash__  # the hash of enumerations looks up a name each time
 
     @property
     def word(self) -> str:
-        """As people write it."""
+        """The name that people write."""
         return self.name.lower()
 
 
@@ -55,11 +56,11 @@ OF_RESOURCES = {
 CLUSTER = "cluster"
 ADMINISTRATORS = frozenset({Operation.DESCRIBE, Operation.CREATE, Operation.ALTER, Operation.DELETE})
 RESOURCE_CHARS_MAX = 300
-"""More than any name has."""
+"""Longer than any name."""
 
 
 class Decision(NamedTuple):
-    """Whether somebody may do something."""
+    """Whether a principal may carry out an operation."""
 
     allowed: bool
     reason: str
@@ -84,21 +85,21 @@ def check_resource(resource: str) -> str:
 
 
 def _meant(resource: str) -> str:
-    """The most likely meaning of a resource without a kind."""
+    """Return a hint with the most likely meaning of a resource without a kind."""
     if closest(resource, [CLUSTER]):
         return f"; did you mean '{CLUSTER}'?"
     return f"; did you mean 'stream:{resource}'?" if resource else ""
 
 
 def covers(pattern: str, resource: str) -> bool:
-    """Whether a resource of a rule covers another one; that may have a * at its end, too."""
+    """Return whether a resource of a rule covers `resource`, which may end with a * as well."""
     if pattern.endswith("*"):
         return resource.startswith(pattern[:-1])
     return pattern == resource
 
 
 def check_rule(rule: messages.AccessRule) -> None:
-    """Raises `InvalidArgument`."""
+    """Check a rule. Raises `InvalidArgument`."""
     check_principal(rule.principal)
     kind = check_resource(rule.resource).partition(":")[0]
     if not rule.operations:
@@ -110,12 +111,12 @@ def check_rule(rule: messages.AccessRule) -> None:
 
 
 def wire(operations: Iterable[Operation]) -> list[messages.Operation.ValueType]:
-    """As messages have them: the same numbers."""
+    """Return operations as messages have them; the numbers are the same."""
     return cast(list[messages.Operation.ValueType], list(operations))
 
 
 def operation_word(operation: int) -> str:
-    """As people write it; also of one that only newer programs know."""
+    """Return the name of an operation that people write, also for one that only newer programs know."""
     try:
         return Operation(operation).word
     except ValueError:
@@ -134,13 +135,13 @@ class Rights:
 
     def __init__(self, rules: Iterable[messages.AccessRule] = ()) -> None:
         self._of: dict[str, list[_Held]] = {}
-        """By principal."""
+        """The rules by principal."""
         for rule in rules:
             held = _Held(rule.rule_id, rule.deny, frozenset(rule.operations), rule.resource)
             self._of.setdefault(rule.principal, []).append(held)
 
     def decide(self, who: Identity, operation: Operation, resource: str) -> Decision:
-        """Whether somebody may do this with a resource; its name is a whole one, without a *."""
+        """Decide whether `who` may carry out an operation on a resource; `resource`: a full name, without a *."""
         if who.narrowed and not any(covers(each, resource) for each in who.narrowed):
             return Decision(allowed=False, reason=f"its token is narrowed to {', '.join(who.narrowed)}")
         if who.is_daemon or who.is_super:
@@ -152,7 +153,7 @@ class Rights:
         return decision or Decision(allowed=False, reason="no rule allows it")
 
     def _by_rules(self, who: Identity, operation: Operation, resource: str) -> Decision | None:
-        """The decision of the rules about a resource; None: there is none."""
+        """Return the decision of the rules about a resource; None: no rule applies."""
         found = [rule for rule in self._rules_of(who) if covers(rule.resource, resource)]
         for rule in found:
             if rule.deny and operation in rule.operations:

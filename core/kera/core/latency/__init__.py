@@ -1,7 +1,7 @@
-"""How long records take on their way, hop by hop: what is measured, and how it is summed up. Nothing here does I/O.
+"""The latency of records, hop by hop: how it is measured and summed up. No I/O.
 
-`hop.Hop` names the parts of the way. A `sample.Sample` is what one of them took, of many chunks: how often, altogether,
-at most, and how many of them so long (`buckets`). Samples merge, so they can be reported once per interval and summed
-up by whoever gets them; a `window.Running` keeps those of the last so many seconds. `report` makes messages of samples
-and samples of messages; what a peer sends is checked there. `offset.ClockOffset` is how far two clocks are apart.
+`hop.Hop` names the parts of a record's way. A `sample.Sample` has the times of one hop for many chunks: their count,
+sum, maximum and histogram (`buckets`). Samples can be merged, so senders report them once per interval, and receivers
+sum them up; a `window.Running` keeps those of a recent window. `report` converts samples to messages and back, and
+checks the messages of peers. `offset.PeerClockOffset` estimates how far two clocks are apart.
 """

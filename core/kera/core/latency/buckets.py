@@ -1,7 +1,8 @@
 """Buckets of times in microseconds whose bounds are the powers of the square root of two.
 
-Bucket 0 has what took up to 1 us, bucket `i` what took up to 2^(i/2) us and longer than the one before has; the last
-one also has all that took longer. So what is read off a bucket's bound is at most 42 % too much, and never too little.
+Bucket 0 has times of up to 1 us, bucket `i` has times of up to 2^(i/2) us that are above the previous bound, and the
+last bucket also has all longer times. So a value read off a bucket's bound is at most 42 % too large, and never too
+small.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 BUCKETS = 64
-"""How many there are: the last bound is about 50 minutes."""
+"""The number of buckets: the last bound is about 50 minutes."""
 BOUNDS_US = tuple(int(2 ** (i / 2)) for i in range(BUCKETS))
-"""The longest time of each bucket. The first two differ by nothing, and nothing is ever in the second."""
+"""The longest time of each bucket. The first two bounds are equal, so the second bucket is always empty."""
 
 
 def bucket_of(us: int) -> int:
-    """Where a time belongs. One below zero, as of clocks that were set back, counts as none."""
+    """Return the bucket of a time. A negative time, from clocks that were set back, counts as 0."""
     return min(bisect_left(BOUNDS_US, us), BUCKETS - 1)
 
 
 def quantile_us(buckets: Sequence[int], share: float, max_us: int) -> int:
-    """No smaller than what `share` of the times are at most (0.99: the p99), and no larger than the longest.
+    """Return an upper bound of the quantile for `share` (0.99: the p99), which is at most the longest time.
 
-    0 if there are none.
+    0 if there are no times.
     """
     count = sum(buckets)
     if not count:

@@ -1,7 +1,7 @@
-"""How far another's time of day is from one's own clock, as its answers tell it (Cristian's algorithm).
+"""Estimates the offset between a peer's wall clock and our own clock from the peer's answers (Cristian's algorithm).
 
-An answer with the other's time was made at some moment between question and answer: half of that round trip is how far
-the estimate can be off. So of the last answers the one with the least round trip counts.
+The peer read its clock at some moment between our question and its answer, so the estimate can be off by half of this
+round trip. So of the last answers, the one with the shortest round trip counts.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections import deque
 from typing import NamedTuple
 
 ANSWERS = 10
-"""So many of the last ones are compared: clocks drift apart, by up to 0.1 ms a second."""
+"""Number of recent answers that are compared; not more, as clocks drift apart by up to 0.1 ms a second."""
 
 
 class Offset(NamedTuple):
-    """The relation of two clocks, as one answer shows it."""
+    """The offset of a peer's clock, as one answer shows it."""
 
     ahead_us: int
-    """By how much the other's clock is ahead."""
+    """By how much the peer's clock is ahead."""
     error_us: int
-    """It is up to so much more or less."""
+    """Maximum error of that, in either direction."""
 
 
 class PeerClockOffset:
     """Estimates the offset of a peer's clock from the recent answer with the shortest round trip.
 
-    Times in microseconds; one's own are of any clock, but of the same one.
+    Times are in microseconds; our own may be from any clock, as long as it is always the same one.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class PeerClockOffset:
         self._best: Offset | None = None
 
     def answered(self, asked_us: int, answered_us: int, other_us: int) -> None:
-        """The other has told its time between these two."""
+        """Note an answer: the peer's clock was `other_us` at a moment between `asked_us` and `answered_us`."""
         round_trip_us = max(0, answered_us - asked_us)
         told = Offset(other_us - asked_us - round_trip_us // 2, round_trip_us - round_trip_us // 2)
         best = self._best

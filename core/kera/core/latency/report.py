@@ -1,4 +1,4 @@
-"""Samples as messages, and what of a peer's is checked before it is taken."""
+"""Converts samples to messages and back, and checks the messages of peers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.v1 import latency_pb2
 
 INTERVAL_S = 1.0
-"""Between two reports of a sender."""
+"""Time between two reports of a sender."""
 SAMPLES_MAX = 500
-"""In a report; what is left goes with the next one."""
+"""Maximum of samples in a report; the rest goes with the next report."""
 CHUNKS_MAX = 1 << 32
-"""In a sample."""
+"""Maximum of chunks in a sample."""
 GROUP_BYTES_MAX = 1024
 
 
@@ -31,7 +31,7 @@ class Of(NamedTuple):
 
 
 def add_sample(report: latency_pb2.LatencyReport, of: Of, sample: Sample) -> None:
-    """Put one into a report. Buckets that are empty at the end are left out."""
+    """Put a sample into a report. Empty buckets at the end are left out."""
     filled = max((index for index, count in enumerate(sample.buckets) if count), default=-1) + 1
     report.samples.add(
         stream_id=of.stream_id,
@@ -46,17 +46,17 @@ def add_sample(report: latency_pb2.LatencyReport, of: Of, sample: Sample) -> Non
 
 
 Counts = Callable[[latency_pb2.HopSample], bool]
-"""Whether a sample is one of those that are taken; the others are passed over, whatever they say."""
+"""Returns whether a sample is relevant; other samples are ignored, whatever they contain."""
 
 
 def checked(report: latency_pb2.LatencyReport) -> list[tuple[Of, Sample]]:
-    """The samples of a peer's report that have something in them. Raises `InvalidArgument` if it cannot be right."""
+    """Return the samples of a peer's report that are not empty. Raises `InvalidArgument` if the report is invalid."""
     check(report, _everything)
     return list(samples_of(report, _everything))
 
 
 def check(report: latency_pb2.LatencyReport, counts: Counts) -> None:
-    """Look at a peer's report, and those of its samples that count. Raises `InvalidArgument` if it cannot be right."""
+    """Check a peer's report and its relevant samples. Raises `InvalidArgument` if the report is invalid."""
     if len(report.samples) > SAMPLES_MAX:
         text = f"a latency report has {len(report.samples)} samples, and at most {SAMPLES_MAX} are taken"
         raise InvalidArgument(text, limit=SAMPLES_MAX)
@@ -78,7 +78,7 @@ def check(report: latency_pb2.LatencyReport, counts: Counts) -> None:
 
 
 def samples_of(report: latency_pb2.LatencyReport, counts: Counts) -> Iterator[tuple[Of, Sample]]:
-    """The samples that count, and have something in them; what cannot be right is left out."""
+    """Yield the relevant samples that are not empty; invalid ones are left out."""
     for message in report.samples:
         if (message.count or message.hop) and counts(message) and _wrong_with(message) is None:
             sample = Sample()
@@ -88,7 +88,7 @@ def samples_of(report: latency_pb2.LatencyReport, counts: Counts) -> Iterator[tu
 
 
 def stream_ids(report: latency_pb2.LatencyReport) -> Iterable[int]:
-    """The streams that it names, each once."""
+    """Return the streams that a report names, each once."""
     return dict.fromkeys(sample.stream_id for sample in report.samples)
 
 
@@ -97,7 +97,7 @@ def _everything(_message: latency_pb2.HopSample) -> bool:
 
 
 def _wrong_with(message: latency_pb2.HopSample) -> str | None:
-    """Why it cannot be right; None: it can."""
+    """Return why a sample is invalid; None: it is valid."""
     if message.hop not in Hop._value2member_map_:
         return f"there is no hop {message.hop}"
     hop, buckets, group, wrong = Hop(message.hop), list(message.buckets), message.consumer_group, None

@@ -8,15 +8,15 @@ from operator import add
 from kera.core.latency.buckets import BUCKETS, bucket_of, quantile_us
 
 TIME_US_MAX = 7 * 86_400_000_000
-"""Maximum of a hop's time, and of the difference of clocks, that figures are made of."""
+"""Maximum of a hop's time, and of a difference of clocks, that figures are made of."""
 _EMPTY = bytes(8 * BUCKETS)
-"""In an array, which has a quarter of what a list of large numbers takes: brokers keep eleven of each hop."""
+"""Content of an empty array. An array takes a quarter of the memory of a list; brokers keep eleven for each hop."""
 
 
 class Sample:
-    """Times in microseconds: how many, their sum, the longest, and how many of them are in which bucket.
+    """Times in microseconds: their count, sum and maximum, and how many of them are in each bucket.
 
-    Merging samples gives what adding all of their times to one would.
+    Merging samples has the same result as adding all of their times to one sample.
     """
 
     __slots__ = ("buckets", "count", "max_us", "sum_us")
@@ -28,9 +28,9 @@ class Sample:
         self.buckets = array("Q", _EMPTY)
 
     def add(self, us: int, count: int = 1) -> None:
-        """`count` chunks took so long. Less than nothing, as of clocks that do not agree, counts as nothing.
+        """Add a time of `us` for `count` chunks. A negative time, from clocks that do not agree, counts as 0.
 
-        More than a week, as of what was written long before somebody reads it, counts as a week.
+        A time above a week, as of records that are read long after they were written, counts as a week.
         """
         us = min(max(us, 0), TIME_US_MAX)
         self.count += count
@@ -49,14 +49,14 @@ class Sample:
 
     @property
     def mean_us(self) -> int:
-        """Their mean, rounded up; 0 if there are none."""
+        """The mean, rounded up; 0 if there are no times."""
         return -(-self.sum_us // self.count) if self.count else 0
 
     @property
     def p99_us(self) -> int:
-        """The time that 99 of 100 took at most: up to 42 % too much, never too little; 0 if there are none."""
+        """The 99th percentile: up to 42 % too large, never too small; 0 if there are no times."""
         return self.quantile_us(0.99)
 
     def quantile_us(self, share: float) -> int:
-        """The same of another share of them: 0.5 is the median."""
+        """Return the quantile for any share, as `p99_us`: 0.5 is the median."""
         return quantile_us(self.buckets, share, self.max_us)

@@ -1,4 +1,4 @@
-"""Running figures: what a hop took over the last so many seconds."""
+"""Running figures of a hop over a recent window of time."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from collections import deque
 from kera.core.latency.sample import Sample
 
 PARTS = 10
-"""A window moves on by a tenth of itself."""
+"""A window moves on in steps of a tenth of its length."""
 
 
 class Running:
-    """Samples over a window that ends now. The time is the caller's, on a clock that does not go back.
+    """Samples over a window that ends now. Callers pass the time, on a clock that does not go back.
 
-    The window is cut into parts: what is older than a window is forgotten part by part, so what counts is of the last
-    window and up to a tenth of one more. What it has is kept merged, so asking costs nothing while nothing has changed.
+    The window is divided into parts, and old samples are forgotten part by part. So the samples of the last window
+    count, and of up to a tenth of a window more. The merged sample is cached, so reading it costs nothing while no part
+    is forgotten.
     """
 
     def __init__(self, window_s: float) -> None:
         self.window_s = window_s
         self._part_s = window_s / PARTS
         self._parts: deque[tuple[int, Sample]] = deque()
-        """Those with something in them, by number; the newest is last."""
+        """The parts that are not empty, each with its number; the newest is last."""
         self._merged: Sample | None = None
 
     def add(self, now_s: float, us: int, count: int = 1) -> None:
-        """`count` chunks took so long."""
+        """Add a time of `us` for `count` chunks."""
         self._part(now_s).add(us, count)
         if self._merged is not None:
             self._merged.add(us, count)
 
     def merge(self, now_s: float, sample: Sample) -> None:
-        """So long took what a sample has."""
+        """Add all times of a sample."""
         self._part(now_s).merge(sample)
         if self._merged is not None:
             self._merged.merge(sample)
 
     def sample(self, now_s: float) -> Sample:
-        """All of the window; not to be changed."""
+        """Return all times of the window; the caller must not change the result."""
         self._forget(int(now_s / self._part_s))
         if self._merged is None:
             self._merged = Sample()
@@ -59,15 +60,15 @@ class Running:
 
 
 class RunningMean:
-    """The mean of what came over a window that ends now; see `Running`."""
+    """The mean of the values in a window that ends now; see `Running`."""
 
     def __init__(self, window_s: float) -> None:
         self._part_s = window_s / PARTS
         self._parts: deque[list[int]] = deque()
-        """Number of the part, sum, and count."""
+        """For each part its number, sum, and count."""
 
     def add(self, now_s: float, total: int, count: int) -> None:
-        """`count` values came, which are `total` together."""
+        """Add `count` values whose sum is `total`."""
         number = int(now_s / self._part_s)
         if not self._parts or self._parts[-1][0] < number:
             self._parts.append([number, 0, 0])
@@ -77,7 +78,7 @@ class RunningMean:
         part[2] += count
 
     def mean(self, now_s: float) -> float | None:
-        """Their mean; None: nothing came."""
+        """Return the mean; None: there are no values."""
         self._forget(int(now_s / self._part_s))
         count = sum(part[2] for part in self._parts)
         return sum(part[1] for part in self._parts) / count if count else None
@@ -88,15 +89,15 @@ class RunningMean:
 
 
 class RunningMost:
-    """The largest of what came over a window that ends now; see `Running`. Nothing is below 0."""
+    """The largest value in a window that ends now; see `Running`. Values are not negative."""
 
     def __init__(self, window_s: float) -> None:
         self._part_s = window_s / PARTS
         self._parts: deque[tuple[int, int]] = deque()
-        """Number of the part, and its largest value."""
+        """For each part its number, and its largest value."""
 
     def add(self, now_s: float, value: int) -> None:
-        """A value came."""
+        """Add a value."""
         number = int(now_s / self._part_s)
         if self._parts and self._parts[-1][0] >= number:
             number, known = self._parts.pop()
@@ -105,7 +106,7 @@ class RunningMost:
         self._forget(number)
 
     def most(self, now_s: float) -> int:
-        """The largest; 0: nothing came."""
+        """Return the largest value; 0: there are none."""
         self._forget(int(now_s / self._part_s))
         return max((value for _, value in self._parts), default=0)
 

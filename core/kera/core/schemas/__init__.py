@@ -1,8 +1,8 @@
-"""Schemas of values: what kinds there are, which changes of one are compatible, and how large one may be.
+"""Schemas of values: their kinds, the modes of compatibility, and their limits.
 
-Shared by the coordinator, which keeps the registry of schemas, by the client, and by serializers. Everything below here
-is pure: no file, no network, and none of the libraries for a kind of schema. Streams with columns of their own have a
-schema of Arrow's besides, and need none of this: see `kera.core.format.schema`.
+The coordinator, which keeps the registry of schemas, the client and serializers share this package. It is pure: no
+files, no network, and no libraries for kinds of schemas. Typed streams have a schema of Arrow's instead, and do not
+need this package: see `kera.core.format.schema`.
 """
 
 from kera.core.schemas.framing import SCHEMA_ID_MAX

@@ -1,4 +1,4 @@
-"""How a value names the schema that it was written with: in front of it, as values from Kafka do.
+"""The framing of values: the id of the schema precedes the payload, as in values from Kafka.
 
 ::
 
@@ -8,11 +8,11 @@
     +--------+------------------------+----------------------------------------------------+
 
 The payload of Avro is its binary form without a schema, that of JSON is UTF-8 text. That of Protobuf begins with the
-way to its message within the schema's last file: how many numbers follow, and these, each a zigzag varint; message 3
-nested in message 1 is ``[1, 3]``. The commonest way, ``[0]``, is the single byte 0.
+path to its message within the schema's last file: the count of numbers, then the numbers, each as a zigzag varint.
+Message 3 nested in message 1 has the path ``[1, 3]``. The commonest path, ``[0]``, is written as the single byte 0.
 
-This is the framing of Confluent's serializers: what they wrote can be read here, and the other way round. Values come
-from anybody, so each of these functions that reads looks at the lengths first.
+This is the framing of Confluent's serializers: their values can be read here, and the other way round. Values may come
+from any program, so the functions that read them check the lengths first.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ __all__ = [
 ]
 
 FRAME_BYTES = 5
-"""How many bytes are in front of the payload."""
+"""Number of bytes before the payload."""
 
 SCHEMA_ID_MAX = (1 << 31) - 1
-"""Ids are from 1 up to this: other implementations take them for signed."""
+"""The largest id; the smallest is 1. Other implementations read ids as signed numbers."""
 
 _MAGIC = 0
 _PATH_NUMBERS_MAX = 64
-"""How deep messages may be nested; nobody comes near it."""
+"""Maximum depth of nested messages, far above any in use."""
 _VARINT_BYTES_MAX = 5
-"""A number of 32 bits has no more."""
+"""Maximum length of a varint of 32 bits."""
 
 
 def frame_of(schema_id: int) -> bytes:
-    """The prefix of payloads that were written with this schema. Raises `InvalidArgument`."""
+    """Return the prefix of payloads that are written with this schema. Raises `InvalidArgument`."""
     if not 0 < schema_id <= SCHEMA_ID_MAX:
         raise InvalidArgument(f"{schema_id} is not a schema id: ids are 1 to {SCHEMA_ID_MAX}", schema_id=schema_id)
     return b"\x00" + schema_id.to_bytes(4, "big")
 
 
 def frame(schema_id: int, payload: bytes) -> bytes:
-    """`payload`, written with the schema that has this id, as a value. Raises `InvalidArgument`."""
+    """Return the value for a `payload` that is written with this schema. Raises `InvalidArgument`."""
     return frame_of(schema_id) + payload
 
 
 def unframe(value: bytes) -> tuple[int, bytes]:
-    """The id of the schema that `value` was written with, and the payload behind it. Raises `NotFramed`."""
+    """Return the id of the schema of `value`, and its payload. Raises `NotFramed`."""
     if len(value) < FRAME_BYTES:
         raise NotFramed(
             f"a value of {len(value)} bytes does not begin with the id of a schema, which takes {FRAME_BYTES};"
@@ -80,7 +80,7 @@ def unframe(value: bytes) -> tuple[int, bytes]:
 
 
 def message_path_to_bytes(path: Sequence[int]) -> bytes:
-    """The way to a message of Protobuf within its file, as it is put in front of it. Raises `InvalidArgument`."""
+    """Return the bytes of the path to a Protobuf message within its file. Raises `InvalidArgument`."""
     if not 0 < len(path) <= _PATH_NUMBERS_MAX or not all(0 <= number <= SCHEMA_ID_MAX for number in path):
         raise InvalidArgument(f"{list(path)} is not a path to a message", path=list(path))
     if list(path) == [0]:
@@ -89,7 +89,7 @@ def message_path_to_bytes(path: Sequence[int]) -> bytes:
 
 
 def split_message_path(payload: bytes) -> tuple[tuple[int, ...], bytes]:
-    """The way to the message within its file that `payload` begins with, and the message. Raises `NotFramed`."""
+    """Split `payload` into the path to the message within its file, and the message. Raises `NotFramed`."""
     count, at = _read_zigzag(payload, 0)
     if count == 0:
         return (0,), payload[at:]
@@ -105,7 +105,7 @@ def split_message_path(payload: bytes) -> tuple[tuple[int, ...], bytes]:
 
 
 def _zigzag(number: int) -> bytes:
-    """A number that is not negative, as a zigzag varint."""
+    """Return a number that is not negative as a zigzag varint."""
     left, parts = number << 1, bytearray()
     while left > 0x7F:
         parts.append(left & 0x7F | 0x80)
@@ -115,7 +115,7 @@ def _zigzag(number: int) -> bytes:
 
 
 def _read_zigzag(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place behind it. Raises `NotFramed`."""
+    """Return the number at offset `at`, and the offset behind it. Raises `NotFramed`."""
     value = 0
     for index, byte in enumerate(data[at : at + _VARINT_BYTES_MAX]):
         value |= (byte & 0x7F) << (7 * index)

@@ -1,4 +1,4 @@
-"""JSON of whoever sends it, of any kind: one meaning only, and no deeper than what reads it can bear."""
+"""Parses JSON of any kind from untrusted senders: it must be unambiguous, and not nested too deeply for its readers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kera.core.base.strict_json import shown, unique_names
 from kera.core.errors import InvalidSchema
 
 DEPTH_MAX = 64
-"""How deep objects and lists may be nested in each other."""
+"""Maximum depth of nested objects and lists."""
 _MARKS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
 def parsed_json(text: str, what: str) -> Any:
-    """The value of `text`; messages call it `what`. Raises `InvalidSchema`."""
+    """Return the value of `text`; messages call it `what`. Raises `InvalidSchema`."""
     check_depth(text, what)
     try:
         return json.loads(text, object_pairs_hook=unique_names, parse_constant=_no_number, parse_float=_finite)
@@ -29,7 +29,7 @@ def parsed_json(text: str, what: str) -> Any:
 
 
 def check_depth(text: str, what: str) -> None:
-    """Look how deep it is nested before anything reads it that calls itself. Raises `InvalidSchema`."""
+    """Check the depth of nesting, before a recursive function reads the text. Raises `InvalidSchema`."""
     depth = 0
     for mark in _MARKS.finditer(text):
         match text[mark.start()]:

@@ -1,4 +1,4 @@
-"""Kinds of schemas, and which changes of a schema are taken."""
+"""Kinds of schemas, and which changes of a schema are allowed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kera.v1 import schema_pb2
 
 
 class SchemaType(StrEnum):
-    """In which language a schema is written."""
+    """The language in which a schema is written."""
 
     AVRO = "avro"
     """The definition is its JSON text."""
@@ -22,20 +22,20 @@ class SchemaType(StrEnum):
 
     @property
     def wire(self) -> schema_pb2.SchemaType.ValueType:
-        """As messages have it."""
+        """The number in messages."""
         return cast(schema_pb2.SchemaType.ValueType, _SCHEMA_TYPES.index(self) + 1)
 
     @classmethod
     def from_wire(cls, value: int) -> SchemaType | None:
-        """None: nothing, or a kind that only newer programs know."""
+        """Return the kind with a number in messages; None: not set, or a kind that only newer programs know."""
         return _SCHEMA_TYPES[value - 1] if 0 < value <= len(_SCHEMA_TYPES) else None
 
 
 class Compatibility(StrEnum):
     """Which schemas may follow those that a subject has.
 
-    Backward: who reads with the new one reads what was written with the one before; forward: who reads with the one
-    before reads what is written with the new one; full: both. Transitive: the same of all earlier ones.
+    Backward: readers with the new schema can read data written with the previous one; forward: readers with the
+    previous schema can read data written with the new one; full: both. Transitive: the same for all earlier schemas.
     """
 
     NONE = "none"
@@ -48,30 +48,30 @@ class Compatibility(StrEnum):
 
     @property
     def backward(self) -> bool:
-        """Whether readers with the new schema have to read what was written with earlier ones."""
+        """Whether readers with the new schema have to read data written with earlier ones."""
         return self.partition("_")[0] in {"backward", "full"}
 
     @property
     def forward(self) -> bool:
-        """Whether readers with earlier schemas have to read what is written with the new one."""
+        """Whether readers with earlier schemas have to read data written with the new one."""
         return self.partition("_")[0] in {"forward", "full"}
 
     @property
     def transitive(self) -> bool:
-        """Whether that is asked of all earlier ones, not only of the last."""
+        """Whether this holds for all earlier schemas, not only for the last one."""
         return self.endswith("_transitive")
 
     @property
     def wire(self) -> schema_pb2.Compatibility.ValueType:
-        """As messages have it."""
+        """The number in messages."""
         return cast(schema_pb2.Compatibility.ValueType, _COMPATIBILITIES.index(self) + 1)
 
     @classmethod
     def from_wire(cls, value: int) -> Compatibility | None:
-        """None: nothing, or one that only newer programs know."""
+        """Return the mode with a number in messages; None: not set, or a mode that only newer programs know."""
         return _COMPATIBILITIES[value - 1] if 0 < value <= len(_COMPATIBILITIES) else None
 
 
 _SCHEMA_TYPES = tuple(SchemaType)
-"""In the order of their numbers on the wire, from 1; so are the others."""
+"""In the order of their numbers on the wire, from 1."""
 _COMPATIBILITIES = tuple(Compatibility)

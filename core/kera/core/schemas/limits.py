@@ -9,13 +9,13 @@ from kera.core.errors import InvalidArgument, InvalidSchema
 from kera.core.schemas.kinds import SchemaType
 
 SUBJECT_CHARS_MAX = 255
-"""The longest name of a stream has 249 characters; its subject adds ``-value``."""
+"""The maximum length of a stream's name, 249, and ``-value``, which its subject adds."""
 DEFINITION_BYTES_MAX = 256 << 10
 """Maximum of a definition in UTF-8."""
 MESSAGE_CHARS_MAX = 512
 """Maximum of the full name of a Protobuf message."""
 VERSIONS_MAX = 1_000
-"""Maximum of a subject: each version is checked when a new one has to be compatible with all."""
+"""Maximum of versions of a subject, as each is checked if a new one has to be compatible with all."""
 VERSION_MAX = (1 << 31) - 1
 """The largest number of a version."""
 _SUBJECT = re.compile(r"[a-zA-Z0-9._-]+")
@@ -24,7 +24,7 @@ _SUFFIXES = ("-value", "-key")
 
 
 def checked_subject(subject: Any) -> str:
-    """`subject`, if there can be one with this name. Raises `InvalidArgument`."""
+    """Return `subject`. Raises `InvalidArgument` if it is not a valid name of a subject."""
     if isinstance(subject, str) and _SUBJECT.fullmatch(subject) and len(subject) <= SUBJECT_CHARS_MAX:
         return subject
     shown = repr(subject[: SUBJECT_CHARS_MAX + 1] if isinstance(subject, str) else subject)
@@ -36,7 +36,7 @@ def checked_subject(subject: Any) -> str:
 
 
 def checked_text(definition: Any) -> str:
-    """`definition`, if it is short enough to be looked at. Raises `InvalidSchema`."""
+    """Return `definition`. Raises `InvalidSchema` if it is not text, is empty, or is too long to be examined."""
     try:
         if not isinstance(definition, str):
             raise InvalidSchema(f"a definition is text, not {type(definition).__name__}")
@@ -55,7 +55,7 @@ def checked_text(definition: Any) -> str:
 
 
 def checked_message(message: Any, schema_type: SchemaType) -> str:
-    """`message`, if a Protobuf message can be called so, or it is empty. Raises `InvalidArgument`."""
+    """Return `message`. Raises `InvalidArgument` unless it is empty or a valid name of a Protobuf message."""
     if message == "":
         return ""
     if schema_type is not SchemaType.PROTOBUF:
@@ -71,7 +71,7 @@ def checked_message(message: Any, schema_type: SchemaType) -> str:
 
 
 def stream_of(subject: str) -> str:
-    """The stream that a subject belongs to: its name without ``-value`` or ``-key``, or the whole name."""
+    """Return the stream of a subject: its name without ``-value`` or ``-key``, or the whole name."""
     for suffix in _SUFFIXES:
         if subject.endswith(suffix) and len(subject) > len(suffix):
             return subject.removesuffix(suffix)

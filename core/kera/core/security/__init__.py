@@ -1,4 +1,4 @@
-"""Encryption and certificates of connections. Cryptography itself is the libraries'."""
+"""Encryption and certificates of connections. The cryptography itself is done by libraries."""
 
 import kera.core.base.silent_grpc  # noqa: F401 - before `tls` imports gRPC
 from kera.core.security.files import ClientAuth, InvalidTls, TlsFiles

@@ -1,8 +1,9 @@
-"""Accepting connections over TLS: who has not shaken hands costs little, and not for long.
+"""Accepts connections over TLS, with bounds on unfinished handshakes in number and time.
 
-A connection is handed over when its handshake is over. Until then it has `handshake_s`, and is one of at most
-`handshakes_max`, of which the oldest of the host that has most makes room for a new one. Who is refused is told why, by
-an alert of TLS, and so is the log; who connects and goes without a word, as probes of a port do, is not worth a line.
+A connection is handed over when its handshake is complete. It has `handshake_s` for that. At most `handshakes_max` can
+be in progress: for one more, the host with the most loses its oldest one. A peer that is refused gets the reason as an
+alert of TLS, and the log gets it, too. A peer that connects and leaves without sending anything, as probes of a port
+do, is not logged.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ log = get_logger("kera.tls")
 HANDSHAKES_MAX = 64
 HANDSHAKE_S = 10.0
 PAUSE_S = 0.1
-"""After an accept that failed, as when the process can open no more files."""
+"""Pause after an accept that failed, as when the process can open no more files."""
 
 
 def listening(host: str, port: int, backlog: int) -> socket.socket:
-    """A socket that listens at the first address of `host`. Raises ``OSError``."""
+    """Return a socket that listens at the first address of `host`. Raises ``OSError``."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -58,9 +59,9 @@ class TlsListener:
         handshake_s: float = HANDSHAKE_S,
         only_asks: bool = False,
     ) -> None:
-        """Takes `listener`, which listens, and makes a `protocol` of each connection; `interface`: which port it is.
+        """Take over the listening socket `listener`, and make a `protocol` for each connection.
 
-        `only_asks`: see `Tls.server_context`.
+        `interface`: the name of the port, for the log. `only_asks`: see `Tls.server_context`.
         """
         listener.settimeout(0)
         self.sockets = (listener,)
@@ -75,11 +76,11 @@ class TlsListener:
 
     @property
     def handshakes(self) -> int:
-        """Under way."""
+        """The number of handshakes in progress."""
         return len(self._handshakes)
 
     def close(self) -> None:
-        """Accept no more, and give up the handshakes that are under way."""
+        """Stop accepting, and give up the handshakes in progress."""
         self._accepting.cancel()
         for task in self._handshakes:
             task.cancel()
@@ -106,7 +107,7 @@ class TlsListener:
     async def _shake_hands(self, sock: socket.socket, peer: str) -> None:
         loop, context = asyncio.get_running_loop(), self._tls.server_context(only_asks=self._only_asks)
         try:
-            with sock.dup() as own:  # the loop closes the other one before anything can be said
+            with sock.dup() as own:  # the loop closes the original before an alert can be sent
                 try:
                     async with asyncio.timeout(self._handshake_s):
                         await loop.connect_accepted_socket(self._protocol, sock, ssl=context)
@@ -130,5 +131,5 @@ def _peer(sock: socket.socket) -> str:
     try:
         host, port = sock.getpeername()[:2]
     except OSError:
-        return ""  # it has gone
+        return ""  # the peer is gone
     return join_address(host, port)

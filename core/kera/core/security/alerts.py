@@ -1,8 +1,8 @@
-"""Telling a peer why a handshake has failed.
+"""Sends a peer the reason why a handshake has failed.
 
-TLS has alerts for that. Event loops close the connection and leave the alert in the buffer, so the peer would learn
-only that the connection was closed; and when something that it has sent is still unread then, the kernel takes back
-what it was sent before. Here the alert is kept with the error, and sent by whoever has the socket.
+TLS has alerts for that. But event loops close the connection and leave the alert in the buffer, so the peer would see
+only that the connection was closed. And if data from the peer are still unread then, the kernel discards data that were
+sent before. So here the alert is kept with the error, and the owner of the socket sends it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import ssl
 from typing import Any
 
 LINGER_S = 1.0
-"""For the peer to take the alert, after which it closes the connection."""
+"""Time for the peer to read the alert, after which it closes the connection."""
 LINGER_BYTES_MAX = 1 << 20
-"""Maximum of the bytes that the peer sends meanwhile; they are not read."""
+"""Maximum of the bytes that the peer may send meanwhile; they are ignored."""
 _READ_BYTES = 64 << 10
 
 
 class AlertingContext(ssl.SSLContext):
-    """One whose errors of a handshake have the alert, see `alert_of`; for handshakes in memory, as of event loops."""
+    """A context whose handshake errors have the alert (see `alert_of`); for handshakes in memory, as in event loops."""
 
     def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **kwargs: Any) -> ssl.SSLObject:
         """See `ssl.SSLContext.wrap_bio`."""
@@ -46,13 +46,13 @@ AlertingContext.sslobject_class = _AlertingObject
 
 
 def alert_of(error: BaseException) -> bytes:
-    """The alert for the peer; empty: none."""
+    """Return the alert for the peer; empty: none."""
     alert: bytes = getattr(error, "alert", b"")
     return alert
 
 
 async def send_alert(sock: socket.socket, alert: bytes) -> None:
-    """Have the peer take `alert`, and end; the caller closes `sock`, which is not a transport's."""
+    """Send `alert`, and wait until the peer closes; the caller then closes `sock`, which is not a transport's."""
     loop = asyncio.get_running_loop()
     taken_bytes = 0
     try:
@@ -64,7 +64,7 @@ async def send_alert(sock: socket.socket, alert: bytes) -> None:
                 if not data:
                     return
                 taken_bytes += len(data)
-    except OSError:  # it has gone, or its time is up
+    except OSError:  # the peer is gone, or its time is up
         return
-    except RuntimeError:  # for the loop, its descriptor is still that of a transport whose socket was closed before
+    except RuntimeError:  # the loop believes that the descriptor still belongs to a transport that was closed before
         return

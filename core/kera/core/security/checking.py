@@ -1,6 +1,6 @@
-"""Whether others would take a certificate: found out in advance, by shaking hands with oneself in memory.
+"""Checks in advance whether peers would accept a certificate, by a handshake with ourselves in memory.
 
-So the answer is OpenSSL's own: about time, authorities, names, and what a certificate is issued for.
+So OpenSSL itself gives the answer, about the time, authorities, names, and the purposes of a certificate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(client: ssl.SSLContext, server: ssl.SSLContext, name: str | None) -> Refusal | None:
-    """Why the two do not come together when the client calls `name`; None: they do."""
+    """Return why a handshake fails when the client calls `name`; None: it succeeds."""
     ends = ssl.MemoryBIO(), ssl.MemoryBIO()
     calls = client.wrap_bio(ends[0], ends[1], server_hostname=name)
     serves = server.wrap_bio(ends[1], ends[0], server_side=True)
@@ -46,9 +46,9 @@ def refusal(client: ssl.SSLContext, server: ssl.SSLContext, name: str | None) ->
 
 
 def unfit(files: TlsFiles, loaded: Loaded) -> str:
-    """Why others who trust the same authorities would not take a daemon's certificate; empty: they would.
+    """Return why peers with the same authorities would refuse a daemon's certificate; empty: they would accept it.
 
-    Daemons call each other, and show it then as well, if that is asked for.
+    Daemons call each other, so it is also checked as a client's certificate, if servers ask for one.
     """
     asks = files.client_auth != "none"
     server = serving(files, loaded.cert, loaded.key, loaded.ca, ssl.CERT_REQUIRED if asks else ssl.CERT_NONE)
@@ -66,19 +66,22 @@ def unfit(files: TlsFiles, loaded: Loaded) -> str:
 
 
 def own_refusal(files: TlsFiles, loaded: Loaded) -> str:
-    """Why who trusts the same authorities would not take this process's certificate when it calls; empty: it would."""
+    """Return why servers with the same authorities would refuse this process's certificate; empty: they would not."""
     if loaded.cert is None:
         return ""
     client = calling(files, loaded.ca)
     client.check_hostname = False
-    client.verify_mode = ssl.CERT_NONE  # a client's certificate is none of a server, and stands in for one here
+    client.verify_mode = ssl.CERT_NONE  # here a client's certificate also stands in for the server's
     identify(client, files, loaded.cert, loaded.key)
     found = refusal(client, serving(files, loaded.cert, loaded.key, loaded.ca, ssl.CERT_REQUIRED), None)
     return "" if found is None else found.reason
 
 
 def lasting(cert: Path | None, not_after_s: float, now_s: float) -> Observation:
-    """Whether a certificate is good, and for long enough, by seconds since 1970. What to do is left to who tells it."""
+    """Return whether a certificate is valid, and for long enough; times are in seconds since 1970.
+
+    The caller adds what to do about it.
+    """
     day = f"{datetime.fromtimestamp(not_after_s, UTC):%Y-%m-%d %H:%M} UTC"
     left_days = (not_after_s - now_s) / _DAY_S
     if left_days <= 0:

@@ -1,7 +1,7 @@
-"""The files of certificates: read at once, and found to be good before anybody uses them.
+"""The files of certificates: read together, and checked before they are used.
 
-What is wrong is told with the setting and the file. Contexts are made of the very bytes that were read: files may be
-replaced at any time, one after the other, and a certificate goes with its own key only.
+Errors name the setting and the file. Contexts are made of the same bytes that were checked, since files may be replaced
+at any time, one after the other, and a certificate only works with its own key.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kera.core.security.alerts import AlertingContext
 ClientAuth = Literal["none", "optional", "required"]
 
 FILE_BYTES_MAX = 1 << 20
-"""More than any chain of certificates or bundle of authorities has."""
+"""Larger than any chain of certificates or bundle of authorities."""
 SYSTEM = Path("system")
-"""In place of a file of authorities: those of the operating system."""
+"""Stands for a file of authorities: those of the operating system."""
 
 _MODES: dict[ClientAuth, ssl.VerifyMode] = {
     "none": ssl.CERT_NONE,
@@ -33,7 +33,7 @@ _MODES: dict[ClientAuth, ssl.VerifyMode] = {
 _ASKING = {**_MODES, "required": ssl.CERT_OPTIONAL}
 _CURVES = ("secp256r1", "secp384r1")
 _DER = b"\x30"
-"""How everything begins that is encoded so."""
+"""The first byte of a file in DER."""
 
 
 class InvalidTls(StartError):
@@ -43,16 +43,16 @@ class InvalidTls(StartError):
 
 
 class TlsFiles(NamedTuple):
-    """Where they are, in PEM; None: there is none."""
+    """The paths of the files, which are in PEM; None: there is no such file."""
 
     cert: Path | None = None
-    """This process's certificate, and those between it and its authority."""
+    """This process's certificate, followed by intermediate certificates."""
     key: Path | None = None
     ca: Path | None = None
     """Authorities, or `SYSTEM`."""
     client_auth: ClientAuth = "none"
     names: tuple[str, ...] = ()
-    """Where others are told to call this process, which the certificate has to be for; empty: nobody calls it."""
+    """Hosts under which others call this process, for which the certificate has to be valid; empty: it serves none."""
 
 
 class Loaded(NamedTuple):
@@ -61,7 +61,7 @@ class Loaded(NamedTuple):
     digest: bytes
     server: ssl.SSLContext | None
     asking: ssl.SSLContext | None
-    """As `server`, for those who may let in somebody without a certificate."""
+    """As `server`, for ports that may admit peers without a certificate."""
     client: ssl.SSLContext
     cert: bytes | None
     key: bytes | None
@@ -91,9 +91,9 @@ def load(files: TlsFiles, before: Loaded | None = None) -> Loaded:
 
 
 def calling(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
-    """The context of who calls, and shows no certificate yet."""
+    """Return the context of a caller, which shows no certificate yet."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.hostname_checks_common_name = False  # gRPC looks at no common name, either
+    context.hostname_checks_common_name = False  # gRPC ignores the common name, too
     _trust(context, files, ca)
     return _safe(context)
 
@@ -101,9 +101,9 @@ def calling(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
 def serving(
     files: TlsFiles, cert: bytes | None, key: bytes | None, ca: bytes | None, mode: ssl.VerifyMode
 ) -> ssl.SSLContext:
-    """The context of who is called."""
+    """Return the context of a server."""
     context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
-    context.num_tickets = 0  # who comes again is to be looked at again; no client of KerA has a use for them
+    context.num_tickets = 0  # peers are checked at each connection; clients of KerA do not use tickets
     identify(context, files, cert, key)
     _trust(context, files, ca)
     context.verify_mode = mode
@@ -112,7 +112,7 @@ def serving(
 
 
 def identify(context: ssl.SSLContext, files: TlsFiles, cert: bytes | None, key: bytes | None) -> None:
-    """Show the process's own certificate to peers. Raises `InvalidTls`."""
+    """Have a context show the process's own certificate. Raises `InvalidTls`."""
     try:
         with _in_memory(cert or b"") as cert_path, _in_memory(key or b"") as key_path:
             context.load_cert_chain(cert_path, key_path, password=_no_password)
@@ -131,8 +131,10 @@ def identify(context: ssl.SSLContext, files: TlsFiles, cert: bytes | None, key: 
 
 
 def _safe(context: ssl.SSLContext) -> ssl.SSLContext:
-    """With what is safe, and the same as gRPC does with all versions of Python: any certificate in tls_ca is trusted,
-    also one that another one has signed, and none is refused for what older authorities have left out.
+    """Set safe options, which with all versions of Python have the same effect as gRPC's own.
+
+    Any certificate in tls_ca is trusted, even one that another certificate has signed, and no certificate is refused
+    because an older authority has left out extensions.
     """
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
@@ -142,7 +144,7 @@ def _safe(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def _trust(context: ssl.SSLContext, files: TlsFiles, ca: bytes | None) -> None:
-    """Take certificates of these authorities from peers."""
+    """Have a context accept certificates of these authorities. Raises `InvalidTls`."""
     if ca is None:
         if files.ca == SYSTEM:
             context.load_default_certs()
@@ -154,18 +156,18 @@ def _trust(context: ssl.SSLContext, files: TlsFiles, ca: bytes | None) -> None:
 
 
 def _look_at(path: Path | None, cert: bytes | None) -> float | None:
-    """Until when a certificate is good. Raises `InvalidTls` for a key that only half of the transports can use."""
+    """Return until when a certificate is valid. Raises `InvalidTls` for a key that gRPC cannot use."""
     if cert is None:
         return None
     try:
-        from cryptography import x509  # noqa: PLC0415 - daemons have it, and a client need not
+        from cryptography import x509  # noqa: PLC0415 - daemons have this library, but clients may not
         from cryptography.hazmat.primitives.asymmetric import ec, rsa  # noqa: PLC0415
     except ModuleNotFoundError:
         return None
     try:
         found = x509.load_pem_x509_certificate(cert)
         key = found.public_key()
-    except Exception:  # noqa: BLE001 - OpenSSL takes more than this library, which has several words for it
+    except Exception:  # noqa: BLE001 - OpenSSL accepts more than this library, which raises various errors
         return None
     usual = isinstance(key, rsa.RSAPublicKey) or (
         isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in _CURVES
@@ -200,7 +202,7 @@ def _read(setting: str, path: Path | None) -> bytes | None:
 
 
 def _check_pem(setting: str, path: Path | None, data: bytes, label: bytes, what: str) -> None:
-    """OpenSSL's own words for these mistakes say nothing."""
+    """Check that a file has PEM of the right kind: OpenSSL's own messages do not explain these mistakes."""
     if not data.strip():
         raise InvalidTls(f"{setting} {path} is empty", path=str(path))
     if b"-----BEGIN " not in data:
@@ -214,7 +216,7 @@ def _check_pem(setting: str, path: Path | None, data: bytes, label: bytes, what:
 
 @contextmanager
 def _in_memory(data: bytes) -> Iterator[str]:
-    """A path under which OpenSSL reads `data`: it takes certificates and keys from files alone."""
+    """Provide `data` under a path, as OpenSSL reads certificates and keys only from files."""
     descriptor = os.memfd_create("kera-tls")
     try:
         with open(descriptor, "wb", closefd=False) as file:
@@ -225,7 +227,7 @@ def _in_memory(data: bytes) -> Iterator[str]:
 
 
 class _PasswordNeeded(Exception):
-    """Instead of a prompt at which nobody sits."""
+    """Raised instead of a prompt for a password."""
 
 
 def _no_password(*_: Any) -> str:

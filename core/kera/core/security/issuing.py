@@ -1,7 +1,7 @@
-"""An authority of one's own, and certificates of it: for a small cluster that has no other.
+"""A private certificate authority, and its certificates, for a small cluster without another authority.
 
 A directory holds the authority (``ca.pem``, ``ca-key.pem``) and, per host or client, ``<name>.pem`` and
-``<name>-key.pem``. Keys are for their owner alone; whoever has ``ca-key.pem`` can be anybody.
+``<name>-key.pem``. Only the owner can read keys; with ``ca-key.pem`` one can impersonate any host or client.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CA_DAYS = 3650
 CERT_DAYS = 365
 CERT_DAYS_MAX = 3650
 _BACKDATED = datetime.timedelta(minutes=5)
-"""Clocks of hosts differ."""
+"""How far the begin of a certificate lies in the past, as clocks of hosts differ."""
 _NAME = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,199}")
 _NUMBERS = re.compile(r"[0-9.]+")
 _LABEL_CHARS_MAX = 63
@@ -55,9 +55,9 @@ class Authority:
 
     @classmethod
     def open_or_make(cls, directory: Path, *, days: int = CA_DAYS) -> tuple[Authority, bool]:
-        """The authority in `directory`, and whether it was made just now.
+        """Return the authority in `directory`, and whether it was made just now.
 
-        Raises `PathNotWritable`, and `InvalidArgument` if what is there is none.
+        Raises `PathNotWritable`, and `InvalidArgument` if the existing files are not an authority.
         """
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,15 +83,14 @@ class Authority:
 
     @property
     def path(self) -> Path:
-        """Its certificate."""
+        """The path of its certificate."""
         return _paths(self._directory, "ca")[0]
 
     def issue(self, name: str, *, days: int = CERT_DAYS, client: bool = False) -> Issued:
-        """A certificate for a host, by its name or IP address (and for ``localhost``), or for a client.
+        """Issue a certificate for a host, by its name or IP address (and for ``localhost``), or for a client.
 
-        A host's says that it is of a daemon.
-
-        Replaces an older one. Raises `InvalidArgument` and `PathNotWritable`.
+        The certificate of a host also identifies a daemon. It replaces an older certificate. Raises `InvalidArgument`
+        and `PathNotWritable`.
         """
         check_request([] if client else [name], [name] if client else [], days)
         cert_path, key_path = _paths(self._directory, name)
@@ -121,7 +120,7 @@ class Authority:
 
 
 def check_request(hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
-    """Whether certificates can be issued for all of them: before the first is. Raises `InvalidArgument`."""
+    """Check that all these certificates can be issued, before the first one is. Raises `InvalidArgument`."""
     for name in (*hosts, *clients):
         reason = _no_file_name(name) or (_no_host(name) if name in hosts else _no_user(name))
         if reason:
@@ -134,7 +133,7 @@ def check_request(hosts: Sequence[str], clients: Sequence[str], days: int) -> No
 
 
 def _no_file_name(name: str) -> str:
-    """Why files cannot have this name; empty: they can."""
+    """Return why files cannot have this name; empty: they can."""
     if "*" in name:
         return ": name each host by itself"
     if name == "ca":
@@ -145,7 +144,7 @@ def _no_file_name(name: str) -> str:
 
 
 def _no_host(name: str) -> str:
-    """Why nobody can call a host by this name; empty: somebody can."""
+    """Return why clients cannot call a host by this name; empty: they can."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
@@ -162,12 +161,12 @@ def _no_host(name: str) -> str:
 
 
 def _no_user(name: str) -> str:
-    """Why a user cannot have this name: it is all that its certificate has to name it by."""
+    """Return why a user cannot have this name, which is the common name of its certificate; empty: it can."""
     return f": it has more than {_COMMON_NAME_CHARS_MAX} characters" if len(name) > _COMMON_NAME_CHARS_MAX else ""
 
 
 def _is_of_a_host(path: Path) -> bool | None:
-    """Whether the certificate there is one that hosts have; None: there is none."""
+    """Return whether the certificate at `path` is a host's; None: there is no certificate."""
     try:
         cert = x509.load_pem_x509_certificate(path.read_bytes())
         return ExtendedKeyUsageOID.SERVER_AUTH in cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -247,7 +246,7 @@ def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, *, secret: bool) -> None:
-    """All of it or nothing: whoever reads the file meanwhile finds the old one."""
+    """Replace a file atomically: until then, readers find the old content. Raises `PathNotWritable`."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if secret else 0o644)

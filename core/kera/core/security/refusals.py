@@ -1,7 +1,7 @@
-"""Refused connections and their reasons in the log: an operator finds the reason, and a flood does not fill the log.
+"""Logs refused connections with their reasons, without letting a flood of them fill the log.
 
-The same reason is told of a host once in `AGAIN_S`, and `LINES_MAX` lines altogether in that time. What is not told is
-counted, and the next line says how many these were.
+The same reason is logged once per host in `AGAIN_S`, and at most `LINES_MAX` lines altogether in that time. Other
+refusals are counted, and the next line says how many there were.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Refusals:
     def __init__(
         self, interface: str, now_s: Callable[[], float] = monotonic, *, event: str = "connection refused"
     ) -> None:
-        """`interface`: which port it is, for a person."""
+        """`interface`: the name of the port, for people."""
         self._interface = interface
         self._event = event
         self._now_s = now_s
         self._told: dict[tuple[str, str], float] = {}
-        """Hosts and reasons, the oldest first, with when it was; at most `LINES_MAX`."""
+        """Logged hosts and reasons with their times, the oldest first; at most `LINES_MAX`."""
         self.untold = 0
-        """Since the last line."""
+        """Number of refusals that were not logged since the last line."""
 
     def tell(self, reason: str, peer: str = "") -> None:
-        """`peer` (``host:port``; empty: unknown) was refused for `reason`."""
+        """Note that `peer` (``host:port``; empty: unknown) was refused for `reason`."""
         now_s = self._now_s()
         while self._told:
             oldest = next(iter(self._told))

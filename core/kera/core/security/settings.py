@@ -49,18 +49,18 @@ class DaemonTlsSettings(TlsSettings):
 
 
 def tls_of(settings: TlsSettings) -> Tls | None:
-    """A client's certificates; None: its connections are not encrypted.
+    """Return a client's certificates; None: its connections are not encrypted.
 
-    Raises `InvalidSettings` if they are not complete, and `InvalidTls` if the files are invalid.
+    Raises `InvalidSettings` if the settings are incomplete, and `InvalidTls` if the files are invalid.
     """
     return _tls(settings, required=("tls_ca",), who="a client", client_auth="none")
 
 
 def tls_of_daemon(settings: DaemonTlsSettings, host: str, *, authenticates: bool = False) -> Tls | None:
-    """A daemon's certificates, likewise; it will listen at `host`.
+    """Return the certificates of a daemon that will listen at `host`; see `tls_of`.
 
-    `authenticates`: whoever connects has to authenticate, though not by a certificate. Raises `InvalidSettings` as well
-    if others could get to it who have shown nothing, and nobody has said that this is meant.
+    `authenticates`: peers have to authenticate, though not by a certificate. Raises `InvalidSettings` also if peers on
+    other hosts could connect without credentials, and the setting `insecure` does not allow that.
     """
     if settings.tls_client_auth != "none" and settings.tls_cert is None:
         raise InvalidSettings("tls_client_auth needs certificates: set tls_cert, tls_key and tls_ca")
@@ -87,18 +87,18 @@ def tls_of_daemon(settings: DaemonTlsSettings, host: str, *, authenticates: bool
 
 
 def is_on_this_host(host: str) -> bool:
-    """Whether who listens at this name or address is reached from this host only."""
+    """Return whether a server that listens at this name or address can be reached from this host only."""
     if not host:
         return False
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        return True  # nobody can listen there, and whoever tries says so
+        return True  # no server can listen there; the attempt will report the error
     return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
 
 
 def _names(settings: DaemonTlsSettings, host: str) -> tuple[str, ...]:
-    """Where others are told to call a daemon; without what is not an address, which the daemon itself says."""
+    """Return the hosts under which others call a daemon. Invalid addresses are left out; the daemon reports them."""
     found = []
     told = [getattr(settings, name, "") for name in ("advertised_address", "advertised_frames_address")]
     for address in [each for each in told if each] or [host]:

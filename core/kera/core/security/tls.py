@@ -1,12 +1,12 @@
-"""The certificates of a process: its own, and the authorities whose certificates it takes from others.
+"""The certificates of a process: its own, and the authorities whose certificates it accepts from peers.
 
-The files are read anew when they have changed: each connection is made with what they hold then, and those that are
-there already go on. Invalid ones are ignored: what cannot be read, or does not belong together (half of a change is
-there), and what nobody else would take (it has expired, is of another authority or for another host) as long as what
-was there before is better. The process goes on with that, and says so, until the files are good again.
+The files are read again when they have changed: each new connection uses their present content, and existing
+connections go on. New files are ignored if they cannot be read, or do not belong together (half of a change was made),
+or if peers would refuse the certificate (it has expired, or is of another authority or for another host) while they
+accept the previous one. The process then keeps the previous files, and logs that, until the files are valid again.
 
-TLS 1.2 at least. Whoever calls checks that the certificate is one of an authority in `TlsFiles.ca` and names the host
-that was called; whoever serves asks for certificates as `TlsFiles.client_auth` says.
+TLS 1.2 is the minimum. A caller checks that the certificate is of an authority in `TlsFiles.ca` and names the host that
+was called; a server asks for certificates as `TlsFiles.client_auth` says.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kera.core.security.files import InvalidTls, Loaded, TlsFiles, load
 log = get_logger("kera.tls")
 
 LOOK_EVERY_S = 1.0
-"""How often it is looked whether the files have changed, at most."""
+"""Minimum time between two checks whether the files have changed."""
 
 
 class Tls:
@@ -35,7 +35,7 @@ class Tls:
     """
 
     def __init__(self, files: TlsFiles, now_s: Callable[[], float] = monotonic) -> None:
-        """Raises `InvalidTls`. A certificate that others would not take is told of, and shown: there is no other."""
+        """Load the files. A certificate that peers would refuse is logged, but used. Raises `InvalidTls`."""
         self.files = files
         self._now_s = now_s
         self._loaded = load(files)
@@ -48,7 +48,7 @@ class Tls:
 
     @property
     def version(self) -> bytes:
-        """Changes when the files do."""
+        """The digest of the files, which changes when they do."""
         return self._current().digest
 
     @property
@@ -59,19 +59,19 @@ class Tls:
 
     @property
     def unfit(self) -> str:
-        """Why others do not take the certificate that this process shows; empty: they do."""
+        """Why peers refuse the certificate that this process shows; empty: they accept it."""
         self._current()
         return self._unfit
 
     @property
     def not_after_s(self) -> float | None:
-        """Until when this process's certificate is good, in seconds since 1970; None: it has none, or cannot tell."""
+        """Until when this process's certificate is valid, in seconds since 1970; None: unknown, or no certificate."""
         return self._current().not_after_s
 
     def server_context(self, *, only_asks: bool = False) -> ssl.SSLContext:
-        """For the next connection that somebody makes to this process. Raises `InvalidTls` without a certificate.
+        """Return the context for the next incoming connection. Raises `InvalidTls` if there is no certificate.
 
-        `only_asks`: who shows no certificate is let in, though one is required; the caller sees to it what it gets.
+        `only_asks`: peers without a certificate are admitted even if one is required; the caller restricts them.
         """
         loaded = self._current()
         context = loaded.asking if only_asks else loaded.server
@@ -80,17 +80,17 @@ class Tls:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """For the next connection that this process makes."""
+        """Return the context for the next outgoing connection."""
         return self._current().client
 
     def own_refusal(self) -> str:
-        """Why a peer may not have taken this process's certificate, as far as that can be told here; else empty."""
+        """Return why a peer may have refused this process's certificate; empty: this process sees no reason."""
         return own_refusal(self.files, self._current())
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a server of gRPC, which asks for what the files hold at each connection.
+        """Return credentials for a server of gRPC, which fetches the present certificates at each connection.
 
-        gRPC knows no certificates that are asked for and may be absent: `optional` has it ask for none.
+        gRPC cannot ask for optional certificates, so with `optional` it asks for none.
         """
         given = b""
 
@@ -111,7 +111,7 @@ class Tls:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a channel of gRPC: of what the files hold now; see `version`."""
+        """Return credentials for a channel of gRPC, made of the present content of the files; see `version`."""
         loaded = self._current()
         return grpc.ssl_channel_credentials(loaded.ca, loaded.key, loaded.cert)
 

@@ -1,15 +1,15 @@
-"""Traces (OpenTelemetry), as everything but this package sees them: a small face that does nothing unless it is on.
+"""Traces (OpenTelemetry) behind a small interface, which does nothing unless traces are on.
 
-    context  what travels with records and requests: W3C Trace Context
-    setting  what the setting ``traces`` and the variables of OpenTelemetry say; pure
-    face     `Tracing` and `Span`, and the ones that do nothing
-    otel     those that do something; the only module that imports OpenTelemetry
+    context  the trace context of records and requests: W3C Trace Context
+    setting  the setting ``traces``, and the variables of OpenTelemetry; pure
+    face     the interface, `Tracing` and `Span`, whose base classes do nothing
+    otel     the classes that record spans; the only module that imports OpenTelemetry
     conventions  attributes, as OpenTelemetry calls them
-    export   spans on their way to a collector: bounded, on a thread, and never in anybody's way
+    export   sends spans to a collector: bounded, on a thread, and without delaying other threads
 
-Who can be traced takes a `Tracing` where it is wired, and is wired differently when it `is_on`: so a hot path does not
-even ask. No attribute of a span has a value, a key or a header of a record, or what somebody authenticates by;
-names of streams and consumer groups are there.
+A component that can be traced gets a `Tracing` where it is wired, and is wired differently if it `is_on`: so a hot path
+need not even check. No attribute of a span contains a value, a key or a header of a record, or credentials; names of
+streams and consumer groups may be in them.
 """
 
 from kera.core.tracing.context import TRACEPARENT, TRACESTATE, TraceContext

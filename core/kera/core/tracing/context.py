@@ -1,9 +1,9 @@
-"""W3C Trace Context: what says of a record, or of a request, to which trace it belongs. Pure.
+"""W3C Trace Context: names the trace to which a record or a request belongs. Pure.
 
     traceparent   00-<trace id, 32 hex digits>-<span id, 16>-<flags, 2>
-    tracestate    what vendors add; passed on as it is
+    tracestate    data of vendors; passed on unchanged
 
-What others have written is checked: of anything that is not a context there is none, and nobody fails of it.
+Contexts from others are checked: an invalid one counts as absent, and causes no error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
-"""Headers of records, as of HTTP."""
+"""Headers of records, with the same names as in HTTP."""
 TRACEPARENT_BYTES = 55
 TRACESTATE_BYTES_MAX = 512
 SAMPLED = 1
@@ -23,14 +23,14 @@ _STATE = re.compile(r"[\x20-\x7e]*")
 
 
 class TraceContext(NamedTuple):
-    """A span, seen from elsewhere."""
+    """A reference to a span, possibly in another process."""
 
     traceparent: str
     tracestate: str = ""
 
     @classmethod
     def parse(cls, traceparent: str | bytes | None, tracestate: str | bytes | None = None) -> Self | None:
-        """The context in headers; None: there is none, or it is invalid. A bad tracestate is left out."""
+        """Return the context in headers; None: it is absent or invalid. An invalid tracestate is left out."""
         parent = _text(traceparent)
         found = _PARENT.fullmatch(parent) if parent is not None and len(parent) <= 4 * TRACEPARENT_BYTES else None
         if found is None:
@@ -55,12 +55,12 @@ class TraceContext(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """It is recorded, and what follows from it should be."""
+        """Whether the span is recorded, so that its children should be recorded, too."""
         return bool(int(self.traceparent[53:55], 16) & SAMPLED)
 
     @property
     def headers(self) -> Mapping[str, bytes]:
-        """As headers of a record."""
+        """The context as headers of a record."""
         headers = {TRACEPARENT: self.traceparent.encode()}
         return {**headers, TRACESTATE: self.tracestate.encode()} if self.tracestate else headers
 

@@ -11,7 +11,7 @@ SYSTEM = "kera"
 def messaging(
     operation: str, stream: str, *, messages: int | None = None, group: str = "", kind: str = ""
 ) -> dict[str, str | int | float | bool]:
-    """Attributes of a span of `operation`. `kind`: the conventions' operation type, if it has another name."""
+    """Return the attributes of a span of `operation`; `kind`: the conventions' operation type, if its name differs."""
     found: dict[str, str | int | float | bool] = {
         "messaging.system": SYSTEM,
         "messaging.operation.name": operation,

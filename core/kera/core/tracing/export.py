@@ -1,8 +1,8 @@
-"""Spans on their way to a collector: a bounded queue, and a thread that empties it.
+"""Sends spans to a collector: a bounded queue, and a thread that empties it.
 
-Whoever ends a span puts it there and goes on; what does not fit is dropped and counted. A collector that is slow or
-gone costs the thread its time and nobody else anything: not at the end of a process either, which waits `CLOSE_S`.
-What was dropped or refused is said once a minute, in one line.
+Code that ends a span puts it into the queue and goes on; spans that do not fit are dropped and counted. A collector
+that is slow or gone delays only the thread; the end of a process waits for it for at most `CLOSE_S`. One log line a
+minute says how many spans were dropped or refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from kera.core.base.telemetry import get_logger
 
 QUEUE_MAX = 4096
-"""Spans that wait; some 2 KB each."""
+"""Maximum of waiting spans; each takes some 2 KB."""
 BATCH_MAX = 512
 PERIOD_S = 0.5
 CLOSE_S = 2.0
@@ -27,10 +27,10 @@ log = get_logger("kera.tracing")
 
 
 class Sends(Protocol):
-    """Brings spans to a collector."""
+    """Sends spans to a collector."""
 
     def __call__(self, spans: Sequence[Any], /) -> bool:
-        """Whether they are there. May take long, and may raise anything."""
+        """Send `spans`; return whether the collector has taken them. May take long, and may raise anything."""
         ...
 
 
@@ -55,23 +55,23 @@ class Exporting:
         self._said_s = float("-inf")
         self._queue: deque[Any] = deque()
         self._busy = False
-        """A batch is under way."""
+        """Whether a batch is being sent."""
         self.dropped = 0
-        """There was no room, or the collector did not take them; since that was last said."""
+        """Spans since the last log line for which there was no room, or that the collector did not take."""
         self._changed = threading.Condition()
         self._closed = False
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """In this process. What was in the queue of the one that it was forked from is that one's."""
+        """Start the thread in this process. After a fork, the queued spans belong to the parent."""
         self._queue.clear()
         self._changed, self._busy = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="kera-traces", daemon=True)
         self._thread.start()
 
     def add(self, span: Any) -> None:
-        """Have a span exported, if there is room."""
+        """Queue a span for export, if there is room."""
         if len(self._queue) >= self._queue_max or self._closed:
             self.dropped += 1
             return
@@ -81,7 +81,7 @@ class Exporting:
                 self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that is there now has been sent, or refused; whether that was so in time."""
+        """Wait until all queued spans have been sent or refused; return whether that was done in time."""
         ends_s = time.monotonic() + timeout_s
         with self._changed:
             self._changed.notify_all()
@@ -94,7 +94,7 @@ class Exporting:
         return True
 
     def close(self) -> None:
-        """Send what is left, if that goes quickly."""
+        """Send the remaining spans if that does not take longer than `CLOSE_S`, and end."""
         self.flush(CLOSE_S)
         self._closed = True
         with self._changed:
@@ -119,7 +119,7 @@ class Exporting:
     def _bring(self, batch: Sequence[Any]) -> None:
         try:
             taken = self._send(batch)
-        except Exception as error:  # noqa: BLE001 - whatever it is: traces are in nobody's way
+        except Exception as error:  # noqa: BLE001 - no error of tracing may have other effects
             taken = False
             log.debug("spans could not be exported", error=f"{type(error).__name__}: {error}")
         if not taken:

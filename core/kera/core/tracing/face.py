@@ -1,4 +1,4 @@
-"""The face of traces: spans that are begun, linked, and ended; and one that does nothing, for when they are off."""
+"""The interface of traces: spans that are begun, linked, and ended. The base classes do nothing: traces are off."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from kera.core.tracing.context import TraceContext
 
 LINKS_MAX = 128
-"""Maximum of one span; the default of SDKs."""
+"""Maximum of links of one span; the default of SDKs."""
 
 Attributes = Mapping[str, str | int | float | bool]
 
 
 class SpanKind(enum.Enum):
-    """The role of a span for others, see OpenTelemetry's SpanKind."""
+    """The role of a span in its trace, see OpenTelemetry's SpanKind."""
 
     INTERNAL = "INTERNAL"
     SERVER = "SERVER"
@@ -25,23 +25,23 @@ class SpanKind(enum.Enum):
 
 
 class Span:
-    """One that nobody records."""
+    """A span that is not recorded."""
 
     context: TraceContext | None = None
-    """For whoever it is to be passed on to; None: it is not recorded."""
+    """The context to pass on to other processes; None: the span is not recorded."""
 
     def set(self, name: str, value: str | float) -> None:
-        """Say something about it."""
+        """Set an attribute."""
 
     def fail(self, error: BaseException | str) -> None:
-        """It did not come to a good end: `error` says by which kind of error, or its code."""
+        """Mark the span as failed; `error`: the exception, or its code."""
 
     def end(self) -> None:
-        """It is over; what is said of it later does not count."""
+        """End the span; later changes have no effect."""
 
     @contextlib.contextmanager
     def current(self) -> Iterator[Span]:
-        """Within it, what the application begins belongs to this span."""
+        """Make this the current span within the block, so that spans of the application belong to it."""
         yield self
 
 
@@ -49,14 +49,14 @@ NO_SPAN = Span()
 
 
 class Tracing:
-    """Off: makes spans that nobody records."""
+    """Traces that are off: makes spans that are not recorded."""
 
     is_on = False
 
     def starts(self) -> bool:
-        """Whether something that begins now would be recorded. Cheap: it is asked for each record, when traces are on.
+        """Return whether a span that begins now would be recorded. It is cheap, as it is called for each record.
 
-        Within a trace of the application, that trace says so; else it is chance, as the setting says.
+        Within a trace of the application, that trace decides; otherwise it is random, with the ratio in the setting.
         """
         return False
 
@@ -70,15 +70,15 @@ class Tracing:
         attributes: Attributes | None = None,
         begun_ns: int | None = None,
     ) -> Span:
-        """Begin one. `parent`: None: the application's current span, if there is one. Of `links`, the first count.
+        """Begin a span. `parent`: None: the application's current span, if any.
 
-        `begun_ns`: when it has begun, on the wall clock, if that is not now.
+        `links`: only the first `LINKS_MAX` count. `begun_ns`: when it has begun, on the wall clock, if that is not now.
         """
         del name, kind, parent, links, attributes, begun_ns
         return NO_SPAN
 
     def flush(self, timeout_s: float) -> bool:
-        """Have all ended spans exported; whether that was done in time."""
+        """Export all ended spans; return whether that was done in time."""
         del timeout_s
         return True
 

@@ -1,8 +1,8 @@
-"""Traces with OpenTelemetry's SDK: the only module that knows of it.
+"""Traces with OpenTelemetry's SDK; no other module imports it.
 
-The provider is our own and not the process's global one: an application that has none gets none, and one that has its
-own keeps it. Its current span is seen all the same, as contexts are shared: our spans belong to its trace, and are
-recorded when it is.
+The provider is our own and not the global one of the process: an application without a provider gets none, and an
+application with a provider keeps it. Contexts are shared, so we still see the application's current span: our spans
+belong to its trace, and are recorded if it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KINDS = {kind: trace.SpanKind[kind.value] for kind in SpanKind}
 
 
 class OtelSpan(Span):
-    """One that is recorded."""
+    """A span that is recorded."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
@@ -52,7 +52,7 @@ class OtelSpan(Span):
         self._span.set_attribute(name, value)
 
     def fail(self, error: BaseException | str) -> None:
-        """See `Span`. Not its text: that may name what is nobody else's business."""
+        """See `Span`. The text of the error is not recorded, as it may contain confidential data."""
         code = error.code if isinstance(error, KeraError) else type(error).__name__
         self._span.set_attribute("error.type", error if isinstance(error, str) else code)
         self._span.set_status(Status(StatusCode.ERROR))
@@ -69,7 +69,7 @@ class OtelSpan(Span):
 
 
 class _Queued(SpanProcessor):
-    """Ended spans go into the queue."""
+    """Puts ended spans into the queue."""
 
     def __init__(self, exporting: Exporting) -> None:
         self._exporting = exporting
@@ -85,15 +85,15 @@ class OtelTracing(Tracing):
     is_on = True
 
     def __init__(self, endpoint: str, ratio: float, service: str, *, exporter: Any = None) -> None:
-        """`exporter`: another one than that to `endpoint`."""
-        # What it has to say of a collector that is gone, again and again, is said once a minute elsewhere.
+        """`exporter`: replaces the exporter to `endpoint`."""
+        # It would log each failure while a collector is gone; `Exporting` reports that once a minute.
         logging.getLogger("opentelemetry.exporter.otlp.proto").setLevel(logging.CRITICAL)
         self._exporter = exporter or OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
         self._exporting = Exporting(self._send)
         self._ratio = ratio
         described = Resource({SERVICE_NAME: service, "service.version": this_build().version})
         self._provider = TracerProvider(
-            # Of what is outside of all traces, `starts` has decided.
+            # `starts` has already decided about spans without a parent.
             sampler=ParentBased(ALWAYS_ON),
             resource=described.merge(OTELResourceDetector().detect()),
             shutdown_on_exit=False,

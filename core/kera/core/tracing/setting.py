@@ -1,10 +1,10 @@
-"""Whether there are traces, and where they go: the setting ``traces``, else the variables of OpenTelemetry.
+"""Whether there are traces, and where they go: the setting ``traces``, or else the variables of OpenTelemetry.
 
 traces = ""                                 as the variables say; without them, off
-traces = "off"                              off, whatever they say
-traces = "otlp"                             to where the variables say, else to http://localhost:4318
-traces = "otlp http://collector:4318"       there, over OTLP/HTTP
-traces = "otlp http://collector:4318 0.05"  and of what begins no trace of its own, one in twenty
+traces = "off"                              off, whatever the variables say
+traces = "otlp"                             to the endpoint in the variables, or else to http://localhost:4318
+traces = "otlp http://collector:4318"       to this endpoint, over OTLP/HTTP
+traces = "otlp http://collector:4318 0.05"  the same, with one in twenty of the traces that begin here recorded
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class TracesSettings(KeraSettings):
 
 
 class Target(NamedTuple):
-    """Where spans go, and how many there are."""
+    """The destination of spans, and the share of recorded traces."""
 
     endpoint: str
-    """The URL that they are posted to."""
+    """The URL to which spans are posted."""
     ratio: float
     """Share of recorded traces among those that begin here."""
     asked_for: bool
-    """By the setting, and not by variables that may have been meant for others."""
+    """Whether the setting asks for traces, and not only variables that may be meant for other programs."""
 
 
 def parse(setting: str, environ: Mapping[str, str]) -> Target | None:
-    """The target that the settings ask for; None: no traces. Raises `InvalidArgument`."""
+    """Return the target that the settings ask for; None: no traces. Raises `InvalidArgument`."""
     words = setting.split()
     if "@" in setting:
         _checked(setting)
@@ -87,7 +87,7 @@ def _by_variables(environ: Mapping[str, str]) -> Target | None:
         return None
     try:
         return Target(_endpoint_of(environ), _ratio_of(environ), asked_for=False)
-    except InvalidArgument as error:  # they are not only ours
+    except InvalidArgument as error:  # only a warning, as the variables are not only for KerA
         log.warning("tracing is off: invalid variable of OpenTelemetry", error=error.message)
         return None
 
@@ -100,12 +100,12 @@ def _endpoint_of(environ: Mapping[str, str]) -> str:
 
 
 def _posted_to(base: str) -> str:
-    """A collector's URL, with the path of traces unless it has it."""
+    """Return a collector's URL, with the path of traces added if it is missing."""
     return _checked(base if base.endswith(TRACES_PATH) else base.rstrip("/") + TRACES_PATH)
 
 
 def _checked(url: str) -> str:
-    if "@" in url:  # settings are shown, and so is this text
+    if "@" in url:  # before the URL is in any message, as it may have a password
         raise InvalidArgument(
             "the URL of the collector has a user or a password in it: leave them out, and put the credentials into"
             " OTEL_EXPORTER_OTLP_HEADERS"
@@ -140,10 +140,9 @@ def _ratio_of(environ: Mapping[str, str]) -> float:
 
 
 def tracing_of(settings: TracesSettings, service: str) -> Tracing:
-    """The tracing of a process, or of a part of one: its spans have the name `service`, unless ``OTEL_SERVICE_NAME``
-    says otherwise.
+    """Return the tracing of a process, or of a part of it; `service`: its name, unless ``OTEL_SERVICE_NAME`` is set.
 
-    Raises `InvalidSettings` when traces are asked for and OpenTelemetry is not installed.
+    Raises `InvalidSettings` if the setting asks for traces and OpenTelemetry is not installed.
     """
     target = parse(settings.traces, os.environ)
     return OFF if target is None else _made(target, service)
@@ -151,9 +150,9 @@ def tracing_of(settings: TracesSettings, service: str) -> Tracing:
 
 @functools.cache
 def _made(target: Target, service: str) -> Tracing:
-    """One for all who want the same: each has a thread and a queue."""
+    """Return one object for all callers with the same target, as each object has a thread and a queue."""
     try:
-        from kera.core.tracing.otel import OtelTracing  # noqa: PLC0415 - an extra, and only who is traced has it
+        from kera.core.tracing.otel import OtelTracing  # noqa: PLC0415 - an optional extra
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in {"opentelemetry", "requests"}:
             raise
