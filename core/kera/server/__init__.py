@@ -1,5 +1,5 @@
-"""The parts that daemons share and nobody else uses: access, quotas, monitoring, rules of schemas, registration.
+"""The parts that only daemons share: access, quotas, monitoring, rules of schemas, registration.
 
-`kera.client` and the Spark connector import none of it, so a program that sends or reads records needs none of it. It
-lies beside `kera.core`, on which it stands, as all daemons share both.
+`kera.client` and the Spark connector do not import this package, so programs that send or read records do not need it.
+It is beside `kera.core`, on which it depends, as all daemons share both.
 """

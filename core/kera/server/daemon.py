@@ -1,18 +1,18 @@
-"""The life of a daemon's process: start, ready line, serve until told to stop, stop in bounded time, exit code.
+"""The life of a daemon's process: start, ready line, serving until a signal, stop in bounded time, exit code.
 
-A daemon gives `run_daemon` one asynchronous context manager: entering it starts everything and yields what others need
-in order to reach it, leaving it stops everything. The rest is the same for every daemon, and is promised here:
+A daemon passes `run_daemon` one asynchronous context manager: entering it starts everything and yields the addresses of
+the daemon, leaving it stops everything. The rest is the same for every daemon:
 
 * When it serves, ONE line goes to standard output: a JSON object with the keys ``ready`` (the daemon's name), ``pid``,
-  and whatever was yielded. Nothing else is ever printed there; logs go to standard error.
-* When it cannot start, or fails while it serves, the last line on standard error is ``kera: error: …``, for a person
-  and for a supervisor that looks for the reason.
-* SIGINT and SIGTERM stop it, during a slow start as well. A stop that takes longer than `STOP_TIMEOUT_S` ends the
-  process the hard way: daemons keep nothing that a crash would spoil, so a late end is worse than a rough one.
-* The exit code says which of these it was, see `ExitCode`.
+  and those that were yielded. Standard output has nothing else; logs go to standard error.
+* If it cannot start, or fails while it serves, the last line on standard error is ``kera: error: …``, for people and
+  for a supervisor that looks for the reason.
+* SIGINT and SIGTERM stop it, even during a slow start. If a stop takes longer than `STOP_TIMEOUT_S`, the process is
+  ended at once: no state of a daemon is damaged by a crash, so a late end is worse than a rough one.
+* The exit code says which of these has happened, see `ExitCode`.
 
-A failure while serving reaches this place only as an exception, so background tasks of the daemon belong into an
-`asyncio.TaskGroup` inside the context manager: one that fails cancels the wait here, and its exception comes out.
+A failure while serving is seen here only as an exception, so background tasks of the daemon belong into an
+`asyncio.TaskGroup` inside the context manager: a task that fails cancels the wait here, and its exception comes out.
 
     @asynccontextmanager
     async def serve() -> AsyncIterator[Mapping[str, Any]]:
@@ -56,18 +56,18 @@ log = get_logger("kera.daemon")
 SettingsT = TypeVar("SettingsT", bound=KeraSettings)
 
 STOP_TIMEOUT_S = 8.0
-"""From the signal to the end of the process, below the 10 s after which container runtimes send SIGKILL. For what has
-something to hand over or to write, in addition to the time for that."""
+"""Maximum from the signal to the end of the process, below the 10 s after which container runtimes send SIGKILL.
+Daemons that hand over or write data have additional time for that."""
 HANDOVER_MS = 10_000
-"""How long the stop of a broker or a backup waits until others have gone on in its place, unless it is set."""
+"""Default of how long the stop of a broker or a backup waits for others to take its place."""
 STOP_FLUSH_MS = 30_000
-"""How long it may take to write what is in its memory to disk, likewise."""
+"""Default of how long a broker or a backup may take to write its memory to disk at a stop."""
 
 GC_THRESHOLDS = 5_000, 4, 1_000
-"""New objects that may be part of cycles, between looks at the youngest of them (Python's own choice is 700); so many
-of these looks between those at what is left of them; so many of the latter between those at everything.
+"""Thresholds of the garbage collector: new objects between two collections of the youngest generation (Python's default
+is 700), such collections between two of the middle generation, and those between two full ones.
 
-Everybody waits for a look, which takes some 0.5 ms for 1,000 objects. What a client has kept may be 100,000 new ones.
+All requests wait for a collection, which takes some 0.5 ms for 1,000 objects. A client may add 100,000 lasting objects.
 """
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -77,11 +77,11 @@ class ExitCode(enum.IntEnum):
     """The meaning of a daemon's exit code."""
 
     STOPPED = 0
-    """It was told to stop, and did."""
+    """It was stopped by a signal."""
     FAILED = 1
     """It failed while serving, did not stop in time, or has a defect."""
     NOT_STARTED = 2
-    """A `StartError`: something around it must be changed first; starting it again changes nothing."""
+    """A `StartError`: its settings or environment must be changed first; just starting it again does not help."""
 
 
 def run_daemon(
@@ -91,9 +91,9 @@ def run_daemon(
     log_level: str = "info",
     stop_timeout_s: float = STOP_TIMEOUT_S,
 ) -> int:
-    """Run the daemon `name` from its start to its end, on uvloop, in the main thread; returns the exit code.
+    """Run the daemon `name` from its start to its end, on uvloop, in the main thread; return the exit code.
 
-    See the head of this module for what `serve` is and what is promised.
+    The docstring of this module describes `serve`, and what is promised.
     """
     with heard():
         return _run(serve, name, log_level, stop_timeout_s)
@@ -114,18 +114,18 @@ def _run(
         configure_logging(log_level, daemon=name)
         _spare_garbage_collector()
         uvloop.run(_live(serve, name, deadline))
-    except Exception as error:  # noqa: BLE001 - whatever ends a daemon is told in the same way
+    except Exception as error:  # noqa: BLE001 - every error that ends a daemon is reported in the same way
         return _report(error)
     except KeyboardInterrupt:
-        pass  # before our handler was there
+        pass  # a signal before our handler was installed
     finally:
-        deadline.cancel()  # only now: the loop's own end waits for tasks and threads, and is to be bounded as well
+        deadline.cancel()  # only now, as the end of the loop waits for tasks and threads, and must be bounded as well
     log.info("stopped")
     return ExitCode.STOPPED
 
 
 def run_from_environment(settings_class: type[SettingsT], run: Callable[[SettingsT], int]) -> int:
-    """`run` with settings from the environment and the file that ``KERA_CONFIG`` names; returns the exit code."""
+    """Call `run` with settings from the environment and the file in ``KERA_CONFIG``; return the exit code."""
     try:
         settings = settings_class.load()
     except StartError as error:
@@ -144,7 +144,7 @@ async def _live(
 
     def stop_asked(number: signal.Signals) -> None:
         if stop.is_set():
-            return  # a supervisor's signal may follow the kernel's; the first one is on its way
+            return  # a second signal, as of a supervisor after the kernel's, changes nothing
         log.info("stopping", signal=number.name)
         deadline.start()
         stop.set()
@@ -165,8 +165,9 @@ async def _live(
         if not stop.is_set():
             raise
     finally:
-        # The end of the loop puts handlers back that end the process: a signal that is repeated changes nothing.
-        # Not after an error: then no deadline runs, and the first signal is to start it.
+        # At the end of the loop, default handlers would be back, and a repeated signal would kill the process: so
+        # signals are ignored from now on. Not after an error: no deadline runs then, and a signal has to be able to end
+        # the process.
         if stop.is_set():
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             for number in _SIGNALS:
@@ -176,11 +177,11 @@ async def _live(
 
 
 def _spare_garbage_collector() -> None:
-    """Look for cycles seldom, and never among what is there by now: it is there until the end.
+    """Make garbage collection rare, and exclude all present objects from it, as they last until the end.
 
-    Messages, futures and batches come and go by the hundred thousand, and hardly any is part of a cycle. It is called
-    before the loop begins, as to look among all modules takes 30 ms, and again for what the start has made: by then
-    others may wait.
+    Messages, futures and batches come and go by the hundred thousand, and hardly any of them is part of a cycle. This
+    is called before the loop begins, as collecting among all modules takes 30 ms, and again for the objects that the
+    start has made, since requests may wait from then on.
     """
     gc.collect()
     gc.freeze()
@@ -188,7 +189,7 @@ def _spare_garbage_collector() -> None:
 
 
 def _report(error: Exception) -> ExitCode:
-    """Tell why the daemon ends: KerA's errors say what to do, others are defects and need their traceback."""
+    """Report why the daemon ends: KerA's errors say what to do, others are defects and need their traceback."""
     cause: BaseException = error
     while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
         cause = cause.exceptions[0]
@@ -206,6 +207,6 @@ def _write_error(message: str) -> None:
 
 
 def _end_process(stop_timeout_s: float) -> None:
-    # On a thread, and without cleaning up: what hangs may be the event loop itself.
+    # On a thread, and without cleaning up, as the event loop itself may hang.
     _write_error(f"did not stop within {stop_timeout_s:g} s")
     os._exit(ExitCode.FAILED)

@@ -1,11 +1,12 @@
-"""Versions of a stream's assignments, and which of them come from which. Pure.
+"""Versions of a stream's assignments, and their ancestry. Pure.
 
-    version     epoch of the coordinator << 24 | its changes so far; above the last one in any case
+    version     epoch of the coordinator << 24 | its changes so far; always above the previous version
     lineage     the last version of each coordinator that changed them, the oldest first; the last is the version
 
-Each coordinator has an epoch that no other has, also one whose metadata were put back to an older copy. So a version is
-an ancestor of another if that one's lineage names a version of the same coordinator which is not lower. What is neither
-an ancestor nor a descendant is of another history: somebody has changed the assignments who knew nothing of it.
+Each coordinator has a unique epoch, even after its metadata were restored from an older copy. So version A is an
+ancestor of version B if B's lineage has a version of the same coordinator which is not lower. Two versions of which
+neither is an ancestor of the other belong to different histories: a coordinator has changed the assignments without
+knowledge of the other version.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from kera.v1 import common_pb2
 
 CHANGES_BITS = 24
 COORDINATORS_MAX = 64
-"""In a lineage. Who was away while more coordinators than that changed the stream counts as one of another history:
-what it has is kept, and told."""
+"""Maximum in a lineage. A member that was away while more coordinators changed the stream counts as having another
+history: its data are kept, and reported."""
 
 
 def new_version(stream: common_pb2.StreamInfo, coordinator_epoch: int) -> None:
-    """Make `stream`, whose assignments this coordinator has changed, the next version of what it was."""
+    """Give `stream`, whose assignments this coordinator has changed, its next version."""
     lineage = _lineage(stream)
     version = max(stream.assignments_version + 1, coordinator_epoch << CHANGES_BITS)
     if lineage and _coordinator(lineage[-1]) == _coordinator(version):
@@ -30,7 +31,7 @@ def new_version(stream: common_pb2.StreamInfo, coordinator_epoch: int) -> None:
 
 
 def join(stream: common_pb2.StreamInfo, other: common_pb2.StreamInfo) -> None:
-    """Have `stream` come from both, before it is made the next version."""
+    """Make `stream` a descendant of both, before it gets its next version."""
     lineage: dict[int, int] = {}
     for version in (*_lineage(stream), *_lineage(other)):
         lineage[_coordinator(version)] = max(version, lineage.get(_coordinator(version), 0))
@@ -39,7 +40,7 @@ def join(stream: common_pb2.StreamInfo, other: common_pb2.StreamInfo) -> None:
 
 
 def comes_from(stream: common_pb2.StreamInfo, version: int) -> bool:
-    """Whether a stream's assignments are this version, or were made from it; 0, which nobody knows, counts as one."""
+    """Return whether a stream's assignments are `version` or descend from it; 0, an unknown version, counts as yes."""
     return version == 0 or any(
         _coordinator(one) == _coordinator(version) and version <= one for one in _lineage(stream)
     )

@@ -1,4 +1,4 @@
-"""The lock file of an LMDB database, made before LMDB makes it: that maps it without room for it."""
+"""Creates the lock file of an LMDB database with its disk space: LMDB itself maps it without reserving space."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def reserve_lock(path: Path, length_bytes: int) -> None:
-    """Have room for the lock file at `path`: on a full disk the first access to it would kill the process.
+    """Reserve disk space for the lock file at `path`: on a full disk its first access would kill the process.
 
-    Raises ``OSError`` if there is none.
+    Raises ``OSError`` if there is no space.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Where a daemon listens: the settings that daemons have in common, and the interfaces of brokers and backups."""
+"""The network of a daemon: the settings that all daemons share, and the interfaces of brokers and backups."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from kera.server.daemon import STOP_TIMEOUT_S
 from kera.server.monitoring.monitor import Monitor
 
 MESSAGE_BYTES_MAX = 1024 * MIB
-"""gRPC counts bytes of a message in 31 bits."""
+"""Limited because gRPC counts the bytes of a message in 31 bits."""
 
 
 class NetworkSettings(DaemonAccessSettings):
-    """Where a daemon listens, how many connections it serves, and how much it logs."""
+    """The addresses of a daemon, its number of connections, and its log level."""
 
     host: str = Field(
         "127.0.0.1",
@@ -55,7 +55,7 @@ class NetworkSettings(DaemonAccessSettings):
 
 
 class MemberSettings(NetworkSettings):
-    """The same of a broker or a backup, with the coordinator where it registers and its framed transport."""
+    """The settings of a broker or a backup: also the coordinator with which it registers, and its framed transport."""
 
     coordinator: str = Field(
         "127.0.0.1:7400",
@@ -104,15 +104,15 @@ class MemberSettings(NetworkSettings):
 
     @property
     def stop_timeout_s(self) -> float:
-        """The time after which a stop ends the hard way."""
+        """The time after which a stop ends the process at once."""
         return STOP_TIMEOUT_S + (0 if self.ephemeral else (self.handover_ms + self.stop_flush_ms) / 1000)
 
     def check_advertised_address(self) -> None:
-        """Check it before anything is made. Raises `InvalidSettings`."""
+        """Check the advertised address, before anything is created. Raises `InvalidSettings`."""
         self._advertised("advertised_address", self.advertised_address, self.port or 1)
 
     def addresses(self, grpc_port: int, frames_port: int) -> dict[str, str]:
-        """The addresses at which others reach a daemon that listens on these ports. Raises `InvalidSettings`."""
+        """Return the addresses at which others reach a daemon that listens on these ports. Raises `InvalidSettings`."""
         frames_host = self.advertised_frames_address or host_of(self.advertised_address)
         return {
             "grpc_address": self._advertised("advertised_address", self.advertised_address, grpc_port),
@@ -125,13 +125,13 @@ class MemberSettings(NetworkSettings):
 
 
 class Place(NamedTuple):
-    """The data directory and monitor of a broker or a backup, and what ties it to the coordinator."""
+    """The data directory and monitor of a broker or a backup, and its connection to the coordinator."""
 
     data_dir: Path
     directory: DataDirectory
     monitor: Monitor
     metrics: dict[str, str]
-    """Where its metrics are."""
+    """The address of its metrics, if it has them."""
     ties: AsyncExitStack
 
 
@@ -139,9 +139,9 @@ class Offer(NamedTuple):
     """The services that a daemon offers over its interfaces."""
 
     framed: Service
-    """Over frames; `takers` serves some of these methods from the connection's buffer."""
+    """The services over frames; `takers` serves some of these methods from the connection's buffer."""
     open: Sequence[Service]
-    """Over gRPC."""
+    """The services over gRPC."""
     takers: Mapping[Method[Any, Any], Taker]
     guard: Door
 
@@ -159,7 +159,7 @@ async def listen(
 ) -> dict[str, Any]:
     """Serve an offer over frames, on a unix socket and TCP, and over gRPC, until `stack` ends.
 
-    `room` is the number of connections of each kind. Returns the addresses, as the daemon announces them.
+    `room`: the number of connections of each kind. Returns the addresses, as the daemon announces them.
     """
     frames = FrameServer(
         offer.framed,
@@ -186,5 +186,5 @@ async def listen(
 
 
 def room_of(settings: NetworkSettings, weights: Mapping[str, int]) -> dict[str, int]:
-    """The connections of each kind that a daemon serves at once. Raises `InvalidSettings`."""
+    """Return how many connections of each kind a daemon serves at once. Raises `InvalidSettings`."""
     return parts_of(connections_max(settings.connections_max, descriptor_limit()), weights)

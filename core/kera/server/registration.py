@@ -1,7 +1,7 @@
-"""The tie of a daemon to the coordinator: what brokers and backups have in common in registering and keeping alive.
+"""The registration of a daemon with the coordinator, and its heartbeats: the common part of brokers and backups.
 
-The messages are those of the daemon, which derives its own class from `Registration`. What is kept on disk of the
-registration is in ``kera.core.data_dir``.
+Each daemon derives a class from `Registration` with its own messages. ``kera.core.data_dir`` stores the registration on
+disk.
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ log = get_logger("kera.registration")
 
 CALL_TIMEOUT_S = 5.0
 HURRY_PAUSE_S = 0.02
-"""Between two heartbeats, however often they are wanted: whoever can ask for them must not flood the coordinator."""
+"""Minimum time between two heartbeats, so that requests for immediate ones cannot flood the coordinator."""
 ANNOUNCE_TIMEOUT_S = 2.0
-"""For a coordinator that can be told of a restart: one that is away holds up nobody's stop for long."""
+"""Time to reach a coordinator to announce a restart: an unreachable one must not delay a stop for long."""
 
 
 class RegistrationTiming(NamedTuple):
-    """How patient a registration is."""
+    """The time-outs of a registration."""
 
     beat_timeout_s: float = 2.0
-    """For the answer to a heartbeat: another coordinator may lead by now, and has to hear of us before we count as
-    dead."""
+    """Time-out of a heartbeat: if another coordinator leads by now, it needs our heartbeat before we count as dead."""
     retry_interval_s: float = 0.2
 
 
@@ -54,7 +53,7 @@ TIMING = RegistrationTiming()
 
 
 class CoordinatorUnreachable(StartError):
-    """The coordinator did not answer within the time that was given for the start."""
+    """The coordinator did not answer within the time allowed for the start."""
 
     code = "coordinator_unreachable"
 
@@ -66,7 +65,7 @@ class WrongCluster(StartError):
 
 
 class Registration:
-    """One launch of a daemon, as the coordinator knows it."""
+    """The registration of one launch of a daemon."""
 
     def __init__(
         self,
@@ -78,9 +77,9 @@ class Registration:
         timing: RegistrationTiming = TIMING,
         runtime: Runtime = MACHINE,
     ) -> None:
-        """`coordinator` is ``host:port``, several with commas; `chosen_id` what a new daemon wants for its id (0: any).
+        """`coordinator`: ``host:port``, several with commas. `chosen_id`: the id that a new daemon asks for (0: any).
 
-        `hurry`: a heartbeat is wanted at once.
+        `hurry`: set to request an immediate heartbeat.
 
         Raises `InvalidSettings`.
         """
@@ -97,19 +96,19 @@ class Registration:
         self.launch_id = runtime.new_id()
         self._chosen_id = chosen_id
         self.id_is_chosen = False
-        """This daemon is new, and `identify` has said which id it wants."""
+        """Whether this daemon is new and asks for a certain id, as `identify` has found."""
         self.heartbeat_interval_s = 1.0
         self.last_sent_s = 0.0
-        """When the last request that was answered had been sent, by the boot-time clock: so long the coordinator
-        knows of us, at least."""
+        """When the last answered request was sent, on the boot-time clock: until then at least, the coordinator counts
+        us as alive."""
         self.stopping = False
-        """Heartbeats only say that this launch is still there: it takes nothing any more, nor what it is told."""
+        """Whether heartbeats only show that this launch still lives: it accepts no more data or instructions."""
 
     async def identify(self, timeout_s: float) -> int:
-        """The id that the data directory has, or that a new daemon wants; 0: any.
+        """Return the id in the data directory, or the id that a new daemon asks for; 0: any.
 
-        Raises `InvalidSettings` when it has another one than is wanted; `WrongCluster`, before anything is registered:
-        elsewhere that would fence the daemon with our id; and `CoordinatorUnreachable`.
+        Raises `InvalidSettings` if the directory has another id than the chosen one; `WrongCluster`, before anything is
+        registered, as in another cluster that would fence the daemon with our id; and `CoordinatorUnreachable`.
         """
         member_id, cluster_id = self._directory.load()
         if member_id and self._chosen_id not in {0, member_id}:
@@ -133,12 +132,12 @@ class Registration:
 
     @property
     def directory_id(self) -> str:
-        """See `kera.core.data_dir.MemberIdentity`; once `identify` has read it."""
+        """See `kera.core.data_dir.MemberIdentity`; valid once `identify` has read it."""
         return self._directory.directory_id
 
     @property
     def known_coordinator_epoch(self) -> int:
-        """See `kera.core.data_dir.MemberIdentity.coordinator_epoch`; likewise."""
+        """See `kera.core.data_dir.MemberIdentity.coordinator_epoch`; valid once `identify` has read it."""
         return self._directory.coordinator_epoch
 
     def remember(
@@ -149,10 +148,10 @@ class Registration:
         self.heartbeat_interval_s = heartbeat_interval_ms / 1000
 
     async def ask(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
-        """Ask until there is an answer, up to `timeout_s`; then raises `CoordinatorUnreachable`.
+        """Send a request until there is an answer. Raises `CoordinatorUnreachable` after `timeout_s`.
 
-        A coordinator that has us wait, as its metadata are older than the cluster or its disk is full, is there: that
-        takes its time.
+        The time does not count while a coordinator makes us wait because its metadata are older than the cluster or
+        its disk is full.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -186,7 +185,7 @@ class Registration:
         request: Callable[[], RequestT],
         on_answer: Callable[[ResponseT], None] = lambda _: None,
     ) -> None:
-        """Send heartbeats for ever. Raises `StaleEpoch` when this launch is not the current one: it must end."""
+        """Send heartbeats for ever. Raises `StaleEpoch` if this launch is not the current one, so that it must end."""
         failing = Repeated(log, self._clock)
         while True:
             await self._until_due()
@@ -203,18 +202,18 @@ class Registration:
                 log.error("this launch ends: it is not the current one", reason=error.message)
                 raise
             except KeraError as error:
-                # Whatever ails the coordinator: what is in our memory is there only as long as we are.
+                # Whatever is wrong with the coordinator, go on: data in our memory exist only as long as we do.
                 failing.goes_on("heartbeat failed; serving on", address=self._address, error=str(error))
             else:
                 failing.over("coordinator is back", address=self._address)
                 on_answer(answer)
 
     async def register_again(self, reason: UnknownLaunch) -> None:
-        """Make this launch known to a coordinator that does not know it. Raises `StaleEpoch` when that cannot be."""
+        """Register this launch with a coordinator that does not know it. Raises `StaleEpoch` if that is impossible."""
         raise StaleEpoch(reason.message, **reason.attributes)
 
     async def _until_due(self) -> None:
-        """Wait until the next heartbeat is due, or somebody wants it at once; never less than `HURRY_PAUSE_S`."""
+        """Wait until the next heartbeat is due, or is requested at once; never less than `HURRY_PAUSE_S`."""
         await asyncio.sleep(HURRY_PAUSE_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self.heartbeat_interval_s - HURRY_PAUSE_S)):
@@ -224,9 +223,10 @@ class Registration:
     async def announce(
         self, request: coordinator_pb2.PrepareRestartRequest
     ) -> coordinator_pb2.PrepareRestartResponse | None:
-        """Tell the coordinator that this launch stops in order to start again.
+        """Announce to the coordinator that this launch stops in order to start again; return the answer.
 
-        None: nobody could be told, or this launch is not the current one. Then its absence counts as a crash.
+        None: the coordinator could not be reached, or this launch is not the current one. Its absence then counts as a
+        crash.
         """
         timeout_s = request.wait_ms / 1000 + ANNOUNCE_TIMEOUT_S
         deadline_s = self._boottime_s() + ANNOUNCE_TIMEOUT_S

@@ -1,6 +1,6 @@
-"""Common to the checks of data directories: findings, the directory's owner, and a test that nothing uses it.
+"""The common part of the checks of data directories: findings, identities, and whether a daemon uses a directory.
 
-What there is to check of a broker and of a backup is in ``kera.broker.verify`` and ``kera.backup.verify``.
+The checks of brokers and backups are in ``kera.broker.verify`` and ``kera.backup.verify``.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from kera.core.errors import StartError
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One thing that is not as it should be."""
+    """A finding of a check."""
 
     severity: Literal["damage", "warning"]
-    """damage: something that was written is gone. warning: odd, and nothing is lost by it."""
+    """damage: written data are lost. warning: unexpected, but no data are lost."""
     path: Path
-    """File it is about."""
+    """The file with the defect."""
     offset: int | None
-    """Where in the file it starts, in bytes; None: the file as a whole."""
+    """The offset of the defect in the file, in bytes; None: the file as a whole."""
     length_bytes: int
-    """How much of the file it is about; 0 when that is not known."""
+    """The length of the defect; 0: unknown."""
     text: str
 
 
 @contextlib.contextmanager
 def unused(data_dir: Path) -> Iterator[bool]:
-    """Whether no daemon uses `data_dir`; if so, none can start as long as the context lasts. Raises `StartError`."""
+    """Return whether no daemon uses `data_dir`; if so, none can start until the context ends. Raises `StartError`."""
     try:
         lock = os.open(data_dir / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def unused(data_dir: Path) -> Iterator[bool]:
 
 
 def check_identity(data_dir: Path, kind: type[MemberIdentity]) -> Iterator[Defect]:
-    """Whether both files say who the daemon is. Raises `StartError` when a newer version has written them."""
+    """Check both files with the daemon's identity. Raises `StartError` if a newer version has written them."""
     identities: dict[Path, MemberIdentity | None] = {}
     for name in kind.names():
         path = data_dir / name
@@ -69,5 +69,5 @@ def check_identity(data_dir: Path, kind: type[MemberIdentity]) -> Iterator[Defec
         return
     formats = {identity.format for identity in identities.values() if identity is not None} or kind.formats
     for path, identity in identities.items():
-        if identity is None and 1 not in formats:  # the one of format 1 had no copy
+        if identity is None and 1 not in formats:  # a file of format 1 had no copy
             yield Defect("warning", path, None, 0, "is missing; the next start rewrites it")

@@ -1,6 +1,6 @@
-"""Identities that are connected, with the access they were granted: remembered until users or rules change. Bounded.
+"""Connected identities, with the operations that they were allowed, remembered until users or rules change. Bounded.
 
-Then who has lost anything of it loses its connections.
+An identity that loses a right then loses its connections.
 """
 
 from __future__ import annotations
@@ -18,44 +18,43 @@ REMEMBERED_MAX = 4096
 
 
 RESOURCE_CHARS_MAX = 512
-"""Nothing that there is has a longer name: what was allowed about one is not remembered."""
+"""Existing resources have shorter names; rights on a longer name are not remembered."""
 
 
 class Acquaintance:
-    """One identity: its peers, and what it was allowed."""
+    """One identity: its peers, and the operations that it was allowed."""
 
     def __init__(self, usage: Usage | None) -> None:
         self.usage = usage
         """The usage of all identities of the same user together; None: it is not counted."""
         self.here: dict[int, Peer] = {}
         self.allowed: set[Need] = set()
-        """Since the last change."""
+        """Needs that were allowed since the last change."""
         self.resources: set[tuple[Operation, str]] = set()
-        """All resources that it was allowed to use at any time since it is known: requests under way may have begun
-        before a change."""
+        """All resources that it was ever allowed to use: requests in progress may have begun before a change."""
         self.forgot = False
-        """It was allowed more than is remembered."""
+        """Whether some of what it was allowed is no longer remembered."""
 
 
 class Acquaintances:
-    """All of them. Belongs to an event loop."""
+    """The identities of one daemon. Belongs to an event loop."""
 
     def __init__(self, usages: Usages) -> None:
         self._usages = usages
         self._of: dict[Identity, Acquaintance] = {}
         self.forgotten: list[Callable[[], None]] = []
-        """Called when what was allowed has to be asked again."""
+        """Called when rights have to be checked again."""
 
     def __len__(self) -> int:
         return len(self._of)
 
     @property
     def peers(self) -> int:
-        """That are here."""
+        """The number of connected peers."""
         return sum(len(each.here) for each in self._of.values())
 
     def meet(self, peer: Peer, who: Identity) -> None:
-        """It is known now whose a peer is. Raises `QuotaExceeded` if that has as many connections as it may."""
+        """Set the identity of a peer. Raises `QuotaExceeded` if the identity has too many connections."""
         usage, before = self.of(who).usage, peer.remembered
         if usage is not None:
             usage.connect(peer, again=before is not None and before.usage is usage)
@@ -67,7 +66,7 @@ class Acquaintances:
         peer.remembered.here[id(peer)] = peer
 
     def of(self, who: Identity) -> Acquaintance:
-        """The entry of an identity."""
+        """Return the entry of an identity, a new one if need be."""
         known = self._of.get(who)
         if known is None:
             if len(self._of) > REMEMBERED_MAX:
@@ -77,7 +76,7 @@ class Acquaintances:
         return known
 
     def allow(self, known: Acquaintance, need: Need, resource: str) -> None:
-        """Remember that somebody was allowed something."""
+        """Remember that an identity was allowed an operation on a resource."""
         if len(resource) > RESOURCE_CHARS_MAX:
             return
         if len(known.allowed) >= REMEMBERED_MAX:
@@ -89,13 +88,13 @@ class Acquaintances:
         known.resources.add((need.operation, resource))
 
     def is_over(self, now_s: float) -> bool:
-        """Whether the time of anybody who is here is up, on the boot-time clock."""
+        """Return whether a connected identity has expired; `now_s`: on the boot-time clock."""
         return any(now_s >= who.until_s for who, known in self._of.items() if known.here)
 
     def end(self, lost: Callable[[Identity, Acquaintance], str], spared: Peer | None = None) -> int:
-        """End the connections of those who have lost something; returns how many. All are asked again from now on.
+        """End the connections of identities that have lost rights; return how many. All rights are checked again.
 
-        `lost`: why somebody is ended, in words for them; empty: nothing was lost. `spared`: is not ended.
+        `lost`: returns the reason for the peers; empty: nothing was lost. `spared`: a peer that is not ended.
         """
         ended = 0
         for who, known in list(self._of.items()):

@@ -1,9 +1,9 @@
 """The audit of access: failed authentications, denials, and changes.
 
-Each is one line of the log, of the logger ``kera.audit``, with fixed fields, and an `AuditEvent` for whoever else wants
-to know. They tell nobody's secrets: no password, token or key ever gets here. Nobody can fill a log with them: what a
-peer repeats is told once in a while, and of failures and denials so many in that time. The next one that is told says
-how many were not. Of what peers call themselves, and what they want, no more is kept than a name can have.
+Each event is one line of the log, from the logger ``kera.audit``, with fixed fields, and an `AuditEvent` for other
+receivers. Events contain no secrets: no password, token or key ever gets here. Peers cannot fill the log: repeated
+events of a peer are reported once in `REPEATED_S`, and failures and denials at most `TOLD_MAX` times each in that time.
+The next reported event says how many were left out. Names that peers send are cut to the length of the longest name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kera.core.base.telemetry import get_logger
 log = get_logger("kera.audit")
 
 REPEATED_S = 10.0
-"""The same of the same peer is told once in so many seconds."""
+"""The same event of the same peer is reported once in this many seconds."""
 TOLD_MAX = 100
-"""Failures, and as many denials, in that time: whoever guesses names another user each time."""
+"""Maximum of reported failures, and of denials, in that time: an attacker can name another user in each attempt."""
 TEXT_CHARS_MAX = 256
 """Maximum of each text of an event that peers can influence. Existing names are shorter."""
 REMEMBERED_MAX = 1024
@@ -27,17 +27,17 @@ REMEMBERED_MAX = 1024
 
 
 class _Few:
-    """Bounds how many are told."""
+    """Bounds how many events are reported."""
 
     def __init__(self) -> None:
         self._since_s = -REPEATED_S
         self._told = 0
-        """Since then."""
+        """Events reported since then."""
         self._untold = 0
-        """Since the last one that was."""
+        """Events left out since the last reported one."""
 
     def untold(self, now_s: float) -> int | None:
-        """For one that is to be told: how many were not before it; None: nor is this one."""
+        """Count an event; return how many were left out before it; None: this event is to be left out, too."""
         if now_s >= self._since_s + REPEATED_S:
             self._since_s, self._told = now_s, 0
         if self._told >= TOLD_MAX:
@@ -52,18 +52,18 @@ class Audit:
     """The audit of one daemon."""
 
     def __init__(self, now_s: Callable[[], float], put: Callable[[AuditEvent], None] = lambda _: None) -> None:
-        """`put`: is given each event, as long as it is not repeated."""
+        """`put`: called with each reported event."""
         self._now_s = now_s
         self._put = put
         self._told: dict[tuple[str, ...], float] = {}
         self._failures, self._denials = _Few(), _Few()
         self.failed = 0
-        """Authentications."""
+        """Number of failed authentications."""
         self.denied = 0
         self.changed = 0
 
     def authentication_failed(self, peer: str, transport: str, reason: str, *, user: str = "") -> None:
-        """Somebody has shown nothing that is good."""
+        """Report that a peer has shown invalid credentials."""
         self.failed += 1
         user, reason = _cut(user), _cut(reason)
         if not self._is_news("failed", peer.rpartition(":")[0], user, reason):
@@ -76,7 +76,7 @@ class Audit:
             self._put(AuditEvent("authentication_failed", principal, peer, transport, reason=_with(untold, reason)))
 
     def denied_to(self, principal: str, peer: str, operation: str, resource: str, reason: str) -> None:
-        """Somebody may not do something."""
+        """Report that a principal was denied an operation."""
         self.denied += 1
         resource, reason = _cut(resource), _cut(reason)
         if not self._is_news("denied", principal, operation, resource):
@@ -89,13 +89,13 @@ class Audit:
             self._put(AuditEvent("denied", principal, peer, operation=operation, resource=resource, reason=said))
 
     def changed_by(self, principal: str, peer: str, what: str, **fields: object) -> None:
-        """Somebody has changed users, rules or tokens."""
+        """Report that a principal has changed users, rules or tokens."""
         self.changed += 1
         log.info("changed", principal=principal, peer=peer, what=what, **fields)
         self._put(AuditEvent("changed", principal, peer, operation=what, reason=json.dumps(fields, default=str)))
 
     def done_by(self, principal: str, peer: str, operation: str, resource: str) -> None:
-        """Somebody has done something to streams, consumer groups or members. Who asks again how far it is does not."""
+        """Report a change of streams, consumer groups or members; repeated calls that poll its progress are left out."""
         self.changed += 1
         resource = _cut(resource)
         if self._is_news("changed", principal, operation, resource):

@@ -1,6 +1,6 @@
 """Authentication by any kind of evidence: a certificate, a password, a token, or the user of a process.
 
-What was found out stays true only as long as what it came from: `holds` says whether it does.
+An identity is valid only as long as the evidence for it: `holds` says whether it still is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kera.v1 import access_pb2 as messages
 
 SESSION_PREFIX = "kera-session_"
 SESSION_S = 3600.0
-"""After which who calls over gRPC shows its password again."""
+"""Lifetime of a session, after which a caller over gRPC has to show its password again."""
 SESSIONS_MAX = 10_000
 """Maximum of sessions; beyond it, the oldest session of the user with the most sessions ends."""
 NO_ACCOUNTS = Accounts(messages.AccessTable(), 0, 0.0)
@@ -41,9 +41,9 @@ class Authenticator:
         of_jwt: Callable[[str], Identity] | None = None,
         not_told: Callable[[], KeraError] | None = None,
     ) -> None:
-        """`super_users`: principals; `cluster_secret`: by which daemons know each other, besides by certificates;
-        `of_jwt`: who shows a JSON web token, raises `AuthenticationFailed`; `not_told`: what is said to users before it
-        is known who there is; `now_s`: the boot-time clock.
+        """`super_users`: their principals; `cluster_secret`: authenticates daemons, besides certificates; `of_jwt`:
+        returns the identity for a JSON web token, or raises `AuthenticationFailed`; `not_told`: returns the error for
+        users before this daemon knows the users; `now_s`: the boot-time clock.
         """
         self._names = names
         self.now_s = now_s
@@ -59,13 +59,13 @@ class Authenticator:
 
     @property
     def is_told(self) -> bool:
-        """Whether the coordinator has said which users there are."""
+        """Whether the coordinator has sent the users."""
         return self.accounts is not NO_ACCOUNTS
 
     # -- what somebody shows ---------------------------------------------------------------------------------------
 
     def of_certificate(self, certificate: bytes) -> Identity | None:
-        """The identity of a certificate that TLS has verified; None: unknown."""
+        """Return the identity for a certificate that TLS has verified; None: unknown."""
         names = names_in(certificate)
         if self._names.is_daemon(names):
             return Identity("", how="certificate", is_daemon=True)
@@ -73,9 +73,9 @@ class Authenticator:
         return self._user(user, "certificate") if user else None
 
     def of_process(self, user_id: int) -> Identity | None:
-        """The identity of the process at the other end of a unix socket; None: unknown.
+        """Return the identity of the process at the other end of a unix socket; None: unknown.
 
-        The daemon's own user can read all that it has, so nothing is kept from it.
+        The daemon's own user can read all of its data anyway, so it has all rights.
         """
         if user_id in {0, os.geteuid()}:
             return Identity("", how="socket", is_super=True, is_daemon=True)
@@ -83,8 +83,9 @@ class Authenticator:
         return self._user(name, "socket") if name else None
 
     def of_token(self, text: str) -> Identity:
-        """The identity that a token stands for. Raises `AuthenticationFailed`, and `Unavailable` before this daemon
-        knows the users.
+        """Return the identity for a token.
+
+        Raises `AuthenticationFailed`, and `Unavailable` before this daemon knows the users.
         """
         if text.startswith(SESSION_PREFIX):
             session = self._sessions.get(text)
@@ -103,17 +104,17 @@ class Authenticator:
         return self.known(self._of_jwt(text))
 
     def begin_login(self, client_first: bytes, peer: object, host: str = "") -> tuple[int, bytes]:
-        """First step of showing a password: the id of the exchange, and the answer.
+        """Begin a password exchange; return its id and the answer.
 
-        Raises `AuthenticationFailed`, and what is said to users before it is known who there is.
+        Raises `AuthenticationFailed`, and the error of `not_told`.
         """
         return self._logins.begin(client_first, peer, host)
 
     def end_login(self, exchange_id: int, client_final: bytes, peer: object) -> tuple[Identity, bytes]:
-        """Second step: who it is, and the answer. Raises `AuthenticationFailed`."""
+        """End a password exchange; return the identity and the answer. Raises `AuthenticationFailed`."""
         name, answer, verifier = self._logins.end(exchange_id, client_final, peer)
         if verifier not in self._verifiers_of(name):
-            raise AuthenticationFailed(REFUSED, user=name)  # it has changed since the exchange began
+            raise AuthenticationFailed(REFUSED, user=name)  # the password has changed since the exchange began
         if name == DAEMON_USER and self.cluster_secret is not None:
             version = self.cluster_secret.version_of(verifier)
             return Identity("", how="password", is_daemon=True, password_version=version), answer
@@ -121,7 +122,7 @@ class Authenticator:
         return self._user(name, "password")._replace(password_version=version), answer
 
     def session_for(self, identity: Identity) -> tuple[str, float]:
-        """A session that replaces the password of an identity from now on, and its lifetime in seconds."""
+        """Return a session that stands for an identity from now on, and its lifetime in seconds."""
         session = SESSION_PREFIX + secrets.token_urlsafe(32)
         crowded_out = self._crowd.add(session, identity.user)
         if crowded_out is not None:
@@ -133,17 +134,17 @@ class Authenticator:
     # -- what becomes of it ----------------------------------------------------------------------------------------
 
     def holds(self, who: Identity) -> bool:
-        """Whether it still is who it was, and its time is not up."""
+        """Return whether an identity is still valid, and has not expired."""
         return not self.why_ended(who)
 
     def why_ended(self, who: Identity) -> str:
-        """The reason why an identity is no longer valid; empty: see `holds`."""
+        """Return why an identity is no longer valid; empty: it is, see `holds`."""
         if self.now_s() >= who.until_s:
             return EXPIRED
         return "" if self.is_still(who) else CHANGED
 
     def is_still(self, who: Identity) -> bool:
-        """Whether what it has shown would make it the same again, however long ago it was."""
+        """Return whether the same credentials would give the same identity now, regardless of expiry."""
         if who.is_daemon:
             secret = self.cluster_secret
             return who.how != "password" or secret is None or secret.is_taken(who.password_version)
@@ -159,7 +160,7 @@ class Authenticator:
         return self.known(Identity(name, how=how))
 
     def known(self, who: Identity) -> Identity:
-        """With its roles, and whether it is a super user."""
+        """Return an identity with its roles, and whether it is a super user."""
         roles = self._roles_of(who)
         mine = {who.principal, *(f"{ROLE}{role}" for role in roles)}
         return who._replace(roles=roles, is_super=not self._super_users.isdisjoint(mine))
@@ -170,7 +171,7 @@ class Authenticator:
     def _verifiers_of(self, name: str) -> Sequence[messages.ScramVerifier]:
         if name == DAEMON_USER:
             return [] if self.cluster_secret is None else self.cluster_secret.verifiers()
-        self._check_told()  # now: begun with a user that is not known yet, it would end as with a wrong password
+        self._check_told()  # now, since an exchange of a user that is not known yet would end as a wrong password
         verifier = self.accounts.verifier_of(name)
         return [] if verifier is None else [verifier]
 
@@ -179,7 +180,7 @@ class Authenticator:
             raise self.not_told()
 
     def forget(self) -> None:
-        """It is not known any more who there is."""
+        """Forget the users and rules."""
         self.accounts = NO_ACCOUNTS
 
 
@@ -189,7 +190,7 @@ def _not_told() -> KeraError:
 
 @lru_cache(256)
 def _name_of(user_id: int) -> str:
-    """The name of a user of this host; empty: it has none, or none that can be a user's."""
+    """Return the name of a user of this host; empty: it has no name, or an invalid one."""
     try:
         return check_name("user", pwd.getpwuid(user_id).pw_name)
     except (KeyError, InvalidArgument):

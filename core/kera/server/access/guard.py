@@ -1,7 +1,7 @@
-"""The guard in front of what a daemon serves: finds out who asks, and refuses what is not allowed.
+"""The guard in front of a daemon's services: authenticates callers, and refuses operations without a right.
 
-What somebody was allowed is remembered until users or rules change (``acquaintances``). Then who has lost anything of
-it loses its connections, and with them what is under way over them; it may come back, and do what it still may.
+It remembers allowed operations until users or rules change (``acquaintances``). An identity that loses a right then
+loses its connections, and the requests in progress over them; it may reconnect, and use its remaining rights.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from kera.v1 import access_pb2 as messages
 log = get_logger("kera.access")
 
 NameOf = Callable[[int], str | None]
-"""The name of the stream with an id; None: there is none here."""
+"""Returns the name of the stream with an id; None: this daemon does not have it."""
 CALLER: ContextVar[Peer | None] = ContextVar("caller", default=None)
-"""The peer whose request is being handled; None: the daemon acts by itself."""
+"""The peer whose request is being handled; None: the daemon acts on its own."""
 FAILED_S = 0.1
-"""After which who has shown nothing that is good is told so."""
+"""Delay of the answer to a failed authentication."""
 FAILURES_MAX = 3
 """Failed authentications after which a connection of frames is closed."""
 _FAILURES = "failed authentications"
 LOOK_S = 1.0
-"""Between two looks whether identities are still good."""
+"""Time between two checks whether identities are still valid."""
 
 
 class Beside(Protocol):
-    """Something that a guard needs, and that runs while it does."""
+    """A component that a guard needs, and that runs while the guard does."""
 
     def __enter__(self) -> object:
         """Begin."""
@@ -60,7 +60,7 @@ class Beside(Protocol):
         ...
 
     def look(self) -> Observation:
-        """How it goes."""
+        """Return how it is doing, for the daemon's health."""
         ...
 
 
@@ -68,16 +68,16 @@ class Door:
     """The access check in front of a daemon's services. This one is open: every peer may do everything."""
 
     looks: Mapping[str, Callable[[], Observation]] = MappingProxyType({})
-    """How what it needs goes, for the daemon's health, by what it is."""
+    """Checks of its components by their names, for the daemon's health."""
 
     @property
     def asks(self) -> bool:
-        """Whether it is not open."""
+        """Whether callers have to authenticate."""
         return False
 
     @property
     def doorkeeper(self) -> Doorkeeper | None:
-        """For transports."""
+        """The doorkeeper for transports; None: they admit every peer."""
         return None
 
     @property
@@ -89,23 +89,23 @@ class Door:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing has begun."""
+        """Do nothing."""
 
     def service(self) -> Service:
-        """Nobody has to authenticate."""
+        """Return the methods to authenticate: none here."""
         return {}
 
     def guarded(self, service: Service) -> Service:
-        """`service` as it is."""
+        """Return `service` unchanged."""
         return service
 
     def may_watch(self, evidence: Evidence) -> bool:
-        """Whether somebody may see metrics and health. Raises `AuthenticationFailed` for what is invalid."""
+        """Return whether a client may see metrics and health. Raises `AuthenticationFailed` for invalid evidence."""
         del evidence
         return True
 
     def taker(self, taker: Taker, *, of_daemons: bool) -> Taker:
-        """`taker` as it is."""
+        """Return `taker` unchanged."""
         del of_daemons
         return taker
 
@@ -113,7 +113,7 @@ class Door:
 class Guard(Door):
     """Authenticates the callers of a daemon, and refuses requests beyond their rights.
 
-    Belongs to an event loop; in a ``with``, what is good no more is ended.
+    Belongs to an event loop; within a ``with``, it ends connections whose identities are no longer valid.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Guard(Door):
         look_s: float = LOOK_S,
         beside: Mapping[str, Beside] = MappingProxyType({}),
     ) -> None:
-        """`unknown`: the error for the id of a stream that is not here; `beside`: what has to run meanwhile."""
+        """`unknown`: returns the error for an unknown stream id; `beside`: components that run with the guard."""
         self._unknown = unknown or _unknown
         self.authenticator = authenticator
         self.audit = audit
@@ -160,7 +160,7 @@ class Guard(Door):
 
     @property
     def doorkeeper(self) -> Doorkeeper | None:
-        """For transports."""
+        """See `Door.doorkeeper`."""
         return self
 
     @property
@@ -179,7 +179,8 @@ class Guard(Door):
     def may_watch(self, evidence: Evidence) -> bool:
         """See `Door.may_watch`."""
         who = self._who(evidence, "", "http")
-        if who is None or not self.authenticator.is_told:  # a coordinator that stands by has nothing to tell of streams
+        # A daemon without users and rules, such as a standby coordinator, has no metrics of streams to hide.
+        if who is None or not self.authenticator.is_told:
             return who is not None
         return self.may(who, Operation.DESCRIBE, CLUSTER)
 
@@ -210,7 +211,7 @@ class Guard(Door):
                 return Reply(answer)
             else:
                 who, answer.scram = door.end_login(request.exchange_id, request.scram, peer.transport)
-            if peer.asked and peer.identity not in {None, who}:  # what is under way would be nobody's to take away
+            if peer.asked and peer.identity not in {None, who}:  # else its requests in progress would escape revocation
                 raise AuthenticationFailed(
                     "another identity has authenticated on this connection: use another connection"
                 )
@@ -228,7 +229,7 @@ class Guard(Door):
         return Reply(answer)
 
     async def _fail(self, peer: Peer) -> None:
-        """Delay a peer that guesses, and disconnect it now and then."""
+        """Delay a peer that guesses, and disconnect it after several failures."""
         failures = peer.state[_FAILURES] = peer.state.get(_FAILURES, 0) + 1
         await asyncio.sleep(FAILED_S)
         if failures > FAILURES_MAX:
@@ -237,15 +238,15 @@ class Guard(Door):
     # -- what it may do --------------------------------------------------------------------------------------------
 
     def may(self, who: Identity, operation: Operation, resource: str) -> bool:
-        """Whether somebody may do something; nothing follows from it."""
+        """Return whether an identity may carry out an operation; nothing is remembered or logged."""
         return self.authenticator.accounts.rights.decide(who, operation, resource).allowed
 
     def quota_of(self, who: Identity) -> messages.Quota:
-        """The quota of a user."""
+        """Return the quota of a user."""
         return self.authenticator.accounts.quota_of(who.user, is_super=who.is_super)
 
     def allows(self, peer: Peer, operation: Operation, resource: str) -> bool:
-        """Whether a peer may do something, as long as it is here: it is ended when that is taken away."""
+        """Return whether a peer may carry out an operation; if so, its connection ends when it loses that right."""
         who = peer.identity
         if who is None or not self.may(who, operation, resource):
             return False
@@ -253,7 +254,7 @@ class Guard(Door):
         return True
 
     def check(self, peer: Peer, need: Need) -> None:
-        """Raises `NotAllowed`, or `UnknownStream` if who asks may not even know that it is there."""
+        """Raise `NotAllowed` if a peer lacks a right, or `UnknownStream` if it may not know that the stream exists."""
         who = peer.identity
         if who is None:
             raise _nobody(peer)
@@ -289,22 +290,22 @@ class Guard(Door):
     # -- around what is served -------------------------------------------------------------------------------------
 
     def service(self) -> Service:
-        """The guard's own methods."""
+        """Return the guard's own methods."""
         return {api.AUTHENTICATE: self._authenticate, api.APPLY_ACCESS: self._answer_apply}
 
     def guarded(self, service: Service) -> Service:
-        """`service`, as far as who asks may. Raises `KeyError` for a method of which it is not known who may."""
+        """Return `service` behind checks of rights. Raises `KeyError` for a method without a requirement."""
         return {method: self._guarded(method, handler) for method, handler in service.items()}
 
     def taker(self, taker: Taker, *, of_daemons: bool) -> Taker:
-        """`taker`, for daemons only, or for whoever has authenticated: what that may is for the taker to find out."""
+        """Return `taker` for daemons only, or for all who have authenticated; it has to check rights itself."""
         served = taker if of_daemons else paced_taker(taker)
 
         def take(asker: Asker, frames: memoryview, requests_max: int) -> Taken:
             peer = asker.peer
             who = peer.identity
             if who is None or (of_daemons and not who.is_daemon):
-                return NOTHING  # the handler says why
+                return NOTHING  # the handler raises the error
             peer.asked = True
             return served(asker, frames, requests_max)
 
@@ -356,7 +357,7 @@ class Guard(Door):
     async def _audited(
         self, result: Reply[Any] | Awaitable[Reply[Any]], call: Call[Any], method: Method[Any, Any], who: Identity
     ) -> Reply[Any]:
-        """Write down what was done, once it is."""
+        """Wait for the reply, and then report the change to the audit."""
         address, message = call.peer.address, call.message
         reply = await result if inspect.isawaitable(result) else result
         about = next(iter(REQUIREMENTS[method].needs(message)), Need(Operation.ADMINISTER, CLUSTER)).resource
@@ -373,7 +374,7 @@ class Guard(Door):
         return Reply(messages.ApplyAccessResponse(version=self.version))
 
     def apply(self, table: messages.AccessTable, coordinator_epoch: int) -> None:
-        """Have other users and rules hold from now on. Raises `StaleEpoch` for those of an earlier coordinator."""
+        """Replace the users and rules. Raises `StaleEpoch` for those of an earlier coordinator."""
         known = self.authenticator.accounts
         if coordinator_epoch < known.coordinator_epoch:
             raise StaleEpoch(
@@ -382,9 +383,9 @@ class Guard(Door):
                 coordinator_epoch=known.coordinator_epoch,
             )
         if coordinator_epoch == known.coordinator_epoch and table.version < known.version:
-            return  # overtaken by a later one
+            return  # a later table has arrived before
         self.authenticator.accounts = Accounts(table, coordinator_epoch, self.authenticator.now_s())
-        ended = self.known.end(self._lost, CALLER.get())  # that one has changed it, and is answered
+        ended = self.known.end(self._lost, CALLER.get())  # the caller that made the change still gets its answer
         self.usages.apply()
         log.info("users and rules have changed", version=table.version, connections_ended=ended)
 
@@ -393,7 +394,7 @@ class Guard(Door):
         return self.authenticator.why_ended(who) or ("" if keeps else CHANGED)
 
     def _look(self) -> None:
-        """End what is good no more, as its time is up, or the secret is gone that was shown."""
+        """End connections whose identities have expired, or whose cluster secret was removed."""
         secret = self.authenticator.cluster_secret
         changes = self._secret_changes if secret is None else secret.changes
         if self.known.is_over(self.authenticator.now_s()) or changes != self._secret_changes:
@@ -415,7 +416,7 @@ def _unknown(stream_id: int) -> UnknownStream:
 
 
 def check_caller() -> None:
-    """Raises `AuthenticationFailed` if who has asked for what is done has lost it meanwhile, while it waited."""
+    """Raise `AuthenticationFailed` if the caller of the present request has lost its connection while it waited."""
     peer = CALLER.get()
     if peer is not None and peer.dismissed:
         raise _nobody(peer)

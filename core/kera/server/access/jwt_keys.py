@@ -1,10 +1,10 @@
-"""The keys of an issuer of tokens: public ones, that the signatures of its tokens are verified with.
+"""The public keys of an issuer of tokens, with which the signatures of its tokens are verified.
 
-They are read on a thread of their own (`jwt_sources`), again and again, as issuers change them: the event loop takes
-what is there, and never waits. What cannot be read, or is not a key set, is ignored, and the keys from before stay.
+A separate thread reads them (`jwt_sources`) repeatedly, as issuers change them; the event loop uses the present keys,
+and never waits. If they cannot be read, or are not a key set, the previous keys stay in use.
 
-A token that names a key which is not there has them read again, though at most once in `ReadIntervals.unknown_s`. Until
-that is done it is not known whether the key is a new one, and who shows the token is told to try again.
+If a token names an unknown key, the keys are read again, though at most once in `ReadIntervals.unknown_s`. Until that
+is done, the key may be a new one, so the caller gets `Unavailable` and has to retry.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ log = get_logger("kera.jwt")
 RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA", "Ed448": "EdDSA"}
 ALGORITHMS = frozenset({*RSA, *CURVES.values()})
-"""Those that are taken. All have a public key and a private one: with others (HS256, …), whoever can verify a token
-could make one."""
+"""The accepted algorithms. All have a public and a private key: with others (HS256, …), every verifier of tokens could
+make tokens."""
 KEYS_MAX = 64
 RSA_BITS_MIN, RSA_BITS_MAX = 2048, 8192
-"""Shorter ones are not safe, and longer ones take long."""
+"""Shorter keys are not safe, and longer ones are slow."""
 RSA_EXPONENT_BITS_MAX = 32
 KEY_ID_CHARS_MAX = 256
 UNKNOWN_MAX = 256
-"""Ids of keys that were asked for and are not there: beyond that, the oldest is forgotten."""
+"""Maximum of remembered ids of unknown keys; beyond it, the oldest is forgotten."""
 
 
 class Key(NamedTuple):
-    """One that verifies."""
+    """A key that verifies signatures."""
 
     key_id: str
-    """As the key set calls it; empty: it does not."""
+    """Its id in the key set; empty: it has none."""
     algorithms: frozenset[str]
     """The algorithms that the key may be used with."""
     public: Any
@@ -61,7 +61,7 @@ class KeySet(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> KeySet:
-        """Raises `NotRead` if it is none, or one without a key that can be used."""
+        """Parse a key set. Raises `NotRead` if it is invalid, or has no usable key."""
         try:
             given = parsed_object(data).get("keys")
         except ValueError as error:
@@ -74,7 +74,7 @@ class KeySet(NamedTuple):
         for number, each in enumerate(given, 1):
             try:
                 key = _key(each)
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with one, others are good
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with one key, others may be valid
                 name = each.get("kid") if isinstance(each, dict) else None
                 unused.append(f"{shown(name) if name else f'number {number}'}: {str(error)[:100]}")
                 continue
@@ -85,16 +85,16 @@ class KeySet(NamedTuple):
         return cls(tuple(keys), tuple(unused))
 
     def named(self, key_id: str) -> list[Key]:
-        """Those with this id."""
+        """Return the keys with this id."""
         return [key for key in self.keys if key.key_id == key_id]
 
     def of(self, algorithm: str) -> list[Key]:
-        """Those that may be used with it."""
+        """Return the keys for this algorithm."""
         return [key for key in self.keys if algorithm in key.algorithms]
 
 
 def _key(given: Any) -> Key | None:
-    """None: it is for something else. Raises whatever PyJWT and others do for what cannot be used."""
+    """Parse a key; None: it is not for signatures. Raises errors of PyJWT and others for an unusable key."""
     if not isinstance(given, dict):
         raise TypeError("it is not an object")
     key_id, kind, curve = given.get("kid", ""), given.get("kty"), given.get("crv")
@@ -127,31 +127,31 @@ def _key(given: Any) -> Key | None:
 class JwtKeys:
     """The current keys of an issuer, read again as they change. A failed read keeps the old keys.
 
-    Asked in an event loop; in a ``with``, a thread reads the keys.
+    Used in an event loop; within a ``with``, a thread reads the keys.
 
     The thread writes `_set`, `_version`, `_failed`, `_begun_s` and `_done_s`, the loop `_asked` and `_asked_s`.
     """
 
     def __init__(self, source: KeysSource, now_s: Callable[[], float]) -> None:
-        """`now_s`: a clock that nobody sets."""
+        """`now_s`: a clock that is never set."""
         self._source = source
         self._now_s = now_s
         self._set: KeySet | None = None
         self._version = b""
-        """Version that `_set` was made from."""
+        """The version of the data in `_set`."""
         self._failing = Repeated(log)
         self._failed = ""
-        """Why the keys could not be read the last time; empty: they could."""
+        """Why the last read failed; empty: it succeeded."""
         self._begun_s: float | None = None
-        """When they were read the last time, or are being read."""
+        """When the last read began."""
         self._done_s: float | None = None
-        """When the last time began that they were read, and could be."""
+        """When the last successful read began."""
         self._asked: OrderedDict[str, float] = OrderedDict()
-        """Ids of keys that are not there, and when they were asked for first."""
+        """Ids of unknown keys, each with the time of its first use."""
         self._asked_s: float | None = None
-        """When the last of them was asked for first."""
+        """When the newest of them was first used."""
         self._wanted = threading.Event()
-        """One was asked for, or there is nothing more to do."""
+        """Set when an unknown key is used, and at the end."""
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
@@ -159,17 +159,20 @@ class JwtKeys:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The thread ends when it has done what it is at; nobody waits for it."""
+        """End the thread after its present read, without waiting for it."""
         self._ended.set()
         self._wanted.set()
 
     @property
     def version(self) -> bytes:
-        """Changes when the keys do; empty: there are none yet."""
+        """The version of the keys, which changes when they do; empty: there are no keys yet."""
         return self._version
 
     def find(self, key_id: str | None, algorithm: str) -> Key:
-        """The key that a token names. Raises `AuthenticationFailed`, and `Unavailable` as long as it is not known."""
+        """Return the key that a token names.
+
+        Raises `AuthenticationFailed`, and `Unavailable` as long as it is unknown whether the key exists.
+        """
         keys = self._set
         if keys is None:
             raise Unavailable(f"tokens of the issuer cannot be verified yet: {self._missing()}; try again")
@@ -185,7 +188,7 @@ class JwtKeys:
         raise AuthenticationFailed(f"the token says {algorithm}, and its key {shown(key_id)} is for {of}")
 
     def _unknown(self, key_id: str) -> AuthenticationFailed | Unavailable:
-        """The error for a token whose key is not in the set."""
+        """Return the error for a token whose key is not in the set."""
         now_s, pace = self._now_s(), self._source.pace
         asked_s = self._asked.get(key_id)
         if asked_s is not None and self._done_s is not None and self._done_s > asked_s:
@@ -193,7 +196,7 @@ class JwtKeys:
                 return AuthenticationFailed(
                     f"the token is signed with key {shown(key_id)}, which the issuer has not ({self._source})"
                 )
-            asked_s = None  # it may be there by now
+            asked_s = None  # the issuer may have it by now
         if asked_s is None:
             self._asked[key_id] = self._asked_s = now_s
             self._asked.move_to_end(key_id)
@@ -210,7 +213,7 @@ class JwtKeys:
         return f"{self._source}: {self._failed}" if self._failed else f"{self._source} is being read"
 
     def look(self) -> Observation:
-        """For `Health.add`."""
+        """Return whether the keys can be read, for `Health.add`."""
         keys, failed = self._set, self._failed
         if keys is None:
             return wrong(f"there are no keys, and tokens of the issuer are refused: {self._missing()}")
@@ -227,11 +230,11 @@ class JwtKeys:
         while not self._ended.is_set():
             self.read()
             while not self._ended.is_set() and (left_s := self.due_s() - self._now_s()) > 0:
-                self._wanted.wait(left_s)  # or until something else is due
+                self._wanted.wait(left_s)  # or until an earlier read is wanted
                 self._wanted.clear()
 
     def read(self) -> None:
-        """Read them now."""
+        """Read the keys now."""
         begun_s = self._begun_s = self._now_s()
         try:
             data = self._source.read()
@@ -245,14 +248,14 @@ class JwtKeys:
         except NotRead as error:
             self._failing.goes_on("keys of the issuer cannot be read", source=str(self._source), reason=str(error))
             self._failed = str(error)
-        except Exception as error:  # noqa: BLE001 - a defect is not a reason never to read them again
+        except Exception as error:  # noqa: BLE001 - even after a defect, the keys must be read again
             self._failing.goes_on(
                 "keys of the issuer cannot be read", level="error", source=str(self._source), exc_info=error
             )
             self._failed = repr(error)
 
     def due_s(self) -> float:
-        """When they are to be read again."""
+        """Return when the keys have to be read again."""
         pace, begun_s = self._source.pace, self._begun_s
         if begun_s is None:
             return self._now_s()
@@ -263,7 +266,7 @@ class JwtKeys:
 
 
 def _only(keys: KeySet, algorithm: str) -> Key:
-    """The one that a token must be of that names none."""
+    """Return the only key for an algorithm, for a token that names no key. Raises `AuthenticationFailed`."""
     fitting = keys.of(algorithm)
     if len(fitting) != 1:
         raise AuthenticationFailed(

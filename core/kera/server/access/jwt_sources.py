@@ -1,7 +1,7 @@
-"""Where the keys of an issuer of tokens are (a JSON web key set): a file, or an address that is asked over HTTPS.
+"""Sources of the keys of an issuer of tokens (a JSON web key set): a file, or an address that is read over HTTPS.
 
-To read may take long, so it is done on a thread. It ends in any case, and what is read is bounded. Only the address
-that the settings name is asked: no redirect is followed, no proxy used, and nothing that a token names is looked up.
+Reading may take long, so it is done on a thread. It ends in any case, and the size is bounded. Only the address in the
+settings is used: no redirects, no proxies, and no addresses that are in a token.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kera.core.base.strict_json import shown
 from kera.core.errors import InvalidArgument
 
 KEYS_BYTES_MAX = 256 << 10
-"""Maximum of a key set: room for hundreds of keys."""
+"""Maximum of a key set, with room for hundreds of keys."""
 CONNECT_S = 5.0
-"""For a connection, for its handshake, and for each piece of an answer."""
+"""Time for a connection, for its handshake, and for each piece of an answer."""
 FETCH_S = 10.0
-"""For an answer, from when there is a connection until all of it is here."""
+"""Time for an answer, from the connection to its last byte."""
 
 
 class NotRead(Exception):
@@ -35,22 +35,22 @@ class NotRead(Exception):
 
 
 class ReadIntervals(NamedTuple):
-    """How often keys are read, at most, and how often in any case."""
+    """The intervals in which keys are read."""
 
     refresh_s: float
-    """Between two times."""
+    """Time between two reads."""
     unknown_s: float
-    """The same, after a token has named a key that is not among them."""
+    """The same, after a token has named an unknown key."""
     failed_s: float
-    """The same, after they could not be read."""
+    """The same, after a read has failed."""
 
 
 class KeysSource(Protocol):
-    """Where keys are."""
+    """A source of keys."""
 
     @property
     def pace(self) -> ReadIntervals:
-        """How often to look."""
+        """How often to read."""
         ...
 
     def read(self) -> bytes:
@@ -59,7 +59,7 @@ class KeysSource(Protocol):
 
 
 def keys_source(text: str, *, fetch_s: float = FETCH_S) -> KeysSource:
-    """The source that the setting names. Raises `InvalidArgument`."""
+    """Return the source that the setting names. Raises `InvalidArgument`."""
     return UrlSource(text, fetch_s=fetch_s) if "://" in text else FileSource(expanded(Path(text)))
 
 
@@ -77,7 +77,7 @@ class FileSource:
     def read(self) -> bytes:
         """See `KeysSource.read`."""
         try:
-            # Not blocking: a pipe that nobody writes to would keep us for ever.
+            # Not blocking: a pipe without a writer would block the thread for ever.
             with os.fdopen(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise NotRead("it is not a file")
@@ -136,7 +136,7 @@ class UrlSource:
         finally:
             connection.close()
         if late.is_set():
-            raise NotRead(self._late)  # what is here may be no more than a part
+            raise NotRead(self._late)  # the data may be incomplete
         return data
 
     @property
@@ -171,10 +171,10 @@ def _checked(data: bytes) -> bytes:
 
 
 def _cut(sock: socket.socket, late: threading.Event) -> None:
-    """End what takes too long: each read alone may be quick enough, and there may be no end to them."""
+    """End an answer that takes too long, even if each single read is fast enough."""
     late.set()
-    with contextlib.suppress(OSError):  # it has just ended by itself
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # beside TLS, which another thread is in
+    with contextlib.suppress(OSError):  # the connection has just ended
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # bypasses TLS, which another thread is using
 
 
 def _reason(error: Exception) -> str:

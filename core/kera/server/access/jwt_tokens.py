@@ -1,10 +1,10 @@
 """Tokens of other issuers: JSON web tokens, whose signature is verified with the issuer's public keys.
 
-A token says who somebody is if its issuer has signed it, with a key and an algorithm of `jwt_keys`, for this cluster
-(its audience), and it has not expired. Nothing else that it says has a meaning here: where its keys would be (``jku``,
-``x5u``, ``jwk``), least of all. PyJWT verifies; what it is given is within bounds and has one meaning only.
+A token establishes an identity if its issuer has signed it, with a key and an algorithm of `jwt_keys`, for this cluster
+(its audience), and it has not expired. Other content is ignored, above all addresses of keys (``jku``, ``x5u``) and
+keys (``jwk``). PyJWT verifies tokens, after their size was checked and their JSON found to be unambiguous.
 
-A token that was verified is remembered until it expires or the issuer's keys change, as over gRPC each call shows it.
+A verified token is remembered until it expires or the issuer's keys change, as over gRPC each call shows it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from kera.server.access.jwt_keys import ALGORITHMS, Key
 
 TOKEN_BYTES_MAX = 16 << 10
 EXPIRES_S_MAX = 1 << 40
-"""In seconds since 1970: a later time is an error."""
+"""Latest valid time, in seconds since 1970; a later one is an error."""
 REMEMBERED_MAX = 4096
 MINUTE_S, HOUR_S = 60.0, 3600.0
 _PARTS = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
 
 
 class JwtRules(NamedTuple):
-    """The tokens that are accepted, and the claims that are used of them."""
+    """Which tokens are accepted, and which of their claims are used."""
 
     issuer: str
     audience: str
     user_claim: str = "sub"
     roles_claim: str = "roles"
-    """Paths: of a claim, or, with dots between, of one in another."""
+    """Paths of claims, with dots for nested ones."""
     leeway_s: float = 0.0
-    """By how much the issuer's clock may be off ours."""
+    """By how much the issuer's clock may differ from ours."""
 
 
 class Keys(Protocol):
@@ -50,11 +50,11 @@ class Keys(Protocol):
 
     @property
     def version(self) -> bytes:
-        """Changes when they do."""
+        """The version of the keys, which changes when they do."""
         ...
 
     def find(self, key_id: str | None, algorithm: str) -> Key:
-        """Raises `AuthenticationFailed`, and `Unavailable` as long as it is not known."""
+        """Return the key that a token names. Raises `AuthenticationFailed`, and `Unavailable` while it is unknown."""
         ...
 
 
@@ -70,11 +70,12 @@ class JwtTokens:
         self._clock = clock
         self._jws = PyJWS(algorithms=sorted(ALGORITHMS))
         self._verified: OrderedDict[bytes, tuple[bytes, Identity]] = OrderedDict()
-        """By the digest of the token: whose it is, and the version of the keys it was verified with."""
+        """Version of the keys with which a token was verified, and its identity, by the digest of the token."""
 
     def identify(self, text: str) -> Identity:
-        """The identity that a token stands for. Raises `AuthenticationFailed`, and `Unavailable` as long as its key is
-        not known.
+        """Return the identity for a token.
+
+        Raises `AuthenticationFailed`, and `Unavailable` while it is unknown whether its key exists.
         """
         if len(text) > TOKEN_BYTES_MAX:
             raise AuthenticationFailed(f"the token has more than {TOKEN_BYTES_MAX} characters")
@@ -92,7 +93,7 @@ class JwtTokens:
         return who
 
     def _claims(self, text: str) -> dict[str, Any]:
-        """The claims of a token that its issuer has signed."""
+        """Return the claims of a token after verifying its signature. Raises as `identify`."""
         parts = _PARTS.fullmatch(text)
         if parts is None:
             what = "it is encrypted" if text.count(".") == 4 else "it does not have three parts in base64url"
@@ -139,7 +140,7 @@ class JwtTokens:
         return Identity(user, how="jwt", brought=self._roles(claims), until_s=until_s)
 
     def _left_s(self, claims: dict[str, Any]) -> float:
-        """For how long it is good."""
+        """Return for how long the token is still valid. Raises `AuthenticationFailed`."""
         now_s, leeway_s = self._clock.now_us() / 1e6, self._rules.leeway_s
         until_s, since_s = _time(claims, "exp"), _time(claims, "nbf")
         if until_s is None:
@@ -154,7 +155,7 @@ class JwtTokens:
         return left_s
 
     def _roles(self, claims: dict[str, Any]) -> frozenset[str]:
-        """Those that can be in a rule."""
+        """Return the roles in the token whose names can be in a rule. Raises `AuthenticationFailed`."""
         given = _claim(claims, self._rules.roles_claim)
         roles = given.split() if isinstance(given, str) else [] if given is None else given
         if not isinstance(roles, list) or not all(isinstance(each, str) for each in roles):
@@ -170,7 +171,7 @@ def _part(text: str, what: str) -> dict[str, Any]:
 
 
 def _claim(claims: dict[str, Any], path: str) -> Any:
-    """The claim at `path`: a name, which may have dots in it, or names with dots between."""
+    """Return the claim at `path`: a name, which may contain dots, or names separated by dots."""
     if path in claims:
         return claims[path]
     for dot in re.finditer(r"\.", path):
@@ -190,14 +191,14 @@ def _time(claims: dict[str, Any], name: str) -> float | None:
 
 
 def _span(seconds: float) -> str:
-    """For people."""
+    """Return a span of time for people."""
     if seconds < 2 * MINUTE_S:
         return f"{seconds:.0f} s"
     return f"{seconds / MINUTE_S:.0f} min" if seconds < 2 * HOUR_S else f"{seconds / HOUR_S:.0f} h"
 
 
 def _if_new(seconds: float) -> str:
-    """A hint if clocks that differ can explain this time."""
+    """Return a hint if different clocks can explain this span of time."""
     return "; if it is new, the clocks of this host and the issuer differ" if MINUTE_S <= seconds < 2 * HOUR_S else ""
 
 
@@ -205,5 +206,5 @@ def _is_role(name: str) -> bool:
     try:
         check_name("role", name)
     except InvalidArgument:
-        return False  # no rule can be about it
+        return False  # no rule can name it
     return True

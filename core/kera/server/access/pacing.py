@@ -1,7 +1,8 @@
-"""Around what a daemon serves: counts what principals use, and has their answers wait (``usage``).
+"""Wraps a daemon's handlers and takers: counts the usage of principals, and delays their answers (``usage``).
 
-Whose quota has no rates pays for nothing but the counting. Of who has some, requests are taken past the handlers as
-those of anybody, and counted behind that; once nothing is left, they go to the handlers, as an answer can wait there.
+For a principal whose quota has no rates, only counting is added. For a principal with rates, takers take requests as
+for any other, and count them afterwards; once its rates are used up, its requests go to the handlers, where an answer
+can be delayed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from kera.server.access.usage import Usage, Wait
 Result = Reply[Any] | Awaitable[Reply[Any]]
 
 _TOLD = {api.MULTI_WRITE_CHUNKS, api.MULTI_READ_CHUNKS}
-"""Their answers say how long they have waited."""
+"""Methods whose answers say how long they have waited."""
 
 
 def paced(method: Method[Any, Any], handler: Handler) -> Handler:
-    """`handler`, for who may have a quota."""
+    """Return `handler` with counting and delays for callers that may have a quota."""
     limited = _Limited(method, handler)
     reads = limited.reads
 
@@ -45,7 +46,7 @@ def paced(method: Method[Any, Any], handler: Handler) -> Handler:
 
 
 def paced_taker(taker: Taker) -> Taker:
-    """`taker`, likewise."""
+    """Return `taker` with counting for callers that may have a quota; it takes nothing if their rates are used up."""
 
     def take(asker: Asker, frames: memoryview, requests_max: int) -> Taken:
         usage = usage_of(asker.peer)
@@ -61,7 +62,7 @@ def paced_taker(taker: Taker) -> Taker:
 
 
 def usage_of(peer: Peer) -> Usage | None:
-    """The usage that requests of a peer count for; None: they are not counted."""
+    """Return the usage to which requests of a peer count; None: they are not counted."""
     remembered = peer.remembered
     return None if remembered is None else remembered.usage
 
@@ -80,26 +81,26 @@ async def _counted_later(usage: Usage, result: Awaitable[Reply[Any]]) -> Reply[A
 
 
 class _Limited:
-    """A handler for those who have rates: a request is carried out at once, and answered when what it cost is paid."""
+    """A handler for callers with rates: it carries out a request at once, and answers when its cost is paid."""
 
     def __init__(self, method: Method[Any, Any], handler: Handler) -> None:
         self.reads = method is api.MULTI_READ_CHUNKS
-        """The cost of a request is known only when it is answered."""
+        """Whether it is a read, whose cost is known only when it is answered."""
         self._tells = method in _TOLD
         self._handler = handler
 
     def serve(self, usage: Usage, call: Call[Any]) -> Result:
-        """Answer a request, if need be later."""
+        """Return the answer to a request, or a future for it."""
         if not call.peer.lasts:
             debts = usage.asked(call.peer, len(call.bulk))
             return self._serve_paid(usage, call, debts) if debts else self._handler(call)
         if usage.left_behind:
-            bulk = memoryview(bytes(call.bulk))  # what the call has is gone when this returns
+            bulk = memoryview(bytes(call.bulk))  # the bulk of the call is valid only until this returns
             return self._serve_later(usage, Call(call.message, bulk, call.peer))
         return self._serve(usage, call)
 
     async def _serve_paid(self, usage: Usage, call: Call[Any], debts: list[Debt]) -> Reply[Any]:
-        """A call of gRPC, which has no bulk. Raises `TooManyRequests`."""
+        """Serve a call of gRPC without bulk once it is paid. Raises `TooManyRequests`."""
         wait = usage.wait(call.peer, debts, s_max=usages.CALL_S_MAX)
         try:
             await wait.over()
@@ -113,7 +114,7 @@ class _Limited:
         return result if isinstance(result, Reply) else await result
 
     async def _serve_later(self, usage: Usage, call: Call[Any]) -> Reply[Any]:
-        call.peer.hold()  # what comes next is served behind it
+        call.peer.hold()  # later requests of the connection are served after it
         try:
             waited_ms = await usage.others_have_paid()
             result = self._serve(usage, call)
@@ -135,7 +136,7 @@ class _Limited:
         except KeraError as error:
             if not waits:
                 raise
-            result = error  # a refusal is answered no sooner than anything else
+            result = error  # an error waits like any other answer
         except BaseException:
             _end(waits)
             raise

@@ -1,12 +1,13 @@
-"""A rate at which somebody may use something. Pure: the time is given.
+"""A rate at which a principal may use a resource. Pure: callers pass the time.
 
-Nothing is refused. What is used beyond the rate is owed, and paid off as time goes by; who owes is to wait until it has
-paid. A second's worth (`BURST_S`) that was not used may be used at once, later.
+Nothing is refused. Use beyond the rate becomes a debt, which is paid off as time goes by; the caller has to make the
+debtor wait until then. Up to a second's worth (`BURST_S`) that was not used may be used later, at once.
 
-Several debtors share one rate: the connections of a principal. They pay at the same time, each an equal part of it, and
-not one after the other: who owes little has paid soon, whatever the others owe, and who owes much, by several requests
-at once, gets no more than one that owes less. (As in processor sharing, by a clock on which each debtor pays 1 per
-tick: a debt is paid at a time of this clock that is known when it is made, and does not change when others come.)
+Several debtors share one rate: the connections of a principal. They pay at the same time, each an equal part of the
+rate, and not one after the other: a debtor with a small debt has paid soon, whatever the others owe, and a debtor with
+a large debt, from several requests at once, gets no more than others. (This is processor sharing, with a clock on which
+each debtor pays 1 per tick: the time at which a debt is paid on this clock is known when the debt is made, and does not
+change when others are added.)
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from itertools import count
 
 BURST_S = 1.0
 _ROUNDING = 1e-3
-"""A part of a byte, or of a request: less than that is not owed."""
+"""A part of a byte, or of a request; a debt below that counts as paid."""
 
 
 class Debt:
-    """The debt of one debtor for one thing that it has used."""
+    """The debt of one debtor for one use of the rate."""
 
     __slots__ = ("_rate", "debtor", "due", "over")
 
@@ -29,12 +30,12 @@ class Debt:
         self._rate = rate
         self.debtor = debtor
         self.due = due
-        """The amount that each debtor has paid by then, since there were any debtors."""
+        """The amount paid by each debtor (`Rate._paid`) at which this debt is paid."""
         self.over = False
-        """It was paid, or forgiven."""
+        """Whether it was paid or forgiven."""
 
     def forgive(self) -> None:
-        """It need not be paid."""
+        """Cancel the debt."""
         if not self.over:
             self._rate.end(self)
 
@@ -46,9 +47,9 @@ class _Account:
 
     def __init__(self) -> None:
         self.debts = 0
-        """That are not over."""
+        """Number of debts that are not over."""
         self.due = 0.0
-        """When the last debt is due."""
+        """`Debt.due` of the last debt."""
 
 
 class Rate:
@@ -58,25 +59,25 @@ class Rate:
         self._per_s = per_s
         self._now_s = now_s
         self._left = per_s * BURST_S
-        """That may be used without owing anything; 0 as long as anything is owed."""
+        """The amount that may be used without a debt; 0 as long as there are debts."""
         self._accounts: dict[Hashable, _Account] = {}
-        """The accounts of all that have debts."""
+        """The accounts of all debtors with debts."""
         self._paid = 0.0
-        """By each of them, since there were any."""
+        """The amount paid by each debtor since the first of them became one."""
         self._debts: list[tuple[float, int, Debt]] = []
-        """A heap, with some that are over."""
+        """A heap of debts, by due; some may be over."""
         self._numbers = count()
         self._settled: list[Debt] = []
-        """Paid, and not told yet."""
+        """Paid debts that `settled` has not returned yet."""
 
     def change(self, per_s: float, now_s: float) -> None:
-        """Another rate from now on; what is owed stays."""
+        """Change the rate from now on; debts stay."""
         self._pass(now_s)
         self._per_s = per_s
         self._left = min(self._left, per_s * BURST_S)
 
     def use(self, debtor: Hashable, amount: float, now_s: float) -> Debt | None:
-        """So much is used. Returns what is owed for that; None: nothing."""
+        """Note that `amount` is used. Return the debt for it; None: nothing is owed."""
         self._pass(now_s)
         if amount <= self._left:
             self._left -= amount
@@ -92,32 +93,32 @@ class Rate:
         return debt
 
     def is_used_up(self, now_s: float) -> bool:
-        """Whether what is used now will be owed."""
+        """Return whether any use now would become a debt."""
         self._pass(now_s)
         return self._left <= 0
 
     def settled(self, now_s: float) -> list[Debt]:
-        """The debts that were paid since the last call, in that order."""
+        """Return the debts that were paid since the last call, in the order of payment."""
         self._pass(now_s)
         settled, self._settled = self._settled, []
         return settled
 
     def next_s(self) -> float | None:
-        """When the next debt will be paid if nobody else comes to owe something; None: there is none."""
+        """Return when the next debt will be paid, unless new debts are added; None: there are no debts."""
         self._drop_over()
         if not self._debts:
             return None
         return self._now_s + (self._debts[0][0] - self._paid) * len(self._accounts) / self._per_s
 
     def forgive_all(self) -> list[Debt]:
-        """Nothing of what is owed need be paid; returns what was."""
+        """Cancel all debts, and return them."""
         forgiven = [debt for _, _, debt in self._debts if not debt.over]
         for debt in forgiven:
             debt.forgive()
         return forgiven
 
     def _pass(self, now_s: float) -> None:
-        """Give the income since the last time to the debtors, and keep the rest."""
+        """Distribute the income since the last call among the debtors, and keep the rest."""
         earned = max(0.0, now_s - self._now_s) * self._per_s
         self._now_s = max(now_s, self._now_s)
         while self._accounts:

@@ -1,6 +1,6 @@
 """The requirements of each method on its caller. Pure.
 
-A method that is not in `REQUIREMENTS` is served to nobody: one that is new needs a decision here.
+A method that is not in `REQUIREMENTS` cannot be served: a new method needs an entry here.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class Who(Enum):
     """The kind of caller that may call a method at all."""
 
     ANYBODY = "anybody"
-    """Also who has not authenticated."""
+    """Also callers that have not authenticated."""
     IDENTIFIED = "identified"
     """Callers that have authenticated; `needs` has their rights."""
     DAEMONS = "daemons"
 
 
 class Need(NamedTuple):
-    """That somebody may do something with something."""
+    """A right that a request needs."""
 
     operation: Operation
     resource: str | int
-    """As in rules; or the id of a stream, whose name is to be found."""
+    """A resource as in rules; or the id of a stream, whose name has to be looked up."""
 
 
 May = Callable[[Operation, str], bool]
-"""Whether who asks may do something with a resource."""
+"""Returns whether the caller may carry out an operation on a resource."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +48,21 @@ class Requirement:
 
     who: Who
     needs: Callable[[Any], Iterable[Need]] = lambda _: ()
-    """All needs of a request."""
+    """Returns all needs of a request."""
     narrow: Callable[[Any, May], None] | None = None
-    """Takes what somebody may not see out of a response."""
+    """Removes parts of a response that the caller may not see."""
     each: bool = False
-    """Streams that are not here are reported one by one, by the handler, which also asks whether the caller may see a
-    stream that is here by then. Otherwise the guard reports them."""
+    """Whether the handler reports unknown streams one by one, and checks the rights for a stream that has become known
+    meanwhile. Otherwise the guard reports them."""
 
 
 def stream(name: str) -> str:
-    """The resource."""
+    """Return the resource of a stream."""
     return f"stream:{name}"
 
 
 def group(name: str) -> str:
-    """The resource."""
+    """Return the resource of a consumer group."""
     return f"group:{name}"
 
 
@@ -88,8 +88,8 @@ def _described(request: Any) -> Iterable[Need]:
 
 
 def _of_streamlets(request: Any) -> Iterable[Need]:
-    """A broker's promise about a stream makes records late that are written later, so the caller needs the right to
-    read it.
+    """Return the needs to describe streamlets. A caller that wants a promise needs the right to read the stream: the
+    promise makes records late that are written afterwards.
     """
     yield Need(DESCRIBE, request.stream_id)
     if request.promise:
@@ -131,7 +131,7 @@ def _located(request: Any) -> Iterable[Need]:
 
 
 def _consumed(request: Any) -> Iterable[Need]:
-    """Records that a group has read may be removed from a stream, so the caller needs the right to read that stream."""
+    """Return the needs of a round, also to read the streams: records that a group has read may be removed from them."""
     yield Need(USE, group(request.consumer_group))
     about = {step.next.stream_id for steps in (request.steps, request.ended) for step in steps}
     about |= {each.stream_id for many in (request.starts, request.seen) for each in many}
@@ -171,7 +171,7 @@ def _compatibility_set(request: Any) -> Iterable[Need]:
 
 
 PATH_ELEMENTS_MAX = 64
-"""Elements of a latency constraint that are checked: a constraint with so many is refused for every caller."""
+"""Number of a latency constraint's elements that are checked; one with so many elements is refused for every caller."""
 
 
 def _on_path(operation: Operation, path: Iterable[str]) -> Iterable[Need]:
@@ -222,7 +222,7 @@ _DAEMONS = Requirement(Who.DAEMONS)
 _IDENTIFIED = Requirement(Who.IDENTIFIED)
 
 REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
-    # What is in the chunks of a request is found when they are looked at: see `Guard.may_write`.
+    # The streams of a request's chunks are known only when the broker reads them: see kera.broker.serving.write_access.
     api.MULTI_WRITE_CHUNKS: _IDENTIFIED,
     api.MULTI_READ_CHUNKS: Requirement(Who.IDENTIFIED, _read, each=True),
     api.GET_NEXT_GROUPS: _by_id(DESCRIBE),
@@ -265,7 +265,7 @@ REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     api.READ_METADATA: _cluster(ADMINISTER),
     api.CONSUME_ROUND: Requirement(Who.IDENTIFIED, _consumed),
     api.KEEP_ALIVE: _of_group(USE),
-    api.LEAVE: Requirement(Who.IDENTIFIED, _left, each=True),  # it holds nothing of a stream that is gone
+    api.LEAVE: Requirement(Who.IDENTIFIED, _left, each=True),  # a stream that no longer exists needs no right
     api.FETCH_CONSUMER_GROUP: _of_group(DESCRIBE),
     api.LIST_CONSUMER_GROUPS: Requirement(Who.IDENTIFIED, narrow=_narrow_groups),
     api.DESCRIBE_CONSUMER_GROUP: _of_group(DESCRIBE),
@@ -280,26 +280,26 @@ REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     api.READ_FIGURES: _cluster(DESCRIBE),
     api.AUTHENTICATE: Requirement(Who.ANYBODY),
     api.APPLY_ACCESS: _DAEMONS,
-    api.PUT_USER: _IDENTIFIED,  # its own password is everybody's to change: see the coordinator
+    api.PUT_USER: _IDENTIFIED,  # all users may change their own passwords: see the coordinator
     api.DELETE_USER: _cluster(ADMINISTER),
     api.LIST_USERS: _cluster(ADMINISTER),
     api.GRANT_RIGHT: _cluster(ADMINISTER),
     api.REVOKE_RIGHTS: _cluster(ADMINISTER),
-    api.LIST_RIGHTS: _IDENTIFIED,  # of oneself, or administer: see the coordinator
+    api.LIST_RIGHTS: _IDENTIFIED,  # the caller's own rights, or with administer: see the coordinator
     api.CHECK_RIGHT: _IDENTIFIED,
     api.ISSUE_TOKEN: _IDENTIFIED,
     api.RENEW_TOKEN: _IDENTIFIED,
     api.REVOKE_TOKEN: _IDENTIFIED,
     api.LIST_TOKENS: _IDENTIFIED,
-    api.REGISTER_SCHEMA: _IDENTIFIED,  # write or alter of the stream: see the coordinator
+    api.REGISTER_SCHEMA: _IDENTIFIED,  # write or alter on the stream: see the coordinator
     api.CHECK_SCHEMA: _of_subject(DESCRIBE),
-    api.GET_SCHEMA: Requirement(Who.IDENTIFIED, _schema_got),  # by id: describe of a stream that has it: likewise
+    api.GET_SCHEMA: Requirement(Who.IDENTIFIED, _schema_got),  # by id: describe on a stream with it: coordinator
     api.LIST_SUBJECTS: Requirement(Who.IDENTIFIED, narrow=_narrow_subjects),
     api.LIST_SCHEMA_VERSIONS: _of_subject(DESCRIBE),
     api.GET_COMPATIBILITY: Requirement(Who.IDENTIFIED, _compatibility_got),
     api.SET_COMPATIBILITY: Requirement(Who.IDENTIFIED, _compatibility_set),
     api.DELETE_SCHEMA: _of_subject(DELETE),
-    # What one of these may be done with goes by the path that it has, too: see the coordinator.
+    # The rights also depend on the path that a constraint already has: see the coordinator.
     api.CREATE_LATENCY_CONSTRAINT: Requirement(Who.IDENTIFIED, _constraint_created),
     api.ALTER_LATENCY_CONSTRAINT: Requirement(Who.IDENTIFIED, _constraint_altered),
     api.LIST_LATENCY_CONSTRAINTS: Requirement(Who.IDENTIFIED, narrow=_narrow_constraints),
@@ -322,5 +322,5 @@ CHANGES: frozenset[Method[Any, Any]] = frozenset(
         api.DELETE_CONSUMER_GROUP,
     }
 )
-"""Methods whose calls are written to the audit log (``audit``). The coordinator itself writes down changes of users,
-rules, tokens, schemas and latency constraints, as it knows what has changed."""
+"""Methods whose calls are written to the audit log (``audit``). The coordinator itself logs changes of users, rules,
+tokens, schemas and latency constraints, as it knows what has changed."""

@@ -32,7 +32,7 @@ _STREAM = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")
 
 
 class DaemonAccessSettings(DaemonTlsSettings):
-    """Whether clients of a daemon have to authenticate, and by what."""
+    """Whether clients of a daemon have to authenticate, and how."""
 
     security: bool = Field(
         default=False,
@@ -85,10 +85,10 @@ class DaemonAccessSettings(DaemonTlsSettings):
 
 
 def secure_daemon(runtime: Runtime, settings: DaemonAccessSettings, host: str) -> Runtime:
-    """A daemon's runtime that encrypts its connections and introduces itself as its settings say; it listens at `host`.
+    """Return the runtime of a daemon that listens at `host`; it encrypts and authenticates as the settings say.
 
-    Raises `InvalidSettings` as well if others could get to it who have shown nothing, and nobody has said that this is
-    meant.
+    Raises `InvalidSettings` also if peers on other hosts could connect without credentials, and the setting `insecure`
+    does not allow that.
     """
     tls = tls_of_daemon(settings, host, authenticates=settings.security)
     if not settings.security:
@@ -112,9 +112,10 @@ def guard_of(
     coordinators: Callable[[], str] = lambda: "",
     daemon: str = "",
 ) -> Door:
-    """The guard in front of a daemon, see `Guard`. Raises `InvalidSettings`.
+    """Return the guard in front of a daemon, see `Guard`. Raises `InvalidSettings`.
 
-    `coordinators`: where they are, asked for when the daemon runs; `daemon`: what it is; empty: none will run.
+    `coordinators`: returns their addresses once the daemon runs; `daemon`: the name of the daemon for audit events;
+    empty: the guard is only checked, and no daemon will run.
     """
     if not settings.security:
         if settings.audit_stream:
@@ -160,7 +161,7 @@ class _Jwt(NamedTuple):
 
 
 def _jwt(settings: DaemonAccessSettings, clock: Clock) -> _Jwt | None:
-    """None: there is no other issuer. Raises `InvalidSettings`."""
+    """Return the parts; None: no other issuer is set. Raises `InvalidSettings`."""
     if not settings.jwt_keys:
         if settings.jwt_issuer or settings.jwt_audience:
             raise InvalidSettings("jwt_issuer and jwt_audience belong to jwt_keys: set all three, or none")
@@ -169,7 +170,7 @@ def _jwt(settings: DaemonAccessSettings, clock: Clock) -> _Jwt | None:
         raise InvalidSettings(
             "jwt_keys needs jwt_issuer and jwt_audience: the same keys sign tokens that are not for this cluster"
         )
-    # Daemons have what these import, and a client need not.
+    # Daemons have the libraries that these import, but clients may not.
     from kera.server.access.jwt_keys import JwtKeys  # noqa: PLC0415
     from kera.server.access.jwt_tokens import JwtRules, JwtTokens  # noqa: PLC0415
 

@@ -7,7 +7,7 @@ from kera.core.errors import QuotaExceeded
 
 
 def exceeded(principal: str, quota: str, value: int, has: str) -> QuotaExceeded:
-    """`quota`: its name, as messages have it; `has`: in words, what the principal has."""
+    """Return the error; `quota`: its name in messages; `has`: in words, what the principal has."""
     user, flag = principal.removeprefix(USER), quota.replace("_", "-")
     return QuotaExceeded(
         f"{principal} {has}, and its quota of {quota.replace('_', ' ')} is {value}; an administrator can"

@@ -1,20 +1,20 @@
 """The usage of a daemon by each principal, and the delays of principals that exceed their quota.
 
-Each daemon counts for itself. What a request costs is known when it is served; so it is served in any case, and what is
-beyond a rate is owed (``quotas``). Until that is paid, the answer waits, and so does what comes next over the
-connection: nothing is refused, and who sends too much is slowed down. All connections of a principal that owe something
-pay at the same time, each an equal part of the rate.
+Each daemon counts separately. The cost of a request is known only when it is served. So it is served in any case, and
+use beyond a rate becomes a debt (``quotas``). Until the debt is paid, the answer waits, and so do later requests of the
+connection: nothing is refused, but a client that sends too much is slowed down. All connections of a principal that
+have debts pay at the same time, each an equal part of the rate.
 
-An answer waits for at most `WAIT_S_MAX`, and what is owed by then is forgiven: who asks would take the daemon for dead
-otherwise. So each connection gets a request through every `WAIT_S_MAX`, however small a rate is.
+An answer waits for at most `WAIT_S_MAX`, and the debt that is left then is forgiven, as the client would otherwise take
+the daemon for dead. So each connection gets a request through every `WAIT_S_MAX`, however small a rate is.
 
-Nothing holds calls of gRPC back that come side by side, so they are served only when they are paid, each behind those
-that came before over its connection; what has not been by then is refused after `CALL_S_MAX`.
+Concurrent calls over gRPC cannot be held back in this way, so each is served only when it is paid, after earlier calls
+of its connection; a call that is not paid after `CALL_S_MAX` is refused.
 
-Whoever goes before it has paid leaves that behind, for as long as it would have waited: until then no request of the
-principal is served. To connect anew is not a way around a quota.
+A client that leaves before it has paid leaves its debt behind, for as long as it would have waited: until then no
+request of the principal is served. So reconnecting does not evade a quota.
 
-Clients of the daemon's own user on its host, and what is pushed to those, count as daemons: they have no quotas.
+Clients of the daemon's own user on its host, and data pushed to them, count as daemons, which have no quotas.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from kera.server.access.totals import exceeded
 from kera.v1 import access_pb2 as messages
 
 WAIT_S_MAX = 2.0
-"""A client that keeps five requests in flight, as ours do, gets the answer to the last one in less than the 10 s for
-which it waits."""
+"""Maximum time that an answer waits: a client with five requests in flight, as ours, gets the answer to the last one
+within its time-out of 10 s."""
 CALL_S_MAX = 5.0
-"""Less than that for which our clients wait for an answer."""
+"""Maximum time that a call over gRPC waits, less than the time-out of our clients."""
 READ_S = 1.0
-"""A reader is given no more at once than it may have in so long, but for a single chunk."""
+"""An answer to a reader has no more than its rate allows in this time, except for a single chunk."""
 UINT32_MAX = (1 << 32) - 1
 REQUESTS, BYTES_IN, BYTES_OUT = "requests_per_s", "bytes_in_per_s", "bytes_out_per_s"
 RATES = (REQUESTS, BYTES_IN, BYTES_OUT)
@@ -47,7 +47,7 @@ QuotaOf = Callable[[Identity], messages.Quota]
 
 
 class Wait:
-    """A request whose cost was more than was left: its answer waits, and its connection."""
+    """The wait of a request with debts: its answer waits, and its connection is held."""
 
     def __init__(self, usage: Usage, peer: Peer, s_max: float) -> None:
         self._usage = usage
@@ -55,9 +55,9 @@ class Wait:
         self._loop = asyncio.get_running_loop()
         self._begun_s = self._loop.time()
         self.is_paid = False
-        """It was over as all was paid."""
+        """Whether it has ended because all debts are paid."""
         self.ms = 0
-        """For how long it was, when it is over."""
+        """How long it was, in milliseconds, once it is over."""
         self._debts: set[Debt] = set()
         self._gone = False
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -66,22 +66,22 @@ class Wait:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing waits any more."""
+        """Whether the wait has ended."""
         return self._over.done()
 
     def add(self, debt: Debt) -> None:
-        """Wait for this, too."""
+        """Wait for this debt, too."""
         self._debts.add(debt)
 
     def paid(self, debt: Debt) -> None:
-        """One of what it waits for."""
+        """Note that a debt is paid; the wait ends with the last one."""
         self._debts.discard(debt)
         if not self._debts:
             self.is_paid = True
             self.end()
 
     def end(self) -> None:
-        """Wait no longer: what is still owed is forgiven. May be repeated."""
+        """End the wait: debts that are left are forgiven. May be called repeatedly."""
         if self._over.done():
             return
         self._over.set_result(None)
@@ -97,7 +97,7 @@ class Wait:
             self._peer.release()
 
     def leave(self) -> None:
-        """Nobody is there any more to be answered. May be repeated, and when it is over."""
+        """Note that the caller is gone. May be called repeatedly, also when the wait is over."""
         if self._over.done() or self._gone:
             return
         self._gone = True
@@ -110,7 +110,7 @@ class Wait:
 
 
 class Usage:
-    """The usage of one principal at this daemon, for as long as it is remembered."""
+    """The usage of one principal at this daemon, as long as it is remembered."""
 
     def __init__(self, who: Identity) -> None:
         self.who = who
@@ -118,13 +118,13 @@ class Usage:
         self.connections = 0
         self.requests = self.bytes_in = self.bytes_out = 0
         self.waits = 0
-        """Answers that have waited."""
+        """Number of answers that have waited."""
         self.waited_s = 0.0
-        """They have, altogether."""
+        """How long they have waited altogether."""
         self.rates: dict[str, Rate] = {}
-        """By what they are of; empty: it may use as much as it likes."""
+        """The rates of its quota, by their names in `RATES`; empty: there are no limits."""
         self.left_behind: set[Wait] = set()
-        """Waits of requests whose callers have gone before they had paid."""
+        """Waits of requests whose callers have left before they had paid."""
         self._waiting: dict[Debt, Wait] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -152,9 +152,9 @@ class Usage:
     # -- connections -----------------------------------------------------------------------------------------------
 
     def connect(self, peer: Peer, *, again: bool = False) -> None:
-        """A peer is its own from now on. Raises `QuotaExceeded` for a connection that is one too many.
+        """Count a peer's connection. Raises `QuotaExceeded` if there are too many.
 
-        `again`: it was before, and it will be said that it is not any more.
+        `again`: it is counted already, and `disconnect` will be called for the previous count.
         """
         if not peer.lasts:
             return
@@ -164,14 +164,14 @@ class Usage:
         self.connections += 1
 
     def disconnect(self, peer: Peer) -> None:
-        """It is not any more."""
+        """Stop counting a peer's connection."""
         self.connections -= peer.lasts
 
     # -- what is used ----------------------------------------------------------------------------------------------
 
     @property
     def is_used_up(self) -> bool:
-        """Whether what is asked now will have to wait: of requests, or of bytes that come in."""
+        """Whether a request now would have to wait: by the rate of requests or of incoming bytes."""
         now_s = asyncio.get_running_loop().time()
         return any(self.rates[what].is_used_up(now_s) for what in (REQUESTS, BYTES_IN) if what in self.rates)
 
@@ -181,13 +181,13 @@ class Usage:
         return max(1, min(int(self.quota.bytes_out_per_s * READ_S), UINT32_MAX)) if BYTES_OUT in self.rates else None
 
     def asked(self, peer: Peer, bytes_in: int, requests: int = 1) -> list[Debt]:
-        """Requests have come; returns what is owed for them."""
+        """Count requests; return the debts for them."""
         self.requests += requests
         self.bytes_in += bytes_in
         return self._use(peer, ((REQUESTS, requests), (BYTES_IN, bytes_in))) if self.rates else []
 
     def answered(self, peer: Peer, bytes_out: int) -> list[Debt]:
-        """Chunks are about to be sent; returns what is owed for that."""
+        """Count bytes of chunks that are about to be sent; return the debts for them."""
         self.bytes_out += bytes_out
         return self._use(peer, ((BYTES_OUT, bytes_out),)) if self.rates else []
 
@@ -203,9 +203,9 @@ class Usage:
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     def wait(self, peer: Peer, debts: list[Debt], wait: Wait | None = None, *, s_max: float | None = None) -> Wait:
-        """Have the connection wait until debts are paid, of which there are some; in `wait`, if that is not over.
+        """Make the connection wait until `debts`, at least one, are paid; return the wait.
 
-        `s_max`: for no longer than that, `WAIT_S_MAX` if it is None.
+        `wait`: a wait that is not over, to which the debts are added. `s_max`: the maximum, None: `WAIT_S_MAX`.
         """
         if wait is None:
             wait = Wait(self, peer, WAIT_S_MAX if s_max is None else s_max)
@@ -217,14 +217,14 @@ class Usage:
         return wait
 
     async def others_have_paid(self) -> int:
-        """Wait until those who have left anything behind have paid; returns for how many ms that was."""
+        """Wait until the debts that were left behind are paid; return how long that took, in ms."""
         begun_s = asyncio.get_running_loop().time()
         for wait in list(self.left_behind):
             await wait.over()
         return math.ceil((asyncio.get_running_loop().time() - begun_s) * 1000)
 
     def forgive(self, debt: Debt) -> None:
-        """Nobody waits for it any more."""
+        """Forgive a debt for which a request has waited."""
         if self._waiting.pop(debt, None) is not None:
             debt.forgive()
             self._look_again()
@@ -235,7 +235,7 @@ class Usage:
             wait.paid(debt)
 
     def _look(self) -> None:
-        """End the waits of all that have paid."""
+        """End the waits whose debts are paid."""
         self._timer = None
         now_s = asyncio.get_running_loop().time()
         for rate in list(self.rates.values()):
@@ -244,7 +244,7 @@ class Usage:
         self._look_again()
 
     def _look_again(self) -> None:
-        """When the next debt is paid."""
+        """Set the timer to the time at which the next debt is paid."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -254,7 +254,7 @@ class Usage:
 
 
 def debtor_of(peer: Peer) -> Hashable:
-    """The connection: streams and calls of gRPC have it in common."""
+    """Return the connection as a debtor; streams and calls of gRPC over the same connection are one debtor."""
     return peer.address if peer.transport == "grpc" else id(peer)
 
 
@@ -264,13 +264,13 @@ class Usages:
     def __init__(self, quota_of: QuotaOf) -> None:
         self._quota_of = quota_of
         self._of: WeakValueDictionary[tuple[str, bool], Usage] = WeakValueDictionary()
-        """By user, and whether it is a super user; for as long as anybody has one."""
+        """The usages by user, and whether it is a super user; kept as long as they are referred to."""
 
     def __len__(self) -> int:
         return len(self._of)
 
     def of(self, who: Identity) -> Usage | None:
-        """The usage of an identity; None: it is not counted, as it is a daemon."""
+        """Return the usage of an identity; None: it is a daemon, which is not counted."""
         if who.is_daemon:
             return None
         key = who.user, who.is_super
@@ -281,12 +281,12 @@ class Usages:
         return usage
 
     def apply(self) -> None:
-        """Quotas may have changed."""
+        """Apply quotas that may have changed."""
         for usage in list(self._of.values()):
             usage.limit(self._quota_of(usage.who))
 
     def busiest(self, count: int) -> list[Usage]:
-        """Those that have moved the most bytes, and then, that have asked the most."""
+        """Return the usages with the most bytes, and then with the most requests."""
         return nlargest(
             count, list(self._of.values()), key=lambda each: (each.bytes_in + each.bytes_out, each.requests)
         )

@@ -10,7 +10,7 @@ from kera.server.access.guard import Guard
 from kera.server.monitoring.sources import Steps
 
 PRINCIPALS_MAX = 20
-"""With series of their own: the busiest."""
+"""Number of principals, the busiest ones, that have separate series."""
 _COUNTED = {
     "requests": ("requests", "Requests of a principal."),
     "bytes_in": ("bytes_in", "Bytes of chunks that a principal has written."),
@@ -22,7 +22,7 @@ _COUNTED = {
 
 
 class AccessCounts:
-    """A `Source`."""
+    """The metrics of access, as a `Source`."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -50,7 +50,8 @@ class AccessCounts:
 
     def _of_principals(self) -> list[Metric]:
         totals: dict[str, Counter[str]] = {}
-        for usage in self._guard.usages.busiest(PRINCIPALS_MAX):  # of a user there are two, if it is super now and then
+        # A user has two usages if only some of its identities are super users.
+        for usage in self._guard.usages.busiest(PRINCIPALS_MAX):
             of = totals.setdefault(usage.who.principal, Counter())
             of.update({name: getattr(usage, name) for name in (*_COUNTED, "connections")})
         families: list[Metric] = []

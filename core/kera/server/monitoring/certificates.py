@@ -1,4 +1,4 @@
-"""Until when a certificate is good: for a daemon's health, as a metric, and for who is about to use it."""
+"""The validity of a daemon's certificate, for its health and as a metric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Certificates:
         self._clock = clock
 
     def look(self) -> Observation:
-        """For `Health.add`."""
+        """Return whether the certificate is valid, for `Health.add`."""
         not_after_s, cert = self._tls.not_after_s, self._tls.files.cert
         found = well("it has none")
         if not_after_s is not None:

@@ -1,7 +1,7 @@
 """The figures of a daemon for live views: over gRPC, so that no metrics port needs to be open.
 
-The same figures as Prometheus reads, without help texts; per stream those that change with each record, by the
-stream's id. Two answers of one launch make a rate; of two launches they do not, see ``launch_id``.
+They are the same figures that Prometheus reads, without help texts; for single streams only those that change with each
+record, by the stream's id. A rate can be computed from two answers of the same launch only, see ``launch_id``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from prometheus_client.core import Metric
 from kera.v1 import daemon_pb2
 
 STREAMS_AT_ONCE_MAX = 10_000
-"""In one answer, some 40 bytes each."""
+"""Maximum of streams in one answer; each takes some 40 bytes."""
 _CREATED = "_created"
-"""Samples that tell since when there is a counter, which nobody makes a rate of."""
+"""Suffix of samples with the time at which a counter was created; a rate of these is useless."""
 
 
 class OfStreams(NamedTuple):
@@ -24,19 +24,22 @@ class OfStreams(NamedTuple):
 
     streams: list[daemon_pb2.StreamFigures]
     more: bool
-    """There are others behind them."""
+    """Whether there are streams with higher ids."""
 
 
 class PerStream(Protocol):
     """A source of figures of single streams."""
 
     def of_streams(self, after_stream_id: int, streams_max: int) -> Generator[None, None, OfStreams]:
-        """The figures of the first `streams_max` streams with higher ids, by id; yields where it may be interrupted."""
+        """Return the figures of the first `streams_max` streams above an id, in the order of their ids.
+
+        Yields where it may be interrupted.
+        """
         ...
 
 
 def figures_of(families: Iterable[Metric]) -> list[daemon_pb2.Figure]:
-    """The samples of metrics."""
+    """Return the samples of metrics as figures."""
     return [
         daemon_pb2.Figure(
             name=sample.name, value=sample.value, labels=[text for pair in sample.labels.items() for text in pair]

@@ -1,15 +1,15 @@
-"""A small server of HTTP that bears whoever connects: GET and HEAD, one request for each connection.
+"""A small HTTP server that withstands hostile clients: GET and HEAD, one request for each connection.
 
-It has a thread and an event loop of its own, so it answers while the daemon's loop is stuck, and the daemon's loop
-hears nothing of those who connect. Promises:
+It has a separate thread and event loop, so it answers while the daemon's loop is stuck, and its connections do not
+disturb the daemon's loop. Promises:
 
-* A request's head has `head_bytes_max` and `request_s` to come, an answer `answer_s` to be made and `response_s` to
-  be taken.
-* At most `connections_max` at once. One too many has another closed of those that have asked nothing yet, else of those
-  that do not take their answer, and of these the oldest of the host that has most: probes get through though others
-  hold on to their connections. Only when all are being answered the new one is closed.
-* Of the time, what is served has `1 / (1 + REST)` at most, per lane: whoever asks too often waits. Lanes do not wait
-  for each other, so a scrape holds up no probe.
+* A request's head may have `head_bytes_max` and take `request_s` to arrive; an answer may take `answer_s` to be made
+  and `response_s` to be read.
+* There are at most `connections_max`. For one more, another connection is closed: one that has sent no request yet, or
+  else one that does not read its answer; among these, the oldest of the host with the most. So probes get through even
+  if other clients keep their connections open. Only if all connections are being answered is the new one closed.
+* Making answers takes at most `1 / (1 + REST)` of the time, per lane: a client that asks too often waits. Lanes do not
+  wait for each other, so a scrape does not delay a probe.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kera.core.security.accepting import TlsListener, listening
 log = get_logger("kera.monitoring")
 
 REST = 3
-"""After an answer took so long to make, for so many times as long none is made in its lane."""
+"""After making an answer, its lane rests for this many times as long."""
 REST_S_MIN = 0.005
 REST_S_MAX = 2.0
 
@@ -51,11 +51,11 @@ class Request(NamedTuple):
     path: str
     query: str
     fields: Mapping[str, str]
-    """By name in small letters; of one that is repeated the last."""
+    """The header fields, by name in lower case; of a repeated field, the last one."""
     is_known: bool = True
-    """Whether who asks has shown a certificate, where that is required."""
+    """Whether the client has shown a certificate, if one is required."""
     certificate: bytes = b""
-    """That who asks has shown, and TLS has verified."""
+    """The client's certificate, which TLS has verified."""
 
 
 class Response(NamedTuple):
@@ -74,7 +74,7 @@ class Route(NamedTuple):
     lane: str = ""
     """Answers of one lane are made one after the other."""
     is_open: bool = False
-    """Also for those who are not known: probes show no certificates."""
+    """Whether it is also open to clients without a required certificate: probes show none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ LIMITS = Limits()
 
 
 class Refused(Exception):
-    """The request is not one that is answered here."""
+    """A request that this server does not answer."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -101,7 +101,7 @@ class Refused(Exception):
 
 
 def parse(head: bytes) -> tuple[str, Request]:
-    """The method, and the request; `head` ends with its empty line. Raises `Refused`."""
+    """Return the method and the request; `head` ends with its empty line. Raises `Refused`."""
     first, *lines = head.split(b"\r\n")[:-2]
     found = _REQUEST.fullmatch(first)
     if found is None:
@@ -119,7 +119,7 @@ def parse(head: bytes) -> tuple[str, Request]:
 
 
 def encode(response: Response, *, head_only: bool = False) -> bytes:
-    """As it is sent."""
+    """Return the bytes of a response."""
     head = (
         f"HTTP/1.1 {response.status.value} {response.status.phrase}\r\n"
         f"Content-Type: {response.content_type}\r\n"
@@ -133,12 +133,12 @@ def encode(response: Response, *, head_only: bool = False) -> bytes:
 
 
 def text(status: HTTPStatus, said: str) -> Response:
-    """An answer of a line or a few."""
+    """Return an answer of one or a few lines."""
     return Response(status, f"{said}\n".encode())
 
 
 class _Connection:
-    """Somebody who has connected."""
+    """A connection of a client."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -148,28 +148,28 @@ class _Connection:
         self.asked = False
 
     def cut_off(self) -> None:
-        """At once: not even the kernel keeps what it has not sent. Does nothing to one that has ended."""
+        """Close it at once; the kernel discards unsent data, too. Does nothing to a connection that has ended."""
         sock = self.writer.get_extra_info("socket")
-        if sock is not None:  # over TLS there is none any more once it has ended
+        if sock is not None:  # a TLS connection that has ended has no socket
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self.writer.transport.abort()
 
 
 class HttpServer:
-    """Serves GET and HEAD on a thread of its own, within limits that keep room for probes.
+    """Serves GET and HEAD on a separate thread, within limits that keep room for probes.
 
-    `listen` and `close` are for the thread that owns it.
+    `listen` and `close` are called by the thread that owns it.
     """
 
     def __init__(self, routes: Mapping[str, Route], limits: Limits = LIMITS, tls: Tls | None = None) -> None:
-        """`routes`: by path. `tls`: HTTPS is spoken, and nothing else."""
+        """`routes`: by path. `tls`: if given, the server speaks only HTTPS."""
         self._routes = routes
         self._limits = limits
         self._tls = tls
         self._lanes: dict[str, _Lane] = {}
         self._connections: dict[_Connection, None] = {}
-        """The oldest first."""
+        """The connections, the oldest first."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -187,11 +187,11 @@ class HttpServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(self._loop, listener), name="kera-http", daemon=True)
         self._thread.start()
-        self._started.wait()  # else it could be told to stop before it runs
+        self._started.wait()  # otherwise `close` could stop the loop before it runs
         return int(listener.getsockname()[1])
 
     def close(self) -> None:
-        """Serve no more; who is connected is cut off."""
+        """Stop serving, and cut off all connections."""
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -208,17 +208,17 @@ class HttpServer:
         finally:
             self._closing = True
             if isinstance(serving, TlsListener):
-                serving.close()  # it has a task, which would go on for ever
+                serving.close()  # it has a task that would go on for ever
             else:
-                loop.remove_reader(listener.fileno())  # who is just being accepted is, and is cut off then
+                loop.remove_reader(listener.fileno())  # connections that are just being accepted are cut off below
             for task in self._tasks:
                 task.cancel()
             for connection in self._connections:
                 connection.cut_off()
-            while tasks := asyncio.all_tasks(loop):  # also those that are about to take up a connection
+            while tasks := asyncio.all_tasks(loop):  # including tasks for connections that are just beginning
                 loop.run_until_complete(asyncio.wait(tasks))
             serving.close()
-            loop.run_until_complete(asyncio.sleep(0))  # what was cut off is closed in the next round
+            loop.run_until_complete(asyncio.sleep(0))  # connections that were cut off are closed in the next round
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
@@ -267,7 +267,7 @@ class HttpServer:
         if not some:
             return False
         victim = most_crowded(some, lambda each: each.host)
-        victim.being_answered = True  # it has been chosen, and is gone in a moment
+        victim.being_answered = True  # so that it is not chosen again before it is gone
         victim.cut_off()
         return True
 
@@ -288,7 +288,7 @@ class HttpServer:
         except Refused as refused:
             response = text(refused.status, refused.text)
         connection.being_answered, connection.asked = False, True
-        writer.transport.set_write_buffer_limits(0)  # so that all of it has gone when `drain` returns
+        writer.transport.set_write_buffer_limits(0)  # so that `drain` returns only when everything is sent
         writer.write(encode(response, head_only=method == "HEAD"))
         async with asyncio.timeout(limits.response_s):
             await writer.drain()
@@ -321,7 +321,7 @@ def _certificate(writer: asyncio.StreamWriter) -> bytes:
 
 
 class _Lane:
-    """One answer after the other, with a rest in between."""
+    """Makes one answer after the other, with a rest in between."""
 
     def __init__(self) -> None:
         self._busy = asyncio.Lock()

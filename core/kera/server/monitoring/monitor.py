@@ -1,11 +1,11 @@
-"""One daemon as it is watched: its health, its metrics, and, where a port is set, both over HTTP.
+"""The monitoring of one daemon: its health, its metrics, and, if a port is set, both over HTTP.
 
     /livez         200: the daemon's event loop turns; 503: it has not for `STUCK_S`: restart the process
-    /readyz        200: it can do its work; 503: it cannot, and why. Lines of text, or JSON if that is asked for
+    /readyz        200: it can do its work; 503: it cannot, and why. Lines of text, or JSON if the client asks for it
     /metrics       totals of the daemon
-    /metrics/all   the same, and what there is for each stream, as far as the sources' limits allow
+    /metrics/all   the same, and metrics of each stream, within the sources' limits
 
-What the loop owns is read in the loop. Text is made of it on the server's thread.
+State that the loop owns is read in the loop. The server's thread makes text of it.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from kera.v1 import daemon_pb2
 T = TypeVar("T")
 
 STUCK_S = 10.0
-"""Longer than anything that is planned keeps a loop: who restarts a daemon because of this loses what is in flight."""
+"""Longer than any planned work keeps a loop, as a restart because of this loses all requests in flight."""
 READY_S = 2.0
-"""For the loop to say whether the daemon is ready."""
+"""Time for the loop to find whether the daemon is ready."""
 COLLECT_S = 8.0
-"""For the loop to collect metrics."""
+"""Time for the loop to collect metrics."""
 PROCESS_S = 1.0
-"""For what needs no loop, as a file system may hang."""
+"""Time for metrics that need no loop: a file system may hang."""
 _SIGNS = {State.OK: "+", State.WARNING: "!", State.PROBLEM: "-"}
 
 
 class Monitor:
-    """Collects a daemon's health and metrics, and serves them over HTTP where a port is set.
+    """Collects a daemon's health and metrics, and serves them over HTTP if a port is set.
 
-    Made in the daemon's loop; `close` it last.
+    Created in the daemon's loop; `close` it last.
     """
 
     def __init__(
@@ -70,21 +70,21 @@ class Monitor:
         stuck_s: float = STUCK_S,
         guarded: bool = False,
     ) -> None:
-        """`role`: coordinator, broker or backup; `directories`: whose file systems the daemon writes to.
+        """`role`: coordinator, broker or backup; `directories`: directories to which the daemon writes.
 
-        `guarded`: more than probes is answered to those only whom the door lets in, see `guarded_by`.
+        `guarded`: only clients that the door admits (see `guarded_by`) get answers to more than probes.
         """
         self._guarded = guarded
         self._door: Door | None = None if guarded else Door()
         self.health = Health()
         self.registry = CollectorRegistry()
-        """For what is counted by `prometheus_client` itself."""
+        """The registry of metrics that `prometheus_client` itself counts."""
         self._loop = asyncio.get_running_loop()
         self._lag: LoopLag | None = None
-        """Measured if somebody may ask."""
+        """The lag of the loop; measured only if there is an HTTP server."""
         self._sources: list[Source] = [Registered(self.registry)]
         self._of_scrapes: list[Source] = []
-        """Sources that begin anew with each scrape: live views take nothing away from Prometheus."""
+        """Sources that each scrape resets. Live views do not read them, so that Prometheus misses nothing."""
         self._per_stream: PerStream | None = None
         self._process = OfProcess(directories)
         self._directories = directories
@@ -106,7 +106,7 @@ class Monitor:
             self.add(certificates)
 
     def guarded_by(self, door: Door) -> Door:
-        """Have `door` say from now on who may see metrics, and why the daemon is not ready; returns it."""
+        """Let `door` decide from now on who may see metrics, and why the daemon is not ready; returns `door`."""
         self._door = door
         if isinstance(door, Guard):
             self.add(AccessCounts(door))
@@ -115,15 +115,15 @@ class Monitor:
         return door
 
     def add(self, source: Source) -> None:
-        """Show what it collects, from now on."""
+        """Add a source of metrics."""
         self._sources.append(source)
 
     def watch_streams(self, per_stream: PerStream) -> None:
-        """Tell of single streams, too, whoever asks for figures."""
+        """Add the source of figures of single streams."""
         self._per_stream = per_stream
 
     def serve(self, host: str, port: int | None) -> dict[str, str]:
-        """Answer on `host`:`port` (0: any free one, None: nowhere) from now on; returns where. Raises `PortTaken`."""
+        """Serve on `host`:`port` (0: any free one, None: nowhere); returns the address. Raises `PortTaken`."""
         if port is None:
             return {}
         self._lag = LoopLag()
@@ -143,7 +143,7 @@ class Monitor:
         return {"metrics_address": join_address(host, self._server.listen(host, port))}
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         if self._server is not None:
             self._server.close()
         if self._lag is not None:
@@ -158,7 +158,7 @@ class Monitor:
     # -- in the daemon's loop --------------------------------------------------------------------------------------
 
     async def collect(self, *, everything: bool) -> list[Metric]:
-        """The metrics of the sources, without those of the process."""
+        """Return the metrics of the sources, without those of the process."""
         return await self._collect([*self._sources, *self._of_scrapes], everything=everything)
 
     async def _collect(self, sources: Sequence[Source], *, everything: bool) -> list[Metric]:
@@ -168,7 +168,7 @@ class Monitor:
         return families
 
     def service(self) -> Service:
-        """The methods of a daemon's gRPC server about the daemon itself."""
+        """Return the methods of a daemon's gRPC server about the daemon itself."""
         return {api.DESCRIBE_DAEMON: self._describe, api.READ_FIGURES: self._figures}
 
     async def _describe(self, _: Call[daemon_pb2.DescribeDaemonRequest]) -> Reply[daemon_pb2.DescribeDaemonResponse]:
@@ -186,7 +186,7 @@ class Monitor:
             checks=[each.to_message() for each in self.health.checks()],
             file_systems=[daemon_pb2.FileSystem(**room._asdict()) for room in rooms],
         )
-        response.now_us = self._clock.now_us()  # last: who asks compares it with the middle of its waiting
+        response.now_us = self._clock.now_us()  # last, as callers compare it with the middle of their round trip
         return Reply(response)
 
     async def _figures(self, call: Call[daemon_pb2.ReadFiguresRequest]) -> Reply[daemon_pb2.ReadFiguresResponse]:
@@ -202,7 +202,7 @@ class Monitor:
         return Reply(response)
 
     def _of_processor(self) -> Metric:
-        """Processor time of the loop's thread and of all threads: its rate shows whether the loop is the bottleneck."""
+        """Return the processor time of the loop's thread and of all threads: it shows whether the loop is saturated."""
         family = CounterMetricFamily(
             "kera_processor_seconds", "processor time of the loop's thread, and of all threads", labels=["of"]
         )
@@ -218,7 +218,7 @@ class Monitor:
     # -- on the server's thread ------------------------------------------------------------------------------------
 
     async def _ask(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Have the loop run it. Raises `TimeoutError`."""
+        """Run a coroutine in the daemon's loop. Raises `TimeoutError`."""
         asked = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         async with asyncio.timeout(timeout_s):
             return await asyncio.wrap_future(asked)
@@ -243,7 +243,7 @@ class Monitor:
         ready = all(each.state is not State.PROBLEM for each in checks)
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         if not (request.is_known and await self._refusal(request) is None):
-            checks = []  # why is nothing for everybody
+            checks = []  # the reasons are not public
         if "application/json" in request.fields.get("accept", ""):
             found = [{"name": each.name, "state": each.state.value, "text": each.text} for each in checks]
             document = {"ready": ready, "checks": found}
@@ -259,7 +259,7 @@ class Monitor:
         return answer_known
 
     async def _refusal(self, request: Request) -> Response | None:
-        """Why somebody is not told; None: it is."""
+        """Return the answer that refuses a client; None: it may see metrics."""
         if self._door is not None and not self._door.asks:
             return None
         token = request.fields.get("authorization", "")

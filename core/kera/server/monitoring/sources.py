@@ -1,4 +1,4 @@
-"""Metrics as they are collected: in the daemon's loop, in slices; and those of the process, which need no loop."""
+"""Collects metrics: those of the daemon in its loop, in slices, and those of the process, which need no loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kera.core.base.build import this_build
 T = TypeVar("T")
 
 SAMPLES_AT_ONCE = 100
-"""Some 0.3 ms of work."""
+"""Samples rendered in one go, which takes some 0.3 ms."""
 PAUSE_S = 0.0002
 _HEADING = re.compile(rb"^# .*\n", re.MULTILINE)
 
@@ -35,12 +35,12 @@ class Source(Protocol):
     """Metrics of a daemon."""
 
     def steps(self, *, everything: bool) -> Steps:
-        """Collect, in the daemon's loop: totals; with `everything`, also what there is for each stream and the like."""
+        """Collect totals, in the daemon's loop; with `everything`, also metrics of each stream and the like."""
         ...
 
 
 class Registered:
-    """A registry as a source. Its families are collected one by one."""
+    """A registry as a source, whose families are collected one by one."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -56,19 +56,21 @@ class Registered:
 
 
 class Fixed:
-    """Collected metrics, in the form in which Prometheus' renderer takes them."""
+    """Collected metrics, in the form that Prometheus' renderer expects."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """The families."""
+        """Yield the families."""
         yield from self._families
 
 
 def rendered(families: Iterable[Metric]) -> bytes:
-    """As Prometheus reads them. For a thread of its own, which lets others have the interpreter every few samples:
-    else each of their turns would wait for Python's switch interval, 5 ms.
+    """Return metrics as text for Prometheus.
+
+    Call it on a separate thread. It releases the interpreter every few samples: otherwise each turn of other threads
+    would wait for Python's switch interval, 5 ms.
     """
     parts = []
     for family in families:
@@ -91,24 +93,24 @@ class FileSystemRoom(NamedTuple):
 
 
 def room_of(directories: Iterable[Path]) -> list[FileSystemRoom]:
-    """The room of all directories that can be read. May hang, if a file system does."""
+    """Return the room of all directories that can be read. May hang, if a file system does."""
     rooms = []
     for path in directories:
-        with contextlib.suppress(OSError):  # it is not there yet, or gone; readiness and the log say so
+        with contextlib.suppress(OSError):  # it does not exist yet, or is gone; readiness and the log report that
             found = os.statvfs(path)
             rooms.append(FileSystemRoom(str(path), found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize))
     return rooms
 
 
 class Aside:
-    """Runs what may hang on a thread: one at a time, so that what hangs takes one thread, however often it is asked."""
+    """Runs functions that may hang on a thread, one at a time, so that a hanging one takes a single thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._thread: threading.Thread | None = None
 
     async def run(self, function: Callable[[], Iterable[T]], timeout_s: float) -> list[T]:
-        """The results of `function`; none if they are late, or if the last call still hangs."""
+        """Return the results of `function`; none if they are late, or if the last call still hangs."""
         if self._thread is not None and self._thread.is_alive():
             return []
         loop = asyncio.get_running_loop()
@@ -135,10 +137,10 @@ class Aside:
 
 
 class OfProcess(Collector):
-    """Build, process and file systems: from any thread, and possibly slow, as a file system may hang."""
+    """Metrics of the build, the process and file systems; from any thread, possibly slow, as a file system may hang."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
-        """`directories`: whose file systems the daemon writes to."""
+        """`directories`: directories to which the daemon writes."""
         self._directories = directories
         self._process = ProcessCollector(registry=CollectorRegistry())
 
@@ -146,7 +148,7 @@ class OfProcess(Collector):
         """See `Collector`."""
         build = this_build()
         labels = {"version": build.version, "commit": build.commit, "python": build.python}
-        # A gauge that is 1, not an info: those are shown with a name of their own, and this is what one looks for.
+        # A gauge that is 1, and not an Info metric, whose name would get a suffix: people look for this name.
         info = GaugeMetricFamily("kera_build_info", "1: which program this is.", labels=[*labels, "native"])
         info.add_metric([*labels.values(), str(build.native).lower()], 1)
         yield info
@@ -157,7 +159,7 @@ class OfProcess(Collector):
         yield from self._disks()
 
     def process(self) -> Iterable[Metric]:
-        """Processor time, memory and files of this process; from any thread, and quick."""
+        """Return processor time, memory and files of this process; from any thread, and quick."""
         return self._process.collect()
 
     def _disks(self) -> Iterator[Metric]:
