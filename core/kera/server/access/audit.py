@@ -95,7 +95,7 @@ class Audit:
         self._put(AuditEvent("changed", principal, peer, operation=what, reason=json.dumps(fields, default=str)))
 
     def done_by(self, principal: str, peer: str, operation: str, resource: str) -> None:
-        """Report a change of streams, consumer groups or members; repeated calls that poll its progress are left out."""
+        """Report a change of streams, consumer groups or members; calls that poll its progress are left out."""
         self.changed += 1
         resource = _cut(resource)
         if self._is_news("changed", principal, operation, resource):

@@ -1,4 +1,4 @@
-"""Schemas of Arrow: columns are only added, may be null then, and become only wider. Pure."""
+"""The rules of Arrow schemas: columns may only be added, as nullable ones, and types may only become wider. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kera.core.format.schema import schema_from_bytes
 from kera.server.schemas.differences import Pair, below
 
 COLUMNS_MAX = 10_000
-"""Maximum of a schema, nested columns included."""
+"""Maximum of columns in a schema, nested ones included."""
 DEPTH_MAX = 32
 """Maximum depth of nested columns."""
 _INTEGERS = {
@@ -26,14 +26,14 @@ _INTEGERS = {
     pa.uint32(): (32, False),
     pa.uint64(): (64, False),
 }
-"""Bits of a value, and whether it may be below zero."""
+"""Bits of a value without its sign, and whether it may be negative."""
 _FLOATS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}
-"""Bits of the whole numbers that they have all of."""
+"""Number of bits up to which all whole numbers can be represented."""
 _LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 def parsed_arrow(definition: str) -> pa.Schema:
-    """The schema that `definition` is. Raises `InvalidSchema`."""
+    """Parse the schema in `definition`. Raises `InvalidSchema`."""
     try:
         data = base64.b64decode(definition, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -65,7 +65,7 @@ def _counted(field: pa.Field, left: int, depth: int) -> int:
 
 
 def compare(writer: pa.Schema, reader: pa.Schema, pair: Pair) -> None:
-    """Say in `pair` all that `reader` cannot read of what was written with `writer`."""
+    """Report in `pair` why `reader` cannot read data that were written with `writer`."""
     _columns(dict(zip(writer.names, writer, strict=True)), dict(zip(reader.names, reader, strict=True)), pair, "")
 
 
@@ -117,7 +117,7 @@ def _is_narrower_list(writes: pa.DataType, reads: pa.DataType) -> bool:
 
 
 def _is_wider(writes: pa.DataType, reads: pa.DataType) -> bool:
-    """Whether all values of one type are values of the other, too."""
+    """Return whether all values of `writes` are also values of `reads`."""
     if writes in _INTEGERS:
         bits, signed = _INTEGERS[writes]
         if reads in _INTEGERS:

@@ -1,6 +1,6 @@
-"""Reads definitions, and says what of a new one breaks readers. Pure; each kind of schema has rules of its own.
+"""Parses definitions, and finds changes in a new one that break readers. Pure; each kind of schema has its own rules.
 
-A large definition takes a while: who must not be held up does this in a thread (`is_large`).
+A large definition takes a while, so an event loop should do this in a thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kera.server.schemas.protobuf import rules as protobuf
 from kera.server.schemas.protobuf.parsing import parsed_protobuf
 
 CHARS_PER_STEP = 32
-"""Characters of earlier definitions that cost one step to read."""
+"""Parsing an earlier definition costs one step for this many characters."""
 Compare = Callable[[Any, Any, Pair], None]
 _RULES: dict[SchemaType, Compare] = {
     SchemaType.AVRO: avro.compare,
@@ -33,7 +33,7 @@ _RULES: dict[SchemaType, Compare] = {
 
 
 class Definition(NamedTuple):
-    """A schema as somebody has written it."""
+    """The definition of a schema, as its author has written it."""
 
     schema_type: SchemaType
     text: str
@@ -41,8 +41,9 @@ class Definition(NamedTuple):
     """Name of a Protobuf message, see `RegisteredSchema`."""
 
     def parsed(self) -> Any:
-        """The definition in the form that its rules take. Raises `InvalidSchema`, also for definitions that the
-        registry does not accept.
+        """Parse the definition into the form that its rules use.
+
+        Raises `InvalidSchema`, also for definitions that the registry does not accept.
         """
         checked_text(self.text)
         checked_message(self.message, self.schema_type)
@@ -58,16 +59,16 @@ class Definition(NamedTuple):
 
 
 class Version(NamedTuple):
-    """One of those that a subject has."""
+    """A registered version of a subject's schema."""
 
     number: int
     definition: Definition
 
 
 def incompatibilities(new: Definition, earlier: Iterable[Version], mode: Compatibility) -> list[str]:
-    """The incompatibilities if `new` follows `earlier`, a text for each field; empty: none.
+    """Return the incompatibilities if `new` follows `earlier`, as a text for each field; empty: none.
 
-    `earlier`: from the oldest. Raises `InvalidSchema`, also of a comparison that would take too long.
+    `earlier`: the oldest first. Raises `InvalidSchema`, also if the comparison would take too long.
     """
     try:
         return _compared(new, list(earlier)[::-1], mode)

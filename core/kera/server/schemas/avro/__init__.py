@@ -1,1 +1,1 @@
-"""Schemas of Avro: what a definition says, and whether one reads what was written with another."""
+"""Schemas of Avro: parsing of definitions, and whether one schema can read data written with another."""

@@ -1,6 +1,7 @@
-"""Reads definitions of Avro, as strictly as its specification has it. Pure.
+"""Parses definitions of Avro, as strictly as its specification demands. Pure.
 
-Stricter in one thing: names that a reader of Python would not find are refused here, not when the first value is read.
+It is stricter in one point: names that a reader in Python would not find are refused here, and not only when the first
+value is read.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from kera.server.schemas.avro.types import (
 )
 
 TYPES_MAX = 10_000
-"""Types and fields of a definition."""
+"""Maximum of types and fields in a definition."""
 VALUES_MAX = 100_000
-"""Maximum of values in defaults, each checked against each type that it could have."""
+"""Maximum of values in defaults, where each value counts once for each type that it is checked against."""
 FIXED_BYTES_MAX = 1 << 20
-"""Maximum of a type fixed."""
+"""Maximum size of a type ``fixed``."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FULL_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*\.)*[A-Za-z_][A-Za-z0-9_]*")
 _COMPLEX = frozenset({"record", "error", "enum", "fixed", "array", "map"})
@@ -54,13 +55,13 @@ _LOGICAL = {
     "local-timestamp-nanos": {"long"},
     "duration": {"fixed"},
 }
-"""Those that the specification has, and the types that they go with; others mean nothing, and are left out."""
+"""Logical types of the specification, and the types that can have them; others have no meaning, and are ignored."""
 _INTS = {"int": 31, "long": 63}
 
 
 def parsed_avro(definition: str) -> AvroSchema:
-    """The schema that `definition` is. Raises `InvalidSchema`."""
-    # A name alone is a schema in JSON only with its quotes.
+    """Parse the schema in `definition`. Raises `InvalidSchema`."""
+    # A schema that is only a name needs its quotes, as JSON does.
     return _Parser().schema(parsed_json(definition, "the schema"))
 
 
@@ -136,7 +137,7 @@ class _Parser:
     def _record(self, document: dict[str, Any], namespace: str, path: str) -> Record:
         name, namespace, aliases = self._name(document, namespace, path)
         record = Record(name, aliases)
-        self._named[name] = record  # before its fields: these may have it in them
+        self._named[name] = record  # before its fields, which may refer to it
         fields = _needed(document, "fields", path)
         if not isinstance(fields, list):
             raise _invalid(path, f'"fields" of record {name} are a list')
@@ -187,7 +188,7 @@ class _Parser:
         return fixed
 
     def _name(self, document: dict[str, Any], namespace: str, path: str) -> tuple[str, str, frozenset[str]]:
-        """Full name, namespace of what is inside, and aliases."""
+        """Return the full name, the namespace for nested types, and the aliases."""
         name, within = _needed(document, "name", path), document.get("namespace", namespace)
         if not isinstance(name, str) or not _FULL_NAME.fullmatch(name):
             raise _invalid(path, f"a type cannot be called {shown(name)}")
@@ -213,7 +214,7 @@ class _Parser:
             raise _invalid(path, f"the default {shown(value)} is not a value of its type")
 
     def _takes(self, kind: Type, value: Any) -> bool:
-        """Whether a default may be this."""
+        """Return whether `value` is a valid default for a type."""
         self._values_left -= 1
         if self._values_left < 0:
             raise InvalidSchema(f"the defaults have more than {VALUES_MAX} values", limit=VALUES_MAX)
@@ -295,7 +296,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_bytes(value: Any) -> bool:
-    """Bytes are text of so many characters, each a byte."""
+    """Return whether a default is valid for bytes: text in which each character stands for a byte."""
     return isinstance(value, str) and all(ord(each) <= 0xFF for each in value)
 
 

@@ -1,13 +1,13 @@
-"""Whether a schema of Avro reads what was written with another: the specification's schema resolution. Pure.
+"""Whether a schema of Avro can read data written with another: the specification's schema resolution. Pure.
 
-Stricter in what would read, but not mean the same, or not always:
+It is stricter where data could be read, but with another meaning, or not in all cases:
 
-* bytes are not read as text, which they need not be; nor in a union where text comes before bytes;
+* bytes are not read as text, as they need not be text; nor in a union where text comes before bytes;
 * logical types that differ (``timestamp-millis``, ``timestamp-micros``) do not match, nor decimals of another scale;
-* which branch of a union reads a value is the first that goes by its name or type, as fastavro has it; what only a
-  later branch could read does not count;
-* where a name stands for a type, and where that is spelled out, has to agree within unions that read what was written
-  without one: fastavro resolves nothing else there.
+* in a union, the first branch whose name or type matches reads a value, as in fastavro; a later branch that could read
+  it does not count;
+* if data were written without a union and are read with one, the type must be spelled out in both schemas, or referred
+  to by name in both: fastavro resolves nothing else there.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _PROMOTIONS = {
     ("string", "bytes"),
 }
 _MATCHES = _PROMOTIONS | {("bytes", "string")}
-"""Types of values by which a branch of a union is chosen."""
+"""Pairs of written and read types that match when a branch of a union is chosen."""
 
 
 def compare(writer: AvroSchema, reader: AvroSchema, pair: Pair) -> None:
-    """Say in `pair` all that `reader` cannot read of what was written with `writer`."""
+    """Report in `pair` why `reader` cannot read data that were written with `writer`."""
     _Resolution(writer, reader, pair).types(writer.root, reader.root, "")
 
 
@@ -57,10 +57,10 @@ class _Resolution:
         self._reader = reader
         self._pair = pair
         self._seen: set[tuple[str, str]] = set()
-        """Records that were compared, or are being."""
+        """Pairs of named types that were compared, or are being compared."""
 
     def types(self, writes: Type, reads: Type, path: str) -> None:
-        """Compare what is at a path."""
+        """Compare the types at a path."""
         with self._pair.level():
             if isinstance(writes, Union):
                 for branch in writes.branches:
@@ -71,7 +71,7 @@ class _Resolution:
                 self._plain(self._writer.resolve(writes), self._reader.resolve(reads), path)
 
     def _branch(self, writes: Type, reads: Type, path: str) -> None:
-        """A branch of a union that is written."""
+        """Compare a branch of the writer's union."""
         chosen = self._chosen(writes, reads.branches if isinstance(reads, Union) else [reads])
         if chosen is None:
             self._pair.say(
@@ -99,9 +99,9 @@ class _Resolution:
         self._plain(known, self._reader.resolve(chosen), path)
 
     def _chosen(self, writes: Type, branches: Sequence[Type]) -> Type | None:
-        """The first branch that goes by the name or type of what is written; of the same type rather than a wider one.
+        """Return the first branch that matches the name or type of the writer, the same type rather than a wider one.
 
-        With bytes, fastavro takes text that comes before them.
+        For bytes, fastavro chooses text if that comes before bytes.
         """
         first = next((branch for branch in branches if self._matches(writes, branch)), None)
         if isinstance(writes, Primitive) and isinstance(first, Primitive) and first.kind != "string":
@@ -130,7 +130,7 @@ class _Resolution:
         return matches
 
     def _plain(self, writes: Type, reads: Type, path: str) -> None:
-        """Compare what are neither unions nor references."""
+        """Compare types that are neither unions nor references."""
         match writes, reads:
             case Primitive(), Primitive():
                 self._primitives(writes, reads, path)
@@ -183,7 +183,7 @@ class _Resolution:
         known = {name: field for field in reads.fields for name in field.aliases}
         known |= {field.name: field for field in reads.fields}
         found: dict[str, str] = {}
-        """By the field that reads: the one that writes."""
+        """The writer's field for each field of the reader."""
         for field in writes.fields:
             self._pair.step()
             into = known.get(field.name)
@@ -208,11 +208,11 @@ class _Resolution:
 
 
 def _same_name(writes: Named, reads: Named) -> bool:
-    """Names without their namespaces, or an alias of who reads."""
+    """Return whether the names match: without their namespaces, or by an alias of the reader."""
     own = writes.name.rpartition(".")[2]
     return own == reads.name.rpartition(".")[2] or writes.name in reads.aliases or own in reads.aliases
 
 
 def _differ(writes: Logical | None, reads: Logical | None) -> bool:
-    """Numbers mean another thing; of one that says nothing they mean what the other says."""
+    """Return whether values have different meanings. A type without a logical type agrees with any."""
     return writes is not None and reads is not None and writes != reads

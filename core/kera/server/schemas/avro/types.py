@@ -1,4 +1,4 @@
-"""The parts of an Avro schema, once it is read."""
+"""The parts of a parsed Avro schema."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, assert_never
 
 SHOWN_MAX = 8
-"""Branches of a union, for people."""
+"""Maximum of branches of a union that are shown to people."""
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 
 
@@ -17,8 +17,9 @@ class Logical:
 
     name: str
     precision: int = 0
-    """Precision of decimals; likewise the scale."""
+    """Precision of decimals."""
     scale: int = 0
+    """Scale of decimals."""
 
     def __str__(self) -> str:
         return f"decimal({self.precision}, {self.scale})" if self.name == "decimal" else self.name
@@ -26,7 +27,7 @@ class Logical:
 
 @dataclass(slots=True, eq=False)
 class Primitive:
-    """One of `PRIMITIVES`."""
+    """A type in `PRIMITIVES`."""
 
     kind: str
     logical: Logical | None = None
@@ -41,31 +42,31 @@ class Array:
 
 @dataclass(slots=True, eq=False)
 class Map:
-    """Values by text."""
+    """A map from text to values."""
 
     values: Type
 
 
 @dataclass(slots=True, eq=False)
 class Union:
-    """One of several."""
+    """A union of several types."""
 
     branches: Sequence[Type]
 
 
 @dataclass(slots=True, eq=False)
 class Reference:
-    """A type that has been defined before, by its full name."""
+    """A reference to a type that was defined before, by its full name."""
 
     name: str
 
 
 @dataclass(slots=True, eq=False)
 class Enum:
-    """One of several words."""
+    """An enumeration of words."""
 
     name: str
-    """Full, likewise those below."""
+    """The full name, as in the classes below."""
     aliases: frozenset[str]
     symbols: Sequence[str]
     default: str | None
@@ -73,7 +74,7 @@ class Enum:
 
 @dataclass(slots=True, eq=False)
 class Fixed:
-    """So many bytes."""
+    """A fixed number of bytes."""
 
     name: str
     aliases: frozenset[str]
@@ -107,19 +108,19 @@ Type: TypeAlias = Primitive | Array | Map | Union | Reference | Named
 
 @dataclass(slots=True, eq=False)
 class AvroSchema:
-    """A definition that was read."""
+    """A parsed definition."""
 
     root: Type
     named: dict[str, Named]
-    """By their full names."""
+    """Named types by their full names."""
 
     def resolve(self, kind: Type) -> Type:
-        """The type that a reference stands for."""
+        """Return the type that a reference stands for; any other type is returned unchanged."""
         return self.named[kind.name] if isinstance(kind, Reference) else kind
 
 
 def word(kind: Type) -> str:
-    """A type in few words."""
+    """Return a short description of a type."""
     match kind:
         case Primitive(name, logical):
             said = f"{name} ({logical})" if logical else name

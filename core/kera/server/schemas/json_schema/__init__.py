@@ -1,1 +1,1 @@
-"""JSON Schema: what a definition says, and whether all that one allows is allowed by another."""
+"""JSON Schema: parsing of definitions, and whether one schema allows all values that another allows."""

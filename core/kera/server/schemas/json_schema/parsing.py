@@ -1,6 +1,6 @@
-"""Reads JSON Schemas of draft 6 and later. Pure: what lies elsewhere (``$ref`` to http: or file:) is never fetched.
+"""Parses JSON Schemas of draft 6 and later. Pure: external documents (``$ref`` to http: or file:) are never fetched.
 
-Where each keyword stands is checked, so that rules need not ask again; words that no draft has are kept as they are.
+The value of each keyword is checked, so that the rules can rely on it; keywords that no draft has are kept unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kera.core.errors import InvalidSchema
 from kera.core.schemas.json_text import parsed_json
 
 SCHEMAS_MAX = 10_000
-"""Within a definition."""
+"""Maximum of schemas within a definition."""
 PATTERN_CHARS_MAX = 1_000
 TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
 _DRAFTS = {
@@ -26,7 +26,7 @@ _DRAFTS = {
     "json-schema.org/draft/2019-09/schema": False,
     "json-schema.org/draft/2020-12/schema": False,
 }
-"""Those that are taken, and whether ``$ref`` hides what stands beside it."""
+"""Supported drafts, and whether ``$ref`` makes keywords beside it ineffective."""
 _ONE = frozenset(
     {
         "additionalItems",
@@ -42,7 +42,7 @@ _ONE = frozenset(
         "unevaluatedProperties",
     }
 )
-"""Keywords with a schema; likewise the next ones."""
+"""Keywords whose value is a schema; those below have lists of schemas, objects with schemas, and so on."""
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _COUNTS = frozenset(
@@ -79,22 +79,22 @@ ANNOTATIONS = frozenset(
         "writeOnly",
     }
 )
-"""Keywords that allow and forbid nothing, also of OpenAPI: a discriminator says again what oneOf says."""
+"""Keywords without effect on validity, also those of OpenAPI: a discriminator only repeats a oneOf."""
 
 Schema = Mapping[str, Any] | bool
 
 
 @dataclass(slots=True, eq=False)
 class JsonSchema:
-    """A definition that was read."""
+    """A parsed definition."""
 
     root: Schema
     targets: Mapping[str, Schema]
-    """By what a ``$ref`` says."""
+    """The targets of references, by the text of the ``$ref``."""
 
 
 def parsed_json_schema(definition: str) -> JsonSchema:
-    """The schema that `definition` is. Raises `InvalidSchema`."""
+    """Parse the schema in `definition`. Raises `InvalidSchema`."""
     document = parsed_json(definition, "the schema")
     reader = _Reader(document)
     reader.schema(document, "", is_root=True)
@@ -108,14 +108,14 @@ class _Reader:
         self._document = document
         self._left = SCHEMAS_MAX
         self._read: dict[int, Schema] = {}
-        """Schemas that were looked at, by `id`: they live as long as the document."""
+        """Schemas that were read, by `id`: they live as long as the document."""
         self._anchors: dict[str, Schema] = {}
         self._references: dict[str, str] = {}
-        """That are to be resolved, and where the first of them stands."""
+        """References to resolve, each with the path of its first use."""
         self._hides = False
 
     def schema(self, schema: Any, path: str, *, is_root: bool = False) -> None:
-        """Look at a schema and at those within it."""
+        """Check a schema and the schemas within it."""
         self._left -= 1
         if self._left < 0:
             raise InvalidSchema(f"the schema has more than {SCHEMAS_MAX} schemas in it", limit=SCHEMAS_MAX)
@@ -186,11 +186,14 @@ class _Reader:
                 self.schema(each, f"{path}/{name}")
 
     def resolved(self) -> dict[str, Schema]:
-        """The targets of references. Raises `InvalidSchema`."""
+        """Return the targets of all references. Raises `InvalidSchema`."""
         return {reference: self._target(reference, path) for reference, path in self._references.items()}
 
     def check_ends(self, targets: Mapping[str, Schema]) -> None:
-        """Refuse what refers to itself about the very same value: who validates that never comes to an end."""
+        """Refuse a schema that refers to itself for the same value, as validating would never end.
+
+        Raises `InvalidSchema`.
+        """
         done: set[int] = set()
         for start in self._read.values():
             within: set[int] = set()
@@ -230,7 +233,7 @@ class _Reader:
 
 
 def _about_the_same(schema: dict[str, Any], targets: Mapping[str, Schema]) -> list[Schema]:
-    """The schemas by which a value itself is judged, not what is in it."""
+    """Return the schemas within `schema` that apply to the same value, and not to its parts."""
     found = [schema[word] for word in ("not", "if", "then", "else") if word in schema]
     found += [each for word in ("allOf", "anyOf", "oneOf") for each in schema.get(word, ())]
     found += [targets[schema[word]] for word in _REFERENCES if word in schema]
@@ -240,7 +243,7 @@ def _about_the_same(schema: dict[str, Any], targets: Mapping[str, Schema]) -> li
 
 
 def _draft(schema: dict[str, Any]) -> bool:
-    """Whether ``$ref`` hides what stands beside it."""
+    """Return whether ``$ref`` makes keywords beside it ineffective. Raises `InvalidSchema`."""
     named = schema.get("$schema")
     if named is None:
         return False
@@ -284,7 +287,7 @@ def _check_names(value: Any, path: str) -> None:
 
 
 def _check_pattern(pattern: str, path: str) -> None:
-    """That it is one is found out; it is matched with nothing here."""
+    """Check that a pattern is valid. It is never matched here. Raises `InvalidSchema`."""
     if len(pattern) > PATTERN_CHARS_MAX:
         raise _invalid(path, f"a pattern has at most {PATTERN_CHARS_MAX} characters", limit=PATTERN_CHARS_MAX)
     try:

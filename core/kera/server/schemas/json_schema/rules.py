@@ -1,12 +1,12 @@
-"""Whether all that one JSON Schema allows to be written is allowed by another, which reads. Pure.
+"""Whether a reader's JSON Schema allows all values that a writer's schema allows. Pure.
 
-What these rules do not understand counts as a difference, and is named: words that no draft has, and conditions
-(``if``, ``not``, ``dependentSchemas``, …) that are not word for word the same. Words that begin with ``x-`` say
-nothing.
+Keywords that these rules do not understand count as a difference, and are named: keywords that no draft has, and
+conditions (``if``, ``not``, ``dependentSchemas``, …) that are not literally the same. Keywords that begin with ``x-``
+are ignored.
 
-Of one thing it goes by what writers do, not by all that a schema would let them: who does not say
-``additionalProperties`` writes the properties that it names, and no others. So a field that has a new name may be
-added, as everybody expects; who says ``"additionalProperties": true`` writes anything.
+In one point the rules assume what writers usually do, not all that their schemas allow: a writer whose schema does not
+mention ``additionalProperties`` writes only the properties that it names. So a field with a new name may be added, as
+people expect. A writer with ``"additionalProperties": true`` may write any property.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _ONLY_OF = {
     "array": {"contains", "maxContains", "minContains", "unevaluatedItems"},
     "string": {"contentSchema"},
 }
-"""Conditions of values of one type: they say nothing of others."""
+"""Conditions that apply only to values of one type."""
 
 
 _Compared = tuple[tuple[int, ...], int | tuple[int, ...]]
@@ -75,15 +75,15 @@ _Seen = set[_Compared]
 
 
 class _Written(NamedTuple):
-    """The values that are written: all of this holds, and nothing of that."""
+    """The values that are written: all schemas in `all` hold, and none of those in `none`."""
 
     all: tuple[Plain, ...]
     none: tuple[Schema, ...] = ()
-    """Branches of a ``oneOf`` of which another one holds."""
+    """Branches of a ``oneOf`` that do not hold, since another branch does."""
 
 
 def compare(writer: JsonSchema, reader: JsonSchema, pair: Pair) -> None:
-    """Say in `pair` all that `reader` does not allow of what `writer` does."""
+    """Report in `pair` which values `writer` allows and `reader` does not."""
     resolution = _Resolution(writer, reader, pair)
     resolution.schemas([writer.root], reader.root, "")
 
@@ -98,26 +98,28 @@ class _Resolution:
         *,
         strict: bool = False,
     ) -> None:
-        """`within`: the one that tries this out; `strict`: who does not say `additionalProperties` writes anything."""
+        """`within`: the comparison of which this one is a tentative part; `strict`: a writer that does not mention
+        `additionalProperties` may write any property.
+        """
         self._writer = writer
         self._reader = reader
         self._pair = pair
         self._strict = strict
         self.strict_seen: dict[int, _Seen] = {} if within is None else within.strict_seen
-        """Strict resolutions, by `id` of the writer: they try each other out, and return to their beginning."""
+        """`seen` of strict comparisons, by `id` of the writer: these start each other, and could recur for ever."""
         self.seen: _Seen = set() if within is None else within.seen
-        """Pairs that were compared, or are being: by `id`, schemas live as long as the documents."""
+        """Pairs that were compared, or are being compared, by `id`, as schemas live as long as the documents."""
         if strict:
             self.seen = self.strict_seen.setdefault(id(writer), set())
         self._added: list[_Compared] = []
-        """By this one, which takes them away again if it was only tried."""
+        """Pairs that this comparison has added to `seen`; they are removed again if it was only tentative."""
         self.rests: dict[tuple[int, str], list[Plain]] = {} if within is None else within.rests
-        """By a schema and a word: the schema without it."""
+        """Schemas without one keyword, by the `id` of the schema and the keyword."""
         self.kept: list[object] = [] if within is None else within.kept
-        """Objects that were made meanwhile and whose `id` is used."""
+        """Objects made during the comparison, kept because their `id` is used."""
 
     def schemas(self, writes: Sequence[Schema], reads: Schema, path: str, none: tuple[Schema, ...] = ()) -> None:
-        """Compare what is at a path: all of `writes` hold, and nothing of `none`."""
+        """Compare the schemas at a path: of the writer, all of `writes` hold, and none of `none`."""
         key = (tuple(map(id, writes)), id(reads))
         if key in self.seen:
             return
@@ -139,7 +141,7 @@ class _Resolution:
                 self._alternatives(writes, wanted, path)
 
     def _flat(self, schemas: Iterable[Schema], document: JsonSchema) -> list[Plain] | None:
-        """All that has to hold, without ``$ref`` and ``allOf``; None: nothing is allowed."""
+        """Return all schemas that have to hold, with ``$ref`` and ``allOf`` resolved; None: no value is allowed."""
         found: list[Plain] = []
         seen: set[int] = set()
         todo = list(schemas)[::-1]
@@ -162,7 +164,7 @@ class _Resolution:
     # -- one of several --------------------------------------------------------------------------------------------
 
     def _alternatives(self, writes: _Written, reads: list[Plain], path: str) -> None:
-        """Each branch of what is written is compared for itself, and the same with the same once."""
+        """Compare each branch of the writer's schemas separately, and each pair only once."""
         key = (tuple(map(id, (*writes.all, *writes.none))), tuple(map(id, reads)))
         if key in self.seen:
             return
@@ -182,13 +184,13 @@ class _Resolution:
                         self._alternatives(_Written((*others, *flat), (*writes.none, *none)), reads, path)
                 return
         if not types_of(writes.all):
-            return  # such a value is none
+            return  # there are no such values
         self._unknown(writes, reads, path)
         for schema in reads:
             self._plain(writes, schema, path)
 
     def _rest(self, schema: Plain, word: str) -> list[Plain]:
-        """The rest of a schema; empty if it adds nothing."""
+        """Return a schema without a keyword; empty if the rest has no effect."""
         key = (id(schema), word)
         if key not in self.rests:
             rest = {name: value for name, value in schema.items() if name != word}
@@ -211,9 +213,7 @@ class _Resolution:
             self._arrays(writes.all, reads, path)
 
     def _one_of(self, writes: _Written, branches: Sequence[Schema], path: str, *, only: bool) -> None:
-        """Check that the values that are written match one of the reader's branches; values of several types, type by
-        type.
-        """
+        """Check that the written values match one of the reader's branches, separately for each type of values."""
         kinds, values = types_of(writes.all), values_of(writes.all)
         if len(kinds) > 1:
             for kind in sorted(kinds):
@@ -245,7 +245,7 @@ class _Resolution:
             self._pair.say(*difference)
 
     def _tried(self, writes: _Written, reads: Schema, path: str) -> Pair:
-        """The differences that a branch would report."""
+        """Return the differences that a branch would report."""
         tried = self._pair.tried()
         resolution = _Resolution(self._writer, self._reader, tried, self, strict=self._strict)
         resolution._written(writes, reads, path)
@@ -253,7 +253,7 @@ class _Resolution:
         return tried
 
     def _others(self, writes: _Written, others: Sequence[Schema], path: str) -> None:
-        """Only one branch of a ``oneOf`` may apply: that the others do not is to be seen from what they are."""
+        """Check that the other branches of a ``oneOf`` exclude the written values, as only one branch may apply."""
         for other in others:
             if not self._excluded(writes, other):
                 self._pair.say(path, "it is unknown whether only one branch of oneOf applies")
@@ -274,7 +274,7 @@ class _Resolution:
         return False
 
     def _told_apart(self, writes: Sequence[Plain], reads: Sequence[Plain]) -> bool:
-        """Whether a required property, or the value itself, has other values here and there."""
+        """Return whether a required property, or the value itself, has disjoint sets of values in both."""
         names = {name for schema in writes for name in schema.get("required", ())}
         pairs: list[tuple[list[Schema], list[Schema]]] = [(list(writes), list(reads))]
         pairs += [(_property(writes, name), _property(reads, name)) for name in names]
@@ -301,7 +301,7 @@ class _Resolution:
     # -- what is not understood ------------------------------------------------------------------------------------
 
     def _unknown(self, writes: _Written, reads: Sequence[Plain], path: str) -> None:
-        """Words that have to be the same on both sides."""
+        """Report keywords that are not understood, unless they are the same in both schemas."""
         kinds = types_of(writes.all)
         elsewhere = {word for kind, words in _ONLY_OF.items() if kind not in kinds for word in words}
         for schemas, others in ((reads, writes.all), (writes.all, reads)):
@@ -344,7 +344,7 @@ class _Resolution:
             self.schemas(_others_of(writes), reads.get("additionalProperties", True), f"{path}{{}}")
 
     def _is_written(self, schemas: Sequence[Plain], name: str | None) -> bool:
-        """Whether a property with this name, or with any other, is."""
+        """Return whether a writer may write the property `name`; None: any property that is not named."""
         says_any = self._strict
         for schema in schemas:
             additional = schema.get("additionalProperties")
@@ -357,7 +357,10 @@ class _Resolution:
         return says_any
 
     def _patterns(self, writes: Sequence[Plain], reads: Plain, path: str) -> bool:
-        """Patterns of names are matched with nothing, as that may take for ever: they have to be the same ones."""
+        """Compare patterns of names. They have to be the same, as matching a pattern could take for ever.
+
+        Returns False if they are not.
+        """
         ours = {pattern: value for schema in writes for pattern, value in schema.get("patternProperties", {}).items()}
         theirs: Mapping[str, Schema] = reads.get("patternProperties", {})
         known = {name for schema in writes for name in schema.get("properties", ())}
@@ -399,7 +402,7 @@ def _others_of(schemas: Sequence[Plain]) -> list[Schema]:
 
 
 def _items(schema: Plain) -> tuple[Sequence[Schema], Schema]:
-    """Those of the first items, and that of the rest, under the names of every draft."""
+    """Return the schemas of the first items, and the schema of the rest, by the keywords of any draft."""
     items: Any = schema.get("items", True)
     if isinstance(items, list):
         return items, schema.get("additionalItems", True)
@@ -413,12 +416,12 @@ def _overlap(some: frozenset[str], others: frozenset[str]) -> bool:
 
 
 def _restricts(word: str) -> bool:
-    """Whether a word restricts values. An additional condition on the values that are written does no harm."""
+    """Return whether a keyword only restricts values: such a condition on the writer's side does no harm."""
     return word in {each for words in _ONLY_OF.values() for each in words} | {"not", "if", "then", "else"}
 
 
 def _has_references(value: Any) -> bool:
-    """Then the same words may mean another thing."""
+    """Return whether a value has references, so that the same text may have another meaning."""
     todo = [value]
     while todo:
         each = todo.pop()

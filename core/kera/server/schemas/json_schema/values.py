@@ -1,7 +1,7 @@
 """Types and bounds of single values in JSON Schemas. Pure.
 
-What is written is a *conjunction*: several schemas that all hold (a schema, what its ``$ref`` refers to, the members of
-``allOf``), each without those words.
+Written values are described by a *conjunction*: several schemas that all hold (a schema, the target of its ``$ref``,
+the members of its ``allOf``), each without these keywords.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from kera.server.schemas.differences import Pair
 
 Plain = Mapping[str, Any]
 ALL_TYPES = frozenset({"null", "boolean", "object", "array", "number", "string"})
-"""``integer`` is a number."""
+"""All types; ``integer`` is included in number."""
 SHOWN_MAX = 8
 
 
 def types_of(conjunction: Iterable[Plain]) -> frozenset[str]:
-    """Types that values may have: ``integer`` only if no other number may be there."""
+    """Return the types that values may have: ``integer`` only if other numbers are not allowed."""
     found = ALL_TYPES
     for schema in conjunction:
         if "type" in schema:
@@ -39,7 +39,7 @@ def _both(some: frozenset[str], others: frozenset[str]) -> frozenset[str]:
 
 
 def type_of(value: Any) -> str:
-    """The type of a value."""
+    """Return the type of a value."""
     match value:
         case None:
             kind = "null"
@@ -57,7 +57,7 @@ def type_of(value: Any) -> str:
 
 
 def own_values(schema: Plain) -> list[Any] | None:
-    """Those that a schema lists; None: it lists none."""
+    """Return the values that a schema lists; None: it does not list values."""
     values: list[Any] | None = schema.get("enum")
     if "const" in schema:
         return [schema["const"]]
@@ -65,13 +65,13 @@ def own_values(schema: Plain) -> list[Any] | None:
 
 
 def values_of(conjunction: Iterable[Plain]) -> list[Any] | None:
-    """Those that may be there; None: not only some. A list that is longer than need be does no harm."""
+    """Return a list that includes all allowed values; None: the values are not listed."""
     lists = [values for schema in conjunction if (values := own_values(schema)) is not None]
     return min(lists, key=len) if lists else None
 
 
 def key_of(value: Any) -> str:
-    """A key that is the same for equal values: 1 and 1.0 are equal, 1 and true are not."""
+    """Return a key that is the same for equal values: 1 and 1.0 are equal, 1 and true are not."""
     return json.dumps(_normal(value), sort_keys=True)
 
 
@@ -86,7 +86,7 @@ def _normal(value: Any) -> Any:
 
 
 def compare_types(writes: Sequence[Plain], reads: Plain, pair: Pair, path: str) -> bool:
-    """Whether the types are taken; other words of a schema are about some of them only."""
+    """Compare the types; return whether the reader allows all of them, so that other keywords can be compared."""
     if "type" not in reads:
         return True
     written, read = types_of(writes), types_of([{"type": reads["type"]}])
@@ -102,7 +102,7 @@ def _listed(kinds: frozenset[str]) -> str:
 
 
 def compare_values(writes: Sequence[Plain], reads: Plain, pair: Pair, path: str) -> None:
-    """``enum`` and ``const``."""
+    """Compare ``enum`` and ``const``."""
     allowed = own_values(reads)
     if allowed is None:
         return
@@ -131,7 +131,7 @@ def _some(values: Sequence[Any]) -> str:
 
 
 def compare_bounds(writes: Sequence[Plain], reads: Plain, pair: Pair, path: str) -> None:
-    """Bounds of numbers, and of how long texts, lists and objects are."""
+    """Compare the bounds of numbers, and of the lengths of texts, lists and objects."""
     kinds, values = types_of(writes), values_of(writes)
     for kind, lower, upper, measure in _LENGTHS:
         if kind in kinds:
@@ -196,7 +196,7 @@ def _numbers(writes: Sequence[Plain], reads: Plain, values: list[Any] | None, pa
 
 
 def _bound(schemas: Iterable[Plain], sign: int, inclusive: str, exclusive: str) -> tuple[Any, bool] | None:
-    """The strongest one, counted upwards, and whether it is excluded itself."""
+    """Return the strongest bound, times `sign`, and whether the bound itself is excluded."""
     found = [
         (sign * schema[word], word == exclusive)
         for schema in schemas

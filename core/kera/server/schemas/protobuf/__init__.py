@@ -1,1 +1,1 @@
-"""Schemas of Protobuf: what a definition says, and whether one reads what was written with another."""
+"""Schemas of Protobuf: parsing of definitions, and whether one schema can read data written with another."""

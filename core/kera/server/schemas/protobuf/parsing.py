@@ -1,6 +1,6 @@
-"""Reads sets of file descriptors, as compilers of Protobuf make them. Pure.
+"""Parses sets of file descriptors, as Protobuf compilers make them. Pure.
 
-What a set has is looked at by own code first, within bounds; then Protobuf itself has to take it, as with readers.
+Our own code checks a set first, within bounds; then Protobuf itself has to accept it, as it will have to at readers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from google.protobuf.message import DecodeError
 from kera.core.errors import InvalidSchema
 
 PARTS_MAX = 20_000
-"""Messages, fields and values of enums."""
+"""Maximum of messages, fields and values of enums together."""
 DEPTH_MAX = 32
 """Maximum depth of nested messages."""
 FILES_MAX = 500
 NUMBER_MAX = (1 << 29) - 1
 _RESERVED = range(19_000, 20_000)
-"""Numbers that are Protobuf's own."""
+"""Field numbers that Protobuf reserves for itself."""
 _OF_TYPES = {
     FieldDescriptorProto.TYPE_MESSAGE: "message",
     FieldDescriptorProto.TYPE_GROUP: "message",
@@ -44,13 +44,13 @@ class ProtoField:
     name: str
     number: int
     kind: int
-    """As `FieldDescriptorProto.Type` has it."""
+    """The type, a value of `FieldDescriptorProto.Type`."""
     type_name: str
-    """Full name of a field's message or enum; else empty."""
+    """Full name of the field's message or enum; empty for other types."""
     repeated: bool
     required: bool
     oneof: str
-    """The name; empty: it is in none."""
+    """Name of the oneof that contains it; empty: none."""
     default: str
 
     @property
@@ -63,28 +63,28 @@ class ProtoField:
 
 @dataclass(slots=True, eq=False)
 class ProtoMessage:
-    """Its fields by number."""
+    """A message, with its fields by number."""
 
     name: str
     fields: Mapping[int, ProtoField]
     reserved: tuple[tuple[int, int], ...]
-    """Numbers from, up to and without."""
+    """Ranges of reserved numbers: the first, and the one behind the last."""
     reserved_names: frozenset[str]
 
 
 @dataclass(slots=True, eq=False)
 class ProtoEnum:
-    """Its names by number."""
+    """An enum, with its names by number."""
 
     name: str
     values: Mapping[int, tuple[str, ...]]
     closed: bool
-    """Other numbers are not values of it (proto2)."""
+    """Whether other numbers are invalid (proto2)."""
 
 
 @dataclass(slots=True, eq=False)
 class ProtoSchema:
-    """A definition that was read."""
+    """A parsed definition."""
 
     root: ProtoMessage
     messages: Mapping[str, ProtoMessage]
@@ -92,7 +92,7 @@ class ProtoSchema:
 
 
 def parsed_protobuf(definition: str, message: str) -> ProtoSchema:
-    """The schema that `definition` is, for values that are a `message`. Raises `InvalidSchema`."""
+    """Parse the schema in `definition`, for values of type `message`. Raises `InvalidSchema`."""
     try:
         data = base64.b64decode(definition, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -180,7 +180,7 @@ class _Parser:
     def _field(
         self, name: str, message: DescriptorProto, field: FieldDescriptorProto, file: FileDescriptorProto
     ) -> ProtoField:
-        if not field.HasField("type"):  # an unknown one is none, too
+        if not field.HasField("type"):  # an unknown type counts as missing, too
             raise InvalidSchema(f"field {name}.{field.name}: its type is missing")
         of = _OF_TYPES.get(field.type)
         type_name = field.type_name.removeprefix(".")

@@ -1,9 +1,9 @@
-"""Whether a message of Protobuf reads what was written as another. Pure.
+"""Whether a Protobuf message can read data written as another. Pure.
 
-Fields go by their numbers. A field may be renamed, and one that the other side does not know is passed over. A type may
-become a wider one of the same encoding. Stricter than what would decode are these: values that would be cut off
+Fields are matched by their numbers. A field may be renamed, and unknown fields are ignored. A type may become a wider
+one with the same encoding. Some changes are refused although the data could be decoded: values that would be cut off
 (int64 read as int32), bytes read as text, another sign, several values read as one, a number that had been reserved, a
-name that has another number now, other defaults, and fields of which only one counts now, as they are in a oneof.
+name with another number, other defaults, and fields of which only one counts because they are now in a oneof.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHOWN_MAX = 8
 
 
 def compare(writer: ProtoSchema, reader: ProtoSchema, pair: Pair) -> None:
-    """Say in `pair` all that `reader` cannot read of what was written with `writer`."""
+    """Report in `pair` why `reader` cannot read data that were written with `writer`."""
     _Resolution(writer, reader, pair).messages(writer.root, reader.root, "")
 
 
