@@ -11,7 +11,7 @@ from kera.server.daemon import run_daemon, run_from_environment
 
 
 def run(settings: BackupSettings, runtime: Runtime = MACHINE) -> int:
-    """Run a backup until it is told to stop; returns the exit code of the process."""
+    """Run a backup until a signal stops it; return the exit code of the process."""
     return run_daemon(
         lambda: serve(settings, runtime),
         name="backup",

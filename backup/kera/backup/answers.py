@@ -1,9 +1,9 @@
-"""The memory of answers to readers of replicas, from when they are asked for until they are taken.
+"""Bounds the memory of answers to readers of replicas, from the request until the answer is read.
 
-What is read from a replica is a copy. Readers who ask again and again and take nothing would have ever more of them
-made. So all together have at most `ANSWERS_BYTES_MAX` bytes, those for one connection a part of that; whoever has none
-gets one answer, however large, as long as there is room at all. The others are refused with `Unavailable`, and ask
-again.
+An answer is a copy of a replica's chunks. Readers that send requests without reading the answers would make the backup
+allocate more and more copies. So all answers together may have `ANSWERS_BYTES_MAX` bytes, and the answers of one
+connection a share of that. A connection without answers gets one of any size, if all answers together still have room,
+or there are no others. Other requests are refused with `Unavailable`, and have to be sent again.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from kera.core.rpc.method import Peer
 
 ANSWERS_BYTES_MAX = 256 << 20
 CONNECTION_SHARE = 4
-"""One byte of so many may be for one connection."""
+"""One connection may have one part of this many."""
 _HELD = "memory held by answers"
 
 
 @dataclass(slots=True)
 class _Held:
-    """By the answers to one connection."""
+    """The memory of the answers to one connection."""
 
     count: int = 0
     held_bytes: int = 0
 
 
 class Answers:
-    """The outgoing answers of one backup. Everything happens on its loop."""
+    """The outgoing answers of one backup. Belongs to its event loop."""
 
     def __init__(self, bytes_max: int | None = None) -> None:
-        """None: `ANSWERS_BYTES_MAX`."""
+        """`bytes_max`: None: `ANSWERS_BYTES_MAX`."""
         self._bytes_max = ANSWERS_BYTES_MAX if bytes_max is None else bytes_max
         self.held_bytes = 0
 
     def admit(self, peer: Peer, answer_bytes: int) -> HeldAnswer:
-        """Count an answer to `peer` of so many bytes at most. Raises `Unavailable`."""
+        """Count an answer to `peer` of at most `answer_bytes`. Raises `Unavailable`."""
         held: _Held = peer.state.setdefault(_HELD, _Held())
         of_connection = self._bytes_max // CONNECTION_SHARE
         if (self.held_bytes and self.held_bytes + answer_bytes > self._bytes_max) or (
@@ -54,14 +54,14 @@ class Answers:
         return HeldAnswer(self, held, answer_bytes)
 
     def let_go(self, held: _Held, answer_bytes: int) -> None:
-        """An answer was taken, or there will be none."""
+        """Stop counting an answer: it was read, or will not be sent."""
         self.held_bytes -= answer_bytes
         held.held_bytes -= answer_bytes
         held.count -= 1
 
 
 class HeldAnswer:
-    """One that counts: until `give_up`, or until nothing refers to what `is_made` returned."""
+    """A counted answer: until `give_up`, or until the result of `is_made` is no longer referred to."""
 
     __slots__ = ("_answer_bytes", "_answers", "_held")
 
@@ -71,11 +71,11 @@ class HeldAnswer:
         self._answer_bytes = answer_bytes
 
     def is_made(self, data: bytearray) -> memoryview:
-        """The data to send."""
+        """Return the data to send."""
         view = memoryview(data)
         weakref.finalize(view, self._answers.let_go, self._held, self._answer_bytes)
         return view
 
     def give_up(self) -> None:
-        """There is nothing to be sent."""
+        """Stop counting the answer, as nothing is sent."""
         self._answers.let_go(self._held, self._answer_bytes)

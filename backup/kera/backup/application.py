@@ -1,9 +1,8 @@
 """The backup as an application: the stages of its start, one after the other; it stops in the reverse order.
 
-`serve` lists the stages. Each stage is a function, so that a test can let it fail: whatever the stages before it have
-started is stopped again. The backup listens before it registers, because the coordinator passes its addresses on. What
-ties it to the coordinator (`Place.ties`) ends last: as long as the backup writes to its disks, its heartbeats say that
-it is there.
+`serve` lists the stages. Each stage is a function, so that a test can make it fail: everything that earlier stages have
+started is stopped then. The backup listens before it registers, because the coordinator passes its addresses on. The
+connection to the coordinator (`Place.ties`) ends last: as long as the backup writes to its disks, it sends heartbeats.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from kera.server.network import Offer, Place, listen, room_of
 from kera.v1 import common_pb2
 
 CONNECTION_WEIGHTS = {"frames": 3, "grpc": 1}
-"""How connections are divided among those who ask for them: brokers use frames."""
+"""Shares of the connections for each transport; brokers use frames."""
 
 log = get_logger("kera.backup")
 
 BEATS_UNTIL_TOLD = 1.25
-"""Heartbeat intervals after which every broker has heard that this backup stops, and opens nothing here any more."""
+"""Heartbeat intervals after which every broker knows that this backup stops, and opens no more replicas here."""
 HANDOVER_CHECK_S = 0.02
-"""Between two looks whether brokers still have something open here."""
+"""Time between two checks whether brokers still have open replicas here."""
 
 
 class Parts(NamedTuple):
@@ -57,7 +56,7 @@ class Parts(NamedTuple):
 async def serve(
     settings: BackupSettings, runtime: Runtime = MACHINE, *, open_interface: OpenInterface = GrpcServer
 ) -> AsyncIterator[dict[str, Any]]:
-    """Start a backup, yield where it is, stop it."""
+    """Start a backup, yield its addresses and id, and stop it."""
     runtime = secure_daemon(runtime, settings, settings.host)
     async with AsyncExitStack() as stack:
         room = room_of(settings, CONNECTION_WEIGHTS)
@@ -79,9 +78,9 @@ async def serve(
 
 
 async def open_place(stack: AsyncExitStack, settings: BackupSettings, runtime: Runtime) -> Place:
-    """Check the settings before anything is made, serve metrics, and take the directories.
+    """Check the settings before anything is created, serve metrics, and lock the directories.
 
-    Raises `InvalidSettings`, and `StartError` when another backup uses them.
+    Raises `InvalidSettings`, and `StartError` if another backup uses them.
     """
     with setting("data_dir"):
         data_dir = expanded(settings.data_dir).absolute()
@@ -96,7 +95,7 @@ async def open_place(stack: AsyncExitStack, settings: BackupSettings, runtime: R
 
 
 async def start_engine(stack: AsyncExitStack, settings: BackupSettings, runtime: Runtime, place: Place) -> Engine:
-    """Read what an earlier launch has left on the disks."""
+    """Read the replicas that earlier launches have left on the disks."""
     place.monitor.health.starting("it reads what is on its disks")
     engine = await Engine.start(settings, place.data_dir, place.directory.load(), runtime)
     stack.push_async_callback(engine.close)
@@ -106,7 +105,7 @@ async def start_engine(stack: AsyncExitStack, settings: BackupSettings, runtime:
 def build_service(
     stack: AsyncExitStack, settings: BackupSettings, runtime: Runtime, place: Place, engine: Engine
 ) -> Parts:
-    """Make the handlers of requests, and the guard in front of them."""
+    """Create the handlers of requests, and the guard in front of them."""
     counters = RequestCounters()
     service = BackupService(engine, counters, read_bytes_max=settings.message_bytes_max)
     guard = guard_of(settings, runtime, coordinators=lambda: settings.coordinator, daemon="backup")
@@ -138,7 +137,7 @@ async def open_interfaces(
 
 
 def build_registration(settings: BackupSettings, runtime: Runtime, place: Place, parts: Parts) -> BackupRegistration:
-    """Make the part that registers the backup, and sends its heartbeats."""
+    """Create the part that registers the backup, and sends its heartbeats."""
     registration = BackupRegistration(
         settings.coordinator,
         place.directory,
@@ -158,7 +157,7 @@ async def register(
     engine: Engine,
     ready: Mapping[str, Any],
 ) -> None:
-    """Register the backup with the coordinator, for the cluster that its replicas belong to."""
+    """Register the backup with the coordinator, for the cluster to which its replicas belong."""
     free = engine.free
     info = common_pb2.BackupInfo(
         node_id=runtime.node_id(),

@@ -1,7 +1,8 @@
 """The state of one disk: its room, its frames, and the parts that wait to be written there. Pure.
 
-Room is counted in bytes of blocks. An open replica counts whole, so that it can always be written; a finished one what
-it has. The bound is the setting's, and what the file system has left (as of the last look at it), less a reserve.
+Room is counted in bytes of whole blocks. An open replica counts with its maximum size, so that it can always be
+written; a finished one with its actual size. Room is limited by the setting, and by the free space of the file system
+(at the last check), less a reserve.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from kera.core.base.done import Done
 from kera.core.errors import DiskFailed, DiskFull, KeraError
 
 RETRY_MS = 1_000
-"""After an error of a disk."""
+"""Time until a retry after an error of a disk."""
 
 
 @dataclass(slots=True)
 class Waiter:
-    """Somebody waits until a replica is durable up to here."""
+    """A request that waits until a replica is durable up to `length`."""
 
     length: int
     done: Done
@@ -37,30 +38,30 @@ class DiskState:
     layout: Layout
     bytes_max: int | None = None
     reserve_bytes: int = 0
-    """Size of the file system that is left to others."""
+    """Space of the file system that is left for other uses."""
     used_bytes: int = 0
-    """By replicas, open ones whole."""
+    """Bytes used by replicas; open ones count with their maximum size."""
     written_bytes: int = 0
     """The part of `used_bytes` that has been written."""
     free_frames: list[int] = field(default_factory=list)
     next_frame: int = 0
     waiting: dict[Replica, list[Waiter]] = field(default_factory=dict)
     to_flush: dict[Replica, int] = field(default_factory=dict)
-    """Finished, and not all on disk: since when, in ms."""
+    """Finished replicas that are not all on disk, and since when they are finished, in ms."""
     to_vouch: dict[Replica, None] = field(default_factory=dict)
-    """Finished and durable, with a header that does not vouch for all of it yet."""
+    """Finished and durable replicas whose headers do not vouch for all of them yet."""
     to_punch: list[Freed] = field(default_factory=list)
     committing: bool = False
     flushing: bool = False
     punching: bool = False
     error: OSError | None = None
-    """Why it takes nothing, if so."""
+    """Why it takes no data; None: it does."""
     retry_ms: int = 0
     _fs_free_bytes: int = 1 << 62
     _fs_written_bytes: int = 0
 
     def set_free_bytes(self, fs_free_bytes: int) -> None:
-        """The file system has so much left, now."""
+        """Set the present free space of the file system."""
         self._fs_free_bytes = fs_free_bytes
         self._fs_written_bytes = self.written_bytes
 
@@ -74,7 +75,7 @@ class DiskState:
         return max(0, room)
 
     def take_frame(self) -> int:
-        """A free frame, the lowest: so the file stays short."""
+        """Take the lowest free frame, so that the file stays short."""
         self.used_bytes += self.layout.frame_bytes
         if self.free_frames:
             return heapq.heappop(self.free_frames)
@@ -82,30 +83,30 @@ class DiskState:
         return self.next_frame - 1
 
     def found_frames(self, used: dict[int, int]) -> None:
-        """At a start: the frames that have replicas, and how many bytes each of them takes."""
+        """Set the frames found at a start; `used`: the frames with replicas, and how many bytes each of them takes."""
         self.next_frame = max(used, default=-1) + 1
         self.free_frames = [index for index in range(self.next_frame) if index not in used]
         self.used_bytes = self.written_bytes = sum(used.values())
 
     def give_back(self, freed: Freed) -> None:
-        """A frame is empty again."""
+        """Free a frame that was emptied."""
         self.used_bytes -= freed.room_bytes
         self.written_bytes -= freed.written_bytes
         heapq.heappush(self.free_frames, freed.index)
 
     def writable(self, now_ms: int) -> bool:
-        """Whether it is worth trying."""
+        """Return whether to try a write: there was no error, or it is time for a retry."""
         return self.error is None or now_ms >= self.retry_ms
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way or waits."""
+        """Whether no job is running, and no work is waiting."""
         waits = self.waiting or self.to_flush or self.to_vouch or self.to_punch
         return not (waits or self.committing or self.flushing or self.punching)
 
 
 def disk_error(error: OSError, name: str) -> KeraError:
-    """The error for a broker when a disk fails."""
+    """Return the error for a broker when a disk fails."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskFull(
             f"the backup's disk has no room for {name}; make room there, and writing resumes by itself",

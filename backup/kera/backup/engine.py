@@ -1,10 +1,10 @@
-"""The engine of one backup: memory, disks and replicas, made ready, kept going, and put away.
+"""The engine of one backup: the life of its memory, disks and replicas.
 
-    start()   read what is on the disks, take the memory
-    running   perform what is planned, on threads; look at the disks by the clock; remember fences
-    close()   write everything to disk, open replicas too: a start finds all of it
+    start()   read the disks, allocate the memory
+    running   perform planned jobs on threads; check the disks' free space periodically; store fences
+    close()   write everything to disk, open replicas too, so that the next start finds it
 
-Everything that blocks is on threads of its own; the store belongs to the event loop.
+Blocking calls are made on threads; the store belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ log = get_logger("kera.engine")
 
 TICK_S = 0.5
 JOBS_PER_DISK = 3
-"""One commit, one flush and one return of frames."""
+"""Threads per disk: one commit, one flush and one punch may run at the same time."""
 RESERVE_BYTES_MAX = 1 * GIB
 RESERVE_PART = 20
-"""A twentieth of a small file system is left to others."""
+"""A twentieth of a small file system is left for other uses."""
 
 
 class Engine:
@@ -50,7 +50,7 @@ class Engine:
     Made with `start`; belongs to one event loop.
     """
 
-    def __init__(  # noqa: PLR0913 - what a backup is made of
+    def __init__(  # noqa: PLR0913 - the parts of a backup
         self,
         settings: BackupSettings,
         data_dir: Path,
@@ -63,9 +63,9 @@ class Engine:
         restart: Restart,
         runtime: Runtime,
     ) -> None:
-        """`fences`: broker epochs that are refused, as their file has them. `identity`: id and cluster.
+        """`fences`: fenced broker epochs, as in their file. `identity`: id and cluster.
 
-        `restart`: what was found on `disks`.
+        `restart`: the replicas found on `disks`.
         """
         self.store = ReplicaStore(
             slots,
@@ -100,7 +100,7 @@ class Engine:
     async def start(
         cls, settings: BackupSettings, data_dir: Path, identity: tuple[int, str], runtime: Runtime = MACHINE
     ) -> Engine:
-        """Open the logs of the backup `identity` (id and cluster). Raises `StartError` and what it has below it."""
+        """Open the logs of the backup `identity` (id and cluster). Raises `StartError` or a subclass of it."""
         clock, files = runtime.clock, runtime.files
         begun_s = clock.monotonic_s()
         layout = Layout(settings.segment_bytes)
@@ -143,7 +143,7 @@ class Engine:
         return engine
 
     def registered(self, backup_id: int, cluster_id: str) -> None:
-        """Set the identity that headers have from now on; nothing may be appended before."""
+        """Set the identity in new headers; must be called before anything is appended."""
         self.store.persistence.set_identity(backup_id, cluster_id)
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Engine:
 
     def _done(self, job: Job, future: asyncio.Future[None]) -> None:
         self._jobs.discard(future)
-        future.result()  # `perform` raises nothing but what is a defect
+        future.result()  # raises only if `perform` has a defect
         self.store.persistence.finished(job)
         self._changed.set()
 
@@ -182,11 +182,11 @@ class Engine:
 
     @property
     def disk_bytes(self) -> int:
-        """The room for replicas, taken or not."""
+        """The room for replicas, used or free."""
         return sum(disk.used_bytes + disk.room_bytes for disk in self.store.persistence.disks)
 
     async def remember_fence(self, broker_id: int, broker_epoch: int) -> None:
-        """Older launches are refused after a start, too, when this returns. Raises the disk's error."""
+        """Store a fence, so that older launches are refused even after a restart. Raises the disk's error."""
         async with self._fencing:
             if self._fences.get(broker_id, 0) >= broker_epoch:
                 return
@@ -199,12 +199,12 @@ class Engine:
 
     @property
     def replicas_open(self) -> int:
-        """Replicas with something in them to which their brokers may still append."""
+        """The number of replicas that are not empty, and to which their brokers may still append."""
         return sum(not (replica.closed or replica.sealed) and replica.length > 0 for replica in self.store.replicas)
 
     @property
     def bytes_left(self) -> int:
-        """In memory, and not on disk."""
+        """The number of bytes that are in memory, and not on disk."""
         return sum(
             replica.length - replica.durable_length for replica in self.store.replicas if replica.slot is not None
         )
@@ -212,7 +212,7 @@ class Engine:
     # -- the end -----------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Write everything to disk, unless the backup never comes back."""
+        """Write everything to disk, unless the backup is ephemeral, and close the disks."""
         if not self._settings.ephemeral:
             self.store.seal_all()
             self.store.persistence.flush_soon()
@@ -237,7 +237,7 @@ class Engine:
             disk.close()
 
     async def _flushed(self) -> bool:
-        """Wait until everything is on disk; False when a disk does not take it."""
+        """Wait until everything is on disk; return False if a disk fails."""
         while not self.store.persistence.idle:
             if any(disk.error is not None for disk in self.store.persistence.disks):
                 return False

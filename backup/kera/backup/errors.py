@@ -1,4 +1,4 @@
-"""Errors that only a backup has: its own view of a replica and the broker's differ."""
+"""Errors that only a backup raises, when its state of a replica differs from the broker's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class UnknownReplica(NotAccepted):
 
 
 class ReplicaOffset(NotAccepted):
-    """The replica does not have the length that the request goes on from; `attributes` has both."""
+    """The replica does not have the length from which the request continues; `attributes` has both lengths."""
 
     code = "replica_offset"
 

@@ -1,10 +1,10 @@
-"""The fenced broker epochs of a backup, which outlive its process: ``fences.json``, and the same in a copy.
+"""The fenced broker epochs of a backup, which outlive its process: ``fences.json``, and a copy.
 
-Epochs of a fence only grow. So the files need no order: of two that can be read, the higher epoch of each broker holds,
-and a process that ends between the two writes has promised nothing yet.
+Epochs of a fence only grow. So it does not matter which file is newer: the higher epoch of each broker is valid, and a
+process that ends between the two writes has not acknowledged the fence yet.
 
-Promises: one intact file of the two is enough, and the other is written anew. A backup that has replicas and neither
-file starts, and logs what it no longer knows; one with two damaged files does not start.
+Promises: one intact file of the two is enough, and the other is written anew. A backup with replicas and without both
+files starts, and logs a warning; a backup with two damaged files does not start.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ FORMAT = 1
 
 
 class DamagedFences(ValueError):
-    """A file of fences is not as it was written."""
+    """A file of fences is damaged."""
 
 
 def load_fences(directory: Path, calls: FileCalls = FILE_CALLS, *, has_replicas: bool = False) -> dict[int, int]:
-    """The highest epoch of each broker that was fenced.
+    """Return the highest fenced epoch of each broker.
 
-    `has_replicas`: the backup has run before, so the files ought to be there. A file that is damaged or missing is
-    written anew from the other one. Raises `StartError` when that leaves none, or one is of a newer version, and the
-    ``OSError`` of a disk that does not take the new file.
+    `has_replicas`: the backup has run before, so the files should exist. A file that is damaged or missing is written
+    anew from the other one. Raises `StartError` if there are only damaged files, or a file of a newer version, and
+    ``OSError`` if a new file cannot be written.
     """
     found, damaged, missing = _read(directory)
     if not found:
@@ -60,9 +60,9 @@ def load_fences(directory: Path, calls: FileCalls = FILE_CALLS, *, has_replicas:
 
 
 def check_fences(directory: Path) -> tuple[dict[Path, str], list[Path]]:
-    """The damaged files with their reasons, and the missing ones; nothing is written.
+    """Return the damaged files with their reasons, and the missing files, without writing anything.
 
-    Raises `StartError` when one is of a newer version.
+    Raises `StartError` if a file is of a newer version.
     """
     _, damaged, missing = _read(directory)
     return damaged, missing
@@ -77,7 +77,7 @@ def store_fences(directory: Path, fences: Mapping[int, int], calls: FileCalls = 
 
 
 def _read(directory: Path) -> tuple[list[dict[int, int]], dict[Path, str], list[Path]]:
-    """The content of the files, the damaged ones with reasons, and the missing ones."""
+    """Return the contents of the intact files, the damaged files with reasons, and the missing files."""
     found: list[dict[int, int]] = []
     damaged: dict[Path, str] = {}
     missing: list[Path] = []

@@ -1,16 +1,16 @@
-"""How replicas lie on a disk: frames of one size, each with a header of one block and room for a replica.
+"""The layout of replicas on a disk: frames of one size, each with a header of one block and room for a replica.
 
     ┌───────────────┬──────────────────────────────────────┬──────────────────────────────────────┬──
     │ file header   │ frame 0: header block, replica        │ frame 1: header block, replica        │ …
     │ 4096 bytes    │ 4096 + segment_bytes                  │ 4096 + segment_bytes                  │
     └───────────────┴──────────────────────────────────────┴──────────────────────────────────────┴──
 
-A frame that is free is a hole, or begins with zeros. Every header is written twice in its block, at 0 and at 2048, each
-time within one sector and with a checksum: of those that are whole the one with the higher sequence counts.
+A free frame is a hole, or begins with zeros. Every header is written twice in its block, at 0 and at 2048, each time
+within one sector and with a checksum: of the intact copies, the one with the higher sequence counts.
 
-A header says two lengths. What was durable *before* it was written is vouched for: when that does not match, it is
-damage. What was written *with* it may have been cut off by a crash in between, for nothing orders the two: that is
-believed only when its checksum is right, and was never acknowledged if it is not.
+A header has two lengths. It vouches for data that were durable *before* the header was written: if these do not match
+their checksum, they are damaged. Data that were written *with* the header may be incomplete after a crash, as the two
+writes have no order: they count only if their checksum matches, and if it does not, they were never acknowledged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLUSTER_ID_BYTES_MAX = 128
 
 _FILE_MAGIC = b"KERABACK"
 _FILE = struct.Struct("<8sIQ")
-"""Magic, format, segment_bytes."""
+"""The file header: magic, format, segment_bytes."""
 _MAGIC = b"KERAREPL"
 _FRAME = struct.Struct("<8sIQIIQQIQIIIIIBB128s")
 _CRC = struct.Struct("<I")
@@ -40,7 +40,7 @@ class ReplicaHeader(NamedTuple):
     """The header of a replica on the disk."""
 
     sequence: int
-    """Number of the write, within the backup: of two frames for one replica the later one counts."""
+    """Number of the write within the backup: of two frames of one replica, the one with the higher sequence counts."""
     backup_id: int
     broker_id: int
     broker_epoch: int
@@ -51,13 +51,13 @@ class ReplicaHeader(NamedTuple):
     checksum: int
     chunk_count: int
     vouched_length: int
-    """Was durable before this header was written."""
+    """Length that was durable before this header was written."""
     vouched_checksum: int
     closed: bool
     cluster_id: str
 
     def encode(self) -> bytes:
-        """The header block."""
+        """Return the header block."""
         *numbers, closed, cluster_id = self
         name = cluster_id.encode()
         invariant(len(name) <= CLUSTER_ID_BYTES_MAX, "a header has room for the cluster's id", cluster_id=cluster_id)
@@ -65,9 +65,9 @@ class ReplicaHeader(NamedTuple):
 
 
 def decode_header(block: memoryview | bytes, where: str) -> ReplicaHeader | None:
-    """The content of a header block; None when neither of its copies is whole.
+    """Return the content of a header block; None: neither of its copies is intact.
 
-    Raises `StartError` when a newer version has written it; `where` names the place for that.
+    Raises `StartError` if a newer version has written it; `where`: the name of the place in the message.
     """
     found: ReplicaHeader | None = None
     for fields in _copies(block, _FRAME):
@@ -83,12 +83,15 @@ def decode_header(block: memoryview | bytes, where: str) -> ReplicaHeader | None
 
 
 def encode_file_header(segment_bytes: int) -> bytes:
-    """The first block of a file."""
+    """Return the first block of a file."""
     return _block(_FILE.pack(_FILE_MAGIC, FORMAT, segment_bytes))
 
 
 def decode_file_header(block: memoryview | bytes, where: str) -> int | None:
-    """The size of replicas in a file; None when it has no header. Raises `StartError` if a newer version wrote it."""
+    """Return the size of replicas in a file; None: it has no valid header.
+
+    Raises `StartError` if a newer version has written it.
+    """
     for magic, version, segment_bytes in _copies(block, _FILE):
         if magic == _FILE_MAGIC:
             if version != FORMAT:
@@ -103,7 +106,7 @@ def _block(content: bytes) -> bytes:
 
 
 def _copies(block: memoryview | bytes, layout: struct.Struct) -> list[tuple[Any, ...]]:
-    """Those of a block's two copies that match their checksums."""
+    """Return the copies in a block, of two, that match their checksums."""
     view = memoryview(block)
     return [
         layout.unpack_from(view, at)
@@ -114,7 +117,7 @@ def _copies(block: memoryview | bytes, layout: struct.Struct) -> list[tuple[Any,
 
 
 class Layout(NamedTuple):
-    """Where frames are."""
+    """The layout of frames in a file."""
 
     segment_bytes: int
 
@@ -124,9 +127,9 @@ class Layout(NamedTuple):
         return BLOCK_BYTES + self.segment_bytes
 
     def offset(self, index: int) -> int:
-        """Where the header of a frame is in the file; its replica begins a block later."""
+        """Return the offset of a frame's header in the file; its replica begins a block later."""
         return BLOCK_BYTES + index * self.frame_bytes
 
     def frame_at(self, offset: int) -> int:
-        """Which frame has this byte of the file, which is behind the file header."""
+        """Return the frame that contains a byte of the file, which must be behind the file header."""
         return (offset - BLOCK_BYTES) // self.frame_bytes

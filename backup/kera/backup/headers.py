@@ -1,9 +1,9 @@
-"""The headers of chunks that are on disk only, in memory: who takes over from a broker reads them and no disk.
+"""Keeps headers of chunks that are on disk only in memory, so that a recovery reads them without reading the disk.
 
-They tell where streamlets end and how far producers got, and until that is known producers wait. On disk they are
-scattered: to read those of chunks of 16 KiB is to read everything. When a replica's memory is given back they are kept,
-128 bytes of each chunk, verified when they came; up to `bytes_max` in all, and then the oldest go. Who asks for what is
-not kept, as after a start, reads the disk.
+Headers show where streamlets end and how far producers got, and producers wait until a recovery knows that. On disk
+headers are scattered: to read the headers of chunks of 16 KiB, one has to read everything. So when a replica's memory
+is released, its headers are kept, 128 bytes for each chunk, which were verified on arrival. They may take `bytes_max`
+in all; beyond that, the oldest are dropped. Headers that are not kept, as after a start, are read from disk.
 
 Belongs to one event loop. Pure.
 """
@@ -18,7 +18,7 @@ from kera.core.format.chunk import ALIGNMENT_BYTES, HEADER_BYTES
 from kera.core.format.header_table import HEADER, Headers, Rows, chunk_bytes
 
 _UNITS = HEADER_BYTES // ALIGNMENT_BYTES
-"""A header takes so many units of what chunks are aligned to."""
+"""Size of a header in units of the alignment of chunks."""
 
 
 class KeptHeaders:
@@ -28,7 +28,7 @@ class KeptHeaders:
         self.bytes_kept = 0
         self._bytes_max = bytes_max
         self._kept: dict[Replica, bytes] = {}
-        """The oldest first."""
+        """Headers by replica, the oldest first."""
 
     def keep(self, replica: Replica) -> None:
         """Keep the headers of a replica whose memory is about to be given back."""
@@ -44,11 +44,11 @@ class KeptHeaders:
             self.forget(next(iter(self._kept)))
 
     def forget(self, replica: Replica) -> None:
-        """A replica goes."""
+        """Forget the headers of a replica."""
         self.bytes_kept -= len(self._kept.pop(replica, b""))
 
     def read(self, replica: Replica, offset: int, bytes_max: int, streamlets: Streamlets) -> Walk | None:
-        """The result of `kera.backup.reading.walk` with `headers_only`; None: the headers are not kept."""
+        """Return the result of `kera.backup.reading.walk` with `headers_only`; None: the headers are not kept."""
         if replica.slot is not None and replica.finished:
             self.keep(replica)
         kept = self._kept.get(replica)

@@ -1,4 +1,4 @@
-"""Whether this backup can do its work: what its readiness is made of. Looks at the parts, and decides nothing."""
+"""The health checks of a backup, which decide whether it is ready. They only look at its parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kera.core.base.health import Health, Observation, concern, well, wrong
 
 
 def watch_disks(health: Health, engine: Engine) -> None:
-    """Watch its disks and its memory, once they are open."""
+    """Add checks of the disks and the memory, once the disks are open."""
 
     def disks() -> Observation:
         every = engine.store.persistence.disks
@@ -31,9 +31,9 @@ def watch_disks(health: Health, engine: Engine) -> None:
 
 
 def watch_registration(health: Health, registration: BackupRegistration, clock: Clock) -> None:
-    """Watch its registration at the coordinator, which comes next.
+    """Add a check of the registration with the coordinator, which is the next step of the start.
 
-    Brokers use a backup also while the coordinator is away.
+    Brokers use a backup even while the coordinator is away.
     """
 
     def coordinator() -> Observation:

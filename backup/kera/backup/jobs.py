@@ -1,4 +1,4 @@
-"""Jobs for the disks, performed on threads: plain data, both ways."""
+"""Jobs for the disks, performed on threads: plain data in both directions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ReplicaPart:
 
 @dataclass(slots=True)
 class WriteReplicasJob:
-    """Write parts; durable when it is done."""
+    """Write parts; they are durable when the job is done."""
 
     disk: int
     parts: list[ReplicaPart]
     commit: bool
-    """Somebody waits for it."""
+    """Whether requests wait for it."""
     error: OSError | None = None
 
 
@@ -46,7 +46,7 @@ class Freed:
 
 @dataclass(slots=True)
 class PunchJob:
-    """Give back frames; when it is done nothing that was in them can come back."""
+    """Give back frames; when the job is done, their old content cannot reappear."""
 
     disk: int
     freed: list[Freed]

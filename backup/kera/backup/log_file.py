@@ -1,6 +1,6 @@
-"""The file that a backup has on one disk, as blocks: written and read around the page cache, durable after `sync`.
+"""The file of a backup on one disk, in blocks: written and read around the page cache, and durable after `sync`.
 
-All offsets and lengths are whole blocks, and memory begins at one. Everything here blocks, and is called from threads;
+All offsets, lengths and addresses of memory are multiples of a block. All calls block, so they are made on threads;
 errors are those of the operating system (``OSError``).
 """
 
@@ -38,7 +38,7 @@ class BlockDisk(Protocol):
     """For people: the path of the file."""
 
     def write(self, offset: int, pieces: Sequence[memoryview]) -> None:
-        """Write `pieces` one behind the other; durable after the next `sync` that begins later."""
+        """Write `pieces` one behind the other; they are durable after a `sync` that begins later."""
         ...
 
     def sync(self) -> None:
@@ -46,28 +46,28 @@ class BlockDisk(Protocol):
         ...
 
     def read(self, offset: int, into: memoryview) -> int:
-        """Read into `into`; returns how many bytes there were."""
+        """Read into `into`; return how many bytes were read."""
         ...
 
     def punch(self, offset: int, length: int) -> None:
-        """Give back room, where the file system can: it reads as zeros then."""
+        """Release space, if the file system supports that; it then reads as zeros."""
         ...
 
     def next_data(self, offset: int) -> int | None:
-        """Where something may be written, from `offset` on; None when there is nothing."""
+        """Return the first offset from `offset` on that may have data; None: there are no more data."""
         ...
 
     def free_bytes(self) -> int:
-        """Free space of the file system."""
+        """Return the free space of the file system."""
         ...
 
     def total_bytes(self) -> int:
-        """Size of the file system."""
+        """Return the size of the file system."""
         ...
 
 
 class LogFile:
-    """The real one."""
+    """The real file."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class LogFile:
         calls: FileCalls = FILE_CALLS,
         punch_hole: Callable[[int, int, int], None] = _punch_hole,
     ) -> None:
-        """Open the file in `directory`, for this process alone; makes both if need be.
+        """Open the file in `directory`, for this process alone; create both if need be.
 
-        `direct`: around the page cache, where the file system can do that.
+        `direct`: bypass the page cache, if the file system supports that.
 
-        Raises ``OSError``, and `StartError` when another backup has it.
+        Raises ``OSError``, and `StartError` if another backup has the file open.
         """
         if not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ class LogFile:
 
     def sync(self) -> None:
         """See `BlockDisk`."""
-        if identity_of(self._path) != self._identity:  # a file without a name goes with the process
+        if identity_of(self._path) != self._identity:  # a file without a name is lost when the process ends
             problem = "removed or replaced while the backup runs; put it back, or restart the backup"
             raise OSError(errno.ESTALE, problem, self.name)
         self._calls.sync(self._fd)
@@ -162,5 +162,5 @@ class LogFile:
 
 
 def aligned(length: int) -> memoryview:
-    """Memory that begins at a block, all zeros."""
+    """Return zeroed memory that is aligned to blocks."""
     return memoryview(mmap.mmap(-1, length))

@@ -1,4 +1,4 @@
-"""The backup's counters. The hot path adds to plain integers; Prometheus reads them when it asks."""
+"""The backup's counters. The hot path adds to plain integers; a scrape reads them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class RequestCounters:
     replicate_requests: int = 0
     bytes_read: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """Requests, by the code of the error."""
+    """Refused requests by the code of the error."""
 
     def refuse(self, error: KeraError) -> None:
-        """A request was answered with an error."""
+        """Count a request that was answered with an error."""
         self.refused[error.code] += 1
 
 
@@ -54,7 +54,7 @@ _FOUND_HELP = {
 
 
 REPLICAS_AT_ONCE = 256
-"""Counted before others go on."""
+"""Number of replicas that are counted before other work of the loop gets a turn."""
 
 
 class BackupCollector:
@@ -65,7 +65,7 @@ class BackupCollector:
         self._engine = engine
 
     def steps(self, *, everything: bool) -> Steps:
-        """See `Source`. There is nothing more of everything: disks are few, and what is replicated is the brokers'."""
+        """See `Source`. `everything` adds nothing: there are few disks, and brokers have the metrics of streams."""
         del everything
         families = list(self._totals())
         yield

@@ -1,6 +1,6 @@
-"""Does the jobs, on threads: what it takes from them is plain data and memory that stays as it is meanwhile.
+"""Performs jobs on threads. Jobs consist of plain data, and of memory that is not released meanwhile.
 
-A job that fails has its error in `error`; none is raised.
+A failed job has its error in `error`; errors are not raised.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from kera.core.base.blocks import BLOCK_BYTES
 
 
 class Performer:
-    """Executes planned jobs on threads. A failed job carries its error."""
+    """Performs planned jobs on threads."""
 
     def __init__(self, disks: Sequence[BlockDisk], layout: Layout) -> None:
         self.disks = disks
         self.layout = layout
 
     def perform(self, job: Job) -> None:
-        """Do a job."""
+        """Perform a job; an ``OSError`` becomes its `error`."""
         disk = self.disks[job.disk]
         try:
             match job:
@@ -52,7 +52,7 @@ class Performer:
 
 
 def give_back(disk: BlockDisk, layout: Layout, frames: Sequence[int]) -> None:
-    """Empty frames. First the headers, durably: no replica comes back with a part of its chunks."""
+    """Empty frames, first their headers, durably: after a crash, no replica may have only a part of its chunks."""
     zeros = aligned(BLOCK_BYTES)
     for index in frames:
         disk.write(layout.offset(index), [zeros])

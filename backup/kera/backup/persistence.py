@@ -1,15 +1,15 @@
-"""Which replicas go to the disks, and when. Pure: it plans jobs and takes note of what became of them.
+"""Decides which replicas are written to the disks, and when. Pure: it plans jobs and processes their results.
 
-* **Commit**: of all replicas that somebody waits for, what is not durable yet, in one job per disk (group commit).
-  What gathers meanwhile goes into the next one.
-* **Flush**: finished replicas are written as soon as they are that, whole; then their memory is free. Or they wait for
-  `flush_delay_ms`, as long as there is memory: what brokers free by then never goes to disk.
-* **Vouch**: when all of a finished replica is durable, its header is written once more, with the next flush: then a
-  start believes it without reading the replica (see ``kera.backup.frames``).
-* **Punch**: frames that were freed are given back, and used again only when that is durable: so no crash mixes what was
-  in them with what comes.
+* **Commit**: one job per disk (group commit) writes the data that are not durable yet of all replicas for which
+  requests wait. Data that arrive meanwhile go into the next job.
+* **Flush**: replicas are written completely as soon as they are finished, and their memory is then free. Or they wait
+  for `flush_delay_ms`, as long as there is enough memory: replicas that brokers free by then are never written.
+* **Vouch**: when all of a finished replica is durable, its header is written once more, with the next flush: a start
+  then trusts it without reading the replica (see ``kera.backup.frames``).
+* **Punch**: freed frames are emptied, and reused only when that is durable: so a crash cannot mix their old content
+  with new data.
 
-A commit and a flush may be under way on one disk at the same time, with different replicas.
+A commit and a flush may run on one disk at the same time, with different replicas.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = get_logger("kera.persistence")
 
 COMMIT_REPLICAS_MAX = 256
 FLUSH_REPLICAS_MAX = 4
-"""In one job: enough for the disk, and few enough to give memory back soon."""
+"""Maximum in one job: enough for the disk, and few enough to release memory soon."""
 VOUCH_REPLICAS_MAX = 64
 PUNCH_FRAMES_MAX = 64
 
@@ -53,10 +53,10 @@ class Persistence:
         flush_delay_ms: int = 0,
         scarce: Callable[[], bool] = bool,
     ) -> None:
-        """`on_work`: `plan` may have something to do. `on_written`: a job has let go of a replica.
+        """`on_work`: called when `plan` may have work. `on_written`: called when a job no longer needs a replica.
 
-        `identity`: id and cluster of the backup, which headers have. `sequence`: the highest that any of them has.
-        `scarce`: whether there is so little memory that nothing may wait in it.
+        `identity`: id and cluster of the backup, for headers. `sequence`: the highest sequence in existing headers.
+        `scarce`: returns whether memory is so scarce that no flush may be delayed.
         """
         self._flush_delay_ms = flush_delay_ms
         self.disks = disks
@@ -71,18 +71,18 @@ class Persistence:
         self._scarce = scarce
 
     def set_identity(self, backup_id: int, cluster_id: str) -> None:
-        """Set the identity that headers have from now on."""
+        """Set the identity in new headers."""
         self._backup_id, self._cluster_id = backup_id, cluster_id
 
     def flush_soon(self) -> None:
-        """From now on, no flush is put off."""
+        """Delay no flush from now on."""
         self._flush_delay_ms = 0
         self._on_work()
 
-    # -- what has to be done ----------------------------------------------------------------------------------------
+    # -- work to do -------------------------------------------------------------------------------------------------
 
     def wait(self, replica: Replica, length: int, done: Done) -> None:
-        """Call `done` when the replica is durable up to `length`, or cannot become that."""
+        """Call `done` when the replica is durable up to `length`, or with an error if it cannot become so."""
         if replica.durable_length >= length:
             done(None)
             return
@@ -90,17 +90,17 @@ class Persistence:
         self._on_work()
 
     def finished_replica(self, replica: Replica) -> None:
-        """Nothing will be appended to the replica: it goes to disk."""
+        """Queue a replica for a flush, as nothing will be appended to it any more."""
         self.disks[replica.frame.disk].to_flush[replica] = self.now_ms
         self._on_work()
 
     def vouch(self, replica: Replica) -> None:
-        """The header on disk is to vouch for all of a replica that is durable."""
+        """Queue a durable replica, so that its header on disk will vouch for all of it."""
         self.disks[replica.frame.disk].to_vouch[replica] = None
         self._on_work()
 
     def forget(self, replica: Replica, reason: str) -> None:
-        """The replica goes: nothing is written of it any more. Who waits for it is told why."""
+        """Write no more of a replica, and fail the requests that wait for it with `reason`."""
         disk = self.disks[replica.frame.disk]
         disk.to_flush.pop(replica, None)
         disk.to_vouch.pop(replica, None)
@@ -108,7 +108,7 @@ class Persistence:
             waiter.done(NotAccepted(reason))
 
     def give_up(self, replica: Replica) -> None:
-        """Tell those who wait for what the replica does not have any more, because it was cut."""
+        """Fail the requests that wait for data behind the end of a replica that was cut."""
         disk = self.disks[replica.frame.disk]
         waiters = disk.waiting.pop(replica, [])
         still = [waiter for waiter in waiters if waiter.length <= replica.length]
@@ -119,7 +119,7 @@ class Persistence:
                 waiter.done(NotAccepted(f"{replica} was closed before this"))
 
     def punch(self, replica: Replica, done: list[Done]) -> None:
-        """Give back the frame of a replica that nobody is busy with."""
+        """Empty the frame of a replica that no job or reader uses; call `done` when that is durable."""
         disk = self.disks[replica.frame.disk]
         freed = Freed(replica.frame.number, replica.disk_bytes, replica.written_bytes, done)
         if not replica.touched:
@@ -132,7 +132,7 @@ class Persistence:
     # -- planning --------------------------------------------------------------------------------------------------
 
     def plan(self) -> list[Job]:
-        """The next jobs; each must be performed and then given to `finished`."""
+        """Return the next jobs; each must be performed and then passed to `finished`."""
         jobs: list[Job] = []
         for disk in self.disks:
             if not disk.writable(self.now_ms):
@@ -192,13 +192,13 @@ class Persistence:
         if replica.slot is None or end == replica.durable_length:
             return ReplicaPart(replica, replica.frame.number, header, 0, memoryview(b""))
         begin, ceiling = block_floor(replica.durable_length), block_ceiling(end)
-        replica.view[end:ceiling] = bytes(ceiling - end)  # nothing of an earlier replica goes along
+        replica.view[end:ceiling] = bytes(ceiling - end)  # so that no data of an earlier replica are written
         return ReplicaPart(replica, replica.frame.number, header, begin, replica.view[begin:ceiling])
 
     # -- results ---------------------------------------------------------------------------------------------------
 
     def finished(self, job: Job) -> None:
-        """A job was performed: take note, tell who waits."""
+        """Process the result of a job, and answer the requests that wait for it."""
         disk = self.disks[job.disk]
         self._note(disk, job)
         match job:
@@ -255,7 +255,7 @@ class Persistence:
         disk.written_bytes += written - replica.written_bytes
         replica.written_bytes = written
         replica.error = None
-        if header.length > replica.length:  # it was cut meanwhile; the header has yet to follow
+        if header.length > replica.length:  # it was cut meanwhile; a new header has yet to be written
             replica.durable_length, replica.durable_checksum = replica.length, replica.checksum
         else:
             replica.durable_length, replica.durable_checksum = header.length, header.checksum
@@ -300,7 +300,7 @@ class Persistence:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        """Time goes on: try failed disks again."""
+        """Set the time, and try failed disks again."""
         self.now_ms = now_ms
         if self._flush_delay_ms and any(disk.to_flush for disk in self.disks):
             self._on_work()
@@ -308,12 +308,12 @@ class Persistence:
             if disk.error is None:
                 continue
             if now_ms >= disk.retry_ms and disk.idle:
-                disk.error = None  # what could not be written is gone: whoever writes next will see
+                disk.error = None  # no failed work is left to repeat: the next write will show whether it works
             self._on_work()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way or waits."""
+        """Whether no job is running, and no work is waiting."""
         return all(disk.idle for disk in self.disks)
 
 

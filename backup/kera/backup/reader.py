@@ -1,7 +1,7 @@
-"""Reads chunks of replicas on threads, from memory or from the disks: for whoever takes over from a lost broker.
+"""Reads chunks of replicas on threads, from memory or from the disks, for recoveries of a lost broker.
 
-Each read from a disk has a buffer of the size of a replica, of which there are `READS_MAX`. What is in it stays: who
-reads the same replica after others, or on, reads no block again.
+Each read from a disk uses one of `READS_MAX` buffers, which have the size of a replica. A buffer keeps its content:
+later reads of the same replica do not read a block again.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from kera.backup.store import ReplicaStore
 from kera.core.base.blocks import BLOCK_BYTES
 
 READS_MAX = 4
-"""Reads under way."""
+"""Maximum of concurrent reads."""
 
 
 @dataclass(slots=True, eq=False)
 class _Buffer:
-    """Memory for a replica, and what is in it of which."""
+    """Memory for a replica, and which blocks of which replica are in it."""
 
     memory: memoryview
     here: bytearray
-    """By block, whether it is in the memory."""
+    """For each block, whether it is in the memory."""
     replica: Replica | None = None
     busy: bool = False
-    """A thread has it."""
+    """Whether a thread uses it."""
 
 
 class ReplicaReader:
@@ -50,16 +50,16 @@ class ReplicaReader:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(READS_MAX, "kera-read")
         self._buffers: list[_Buffer] = []
-        """One for each thread at most; that which was used last at the end."""
+        """At most one for each thread; the most recently used is last."""
         self._buffer_free = threading.Condition()
         self._reads: set[asyncio.Future[Walk]] = set()
         self.chunks_damaged = 0
-        """That were found."""
+        """Number of damaged chunks found."""
 
     def read(
         self, replica: Replica, offset: int, bytes_max: int, streamlets: Streamlets, *, headers_only: bool = False
     ) -> asyncio.Future[Walk]:
-        """Chunks of a replica, see `kera.backup.reading.walk`; fails with ``OSError``."""
+        """Read chunks of a replica, see `kera.backup.reading.walk`; the future may fail with ``OSError``."""
         if headers_only and (known := self._store.headers.read(replica, offset, bytes_max, streamlets)) is not None:
             found: asyncio.Future[Walk] = self._loop.create_future()
             found.set_result(known)
@@ -91,14 +91,14 @@ class ReplicaReader:
         self._store.pin(replica)
         future = self._loop.run_in_executor(self._threads, read)
         self._reads.add(future)
-        # Whoever asked may be gone before the thread is done; the replica stays until it is.
+        # The caller may be gone before the thread is done; the replica is kept until then.
         future.add_done_callback(lambda done: self._read(replica, disk.name, done))
         return asyncio.shield(future)
 
     def _take_buffer(self, replica: Replica) -> _Buffer:
-        """The one that has something of the replica already, if there is one: nothing of it changes on disk any more.
+        """Return a buffer, preferably one that has blocks of the replica, which no longer change on disk.
 
-        If somebody reads the replica just now, it is waited for: then most of what is wanted is there.
+        If another thread is reading the replica, wait for it, as the buffer will then have most of the wanted blocks.
         """
         with self._buffer_free:
             while (buffer := self._buffer_of(replica)) is not None and buffer.busy:

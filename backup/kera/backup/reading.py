@@ -1,9 +1,9 @@
-"""Chunks of a replica, for whom recovers: verified, filtered, whole, and no more than asked for.
+"""Reads chunks of a replica for recoveries: verified, filtered, whole, and no more than requested.
 
-Damage (bytes that are not a chunk, or one that does not match its checksums) is skipped and told, never served: what
-follows it is found by the next header that is whole. Who asks for headers only gets them without a look at what they
-are the headers of, and who asks for chunks of some streamlets without a look at others: of a replica on disk, large
-ones are then skipped and not read. What was read stays in the buffer, and is not read again. Runs on threads.
+Damage (bytes that are not a chunk, or a chunk that does not match its checksums) is skipped and reported, never served;
+the next intact header shows where chunks continue. If only headers are requested, payloads are not read; if only chunks
+of some streamlets are requested, payloads of others are not read. So on disk, large ones are skipped. Blocks that were
+read stay in the buffer, and are not read again. Runs on threads.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from kera.core.format.chunk import (
 from kera.core.format.newer_format import unknown_version
 
 WINDOW_BYTES = 1 << 20
-"""Read from a disk in one go, where everything counts."""
+"""Size of one read from a disk, if all chunks are wanted."""
 WINDOW_GROWTH = 4
-"""Where it is not known what counts, the first piece is a block, and each further one so many times as large."""
+"""If only some chunks are wanted, the first read is a block, and each further one is this many times as large."""
 SKIPPED_BYTES_MIN = 64 << 10
-"""So large chunks are skipped on disk when only their headers count: reading that much takes longer than a seek."""
+"""Chunks from this size on are skipped on disk if only their headers count: reading them takes longer than a seek."""
 
 Window = Callable[[int, int], memoryview]
-"""The bytes of a replica from an offset on, at least as many as asked for, unless it ends."""
+"""Returns the bytes of a replica from an offset on, at least as many as requested, unless the replica ends."""
 Streamlets = Mapping[int, frozenset[int]]
-"""Streamlets by stream; an empty set: all of it. No stream at all: everything."""
+"""Streamlets by stream; an empty set: all of the stream. No stream at all: everything."""
 
 NONE_OF_THEM: Streamlets = {-1: frozenset()}
-"""To look at all chunks and take none."""
+"""Selects no chunk: a walk then checks all chunks and returns none."""
 
 _MAGIC = int.from_bytes(MAGIC, "little")
 
@@ -51,27 +51,26 @@ class Walk:
 
     chunks: bytearray = field(default_factory=bytearray)
     next_offset: int = 0
-    """A chunk that is whole begins there, or the replica ends."""
+    """Where to continue: a whole chunk begins there, or the replica ends."""
     damaged: list[int] = field(default_factory=list)
-    """Where damage begins that was come upon."""
+    """Offsets at which damage begins."""
     ends: list[int] = field(default_factory=list)
     """Ends of all whole chunks, wanted or not."""
     unknown_version: int = 0
-    """Format version of a chunk that a newer program has written; for other programs it is damaged. 0: none was
-    found."""
+    """Format version of a chunk that a newer program has written, and that counts as damaged here; 0: none found."""
 
 
 def memory_window(view: memoryview, length: int) -> Window:
-    """The window of a replica in memory."""
+    """Return the window of a replica in memory."""
     return lambda offset, _size: view[offset:length]
 
 
 def disk_window(
     disk: BlockDisk, layout: Layout, index: int, length: int, buffer: memoryview, here: bytearray | None = None
 ) -> Window:
-    """The window of a replica in a frame, by way of `buffer`, which has room for any replica. Raises ``OSError``.
+    """Return the window of a replica in a frame, which reads into `buffer`, large enough for any replica.
 
-    `here`: a byte for each block of the buffer, whether it has the replica's already; None: it has nothing yet.
+    `here`: a byte for each block of the buffer, 1 if it is read already; None: none is. The window raises ``OSError``.
     """
     start = layout.offset(index) + BLOCK_BYTES
     known = bytearray(len(buffer) // BLOCK_BYTES) if here is None else here
@@ -103,11 +102,11 @@ def walk(
     wanted_only: bool = False,
     window_bytes: int = WINDOW_BYTES,
 ) -> Walk:
-    """Go through the chunks from `offset` to `length`; stop before one that is wanted and passes `bytes_max`.
+    """Go through the chunks from `offset` to `length`; stop before a wanted chunk that would exceed `bytes_max`.
 
-    A single chunk larger than that is still returned, alone. `headers_only`: of each chunk its verified header.
-    `wanted_only`: of chunks that are not wanted, only the headers are looked at. `window_bytes`: read at once at most,
-    but for what a chunk needs.
+    A single chunk larger than that is still returned, alone. `headers_only`: return only the verified header of each
+    chunk. `wanted_only`: verify only the headers of chunks that are not wanted. `window_bytes`: maximum of one read,
+    unless a chunk needs more.
     """
     result = Walk(next_offset=offset)
     view, base = memoryview(b""), offset
@@ -160,7 +159,7 @@ def _wanted(header: ChunkHeader, streamlets: Streamlets | None) -> bool:
 
 
 def _end_of_damaged(view: memoryview, base: int, at: int, length: int) -> int | None:
-    """Where the damaged chunk at `at` ends, if its header is whole and says so."""
+    """Return where the damaged chunk at `at` ends, by its header; None: the header is damaged, too."""
     try:
         end = at + verify_header(view, at - base).chunk_bytes
     except CorruptChunk:
@@ -169,7 +168,7 @@ def _end_of_damaged(view: memoryview, base: int, at: int, length: int) -> int | 
 
 
 def _next_header(view: memoryview, base: int, at: int, length: int) -> int:
-    """Where the next chunk may start behind `at`: at a header that is whole, or where more has to be looked at."""
+    """Return where to continue behind `at`: at an intact header, or where the next bytes have to be read."""
     end = base + len(view)
     first = at + ALIGNMENT_BYTES
     rest = view[first - base :]

@@ -1,4 +1,4 @@
-"""The backup's tie to the coordinator: its identity on disk, its registration, its heartbeats.
+"""The backup's connection to the coordinator: its identity on disk, its registration, its heartbeats.
 
 The files are ``backup.json`` and ``backup.copy.json``, see ``kera.core.data_dir``.
 """
@@ -16,13 +16,13 @@ from kera.v1 import common_pb2, coordinator_pb2
 
 
 class BackupIdentity(data_dir.MemberIdentity):
-    """Which backup, of which cluster."""
+    """The identity of a backup: its id and its cluster."""
 
     role: ClassVar[str] = "backup"
 
 
 class BackupDirectory(data_dir.DataDirectory):
-    """Owner of the backup's data directory. Whose the replicas are, they say themselves (``kera.backup.restart``)."""
+    """Owner of the backup's data directory. The replicas themselves name their backup (``kera.backup.restart``)."""
 
     identity: ClassVar[type[data_dir.MemberIdentity]] = BackupIdentity
 
@@ -35,7 +35,7 @@ class Free(NamedTuple):
 
 
 class BackupRegistration(registration.Registration):
-    """One launch of a backup, as the coordinator knows it."""
+    """The registration of one launch of a backup."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class BackupRegistration(registration.Registration):
         access_version: Callable[[], int] = lambda: 0,
         runtime: Runtime = MACHINE,
     ) -> None:
-        """`access_version`: of the users and rules that hold."""
+        """`access_version`: returns the version of the users and rules in force."""
         self._access_version = access_version
         super().__init__(coordinator, directory, chosen_id, runtime=runtime)
         self.backup_id = 0
@@ -54,7 +54,7 @@ class BackupRegistration(registration.Registration):
         self.cluster_id = ""
 
     async def register(self, info: common_pb2.BackupInfo, timeout_s: float) -> None:
-        """Make this launch known.
+        """Register this launch.
 
         Waits up to `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
         """
@@ -71,12 +71,12 @@ class BackupRegistration(registration.Registration):
         self.cluster_id = answer.cluster_id
 
     async def leave(self) -> bool:
-        """Have brokers go on at other backups; whether they will."""
+        """Ask that brokers go on at other backups; return whether they will."""
         answer = await self.announce(self._restart())
         return answer is not None and answer.others_go_on
 
     async def stops(self) -> None:
-        """This launch takes nothing any more, and is about to end, in order to start again."""
+        """Announce that this launch accepts no more data, and is about to end in order to start again."""
         self.stopping = True
         await self.announce(self._restart(stopping=True))
 
@@ -86,7 +86,7 @@ class BackupRegistration(registration.Registration):
         )
 
     async def keep_alive(self, free: Callable[[], Free]) -> None:
-        """Send heartbeats for ever. Raises `StaleEpoch` when a newer launch has taken over: this one must end."""
+        """Send heartbeats for ever. Raises `StaleEpoch` if a newer launch has taken over, so that this one must end."""
 
         def request() -> coordinator_pb2.BackupHeartbeatRequest:
             memory_bytes, disk_bytes = free()

@@ -1,8 +1,8 @@
-"""One replica of a virtual segment: what is known of it, and how its chunks are walked. Pure.
+"""One replica of a virtual segment: its state, and the verification of its chunks. Pure.
 
-A replica is *open* while its broker appends to it, and *closed* when the broker has said that it ends. It is *sealed*
-when nothing can be appended although it was never closed: a newer launch of its broker has come, or this backup has
-started again. Its chunks are in a slot of memory until they are on disk, and only there afterwards.
+A replica is *open* while its broker appends to it, and *closed* when the broker has ended it. It is *sealed* if nothing
+can be appended although it was never closed: a newer launch of its broker has appeared, or this backup was restarted.
+Its chunks are in a slot of memory until they are on disk, and afterwards only on disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kera.core.rpc.limits import REPLICATED_BYTES_MAX, REQUEST_CHUNKS_MAX
 from kera.v1 import backup_pb2
 
 ReplicaId = tuple[int, int]
-"""Broker and virtual segment: unique for ever."""
+"""Broker and virtual segment, which are unique for ever."""
 
 
 class Frame(NamedTuple):
@@ -55,53 +55,53 @@ class Replica:
     closed: bool = False
     sealed: bool = False
     durable_length: int = 0
-    """Length that a start after any crash finds."""
+    """Length that a start finds after any crash."""
     durable_checksum: int = 0
     durable_closed: bool = False
-    """The disk knows that it is closed."""
+    """Whether the header on disk says that it is closed."""
     vouched: bool = True
-    """The header on disk vouches for all of `durable_length`; if not, a start checks the chunks before it believes."""
+    """Whether the header on disk vouches for all of `durable_length`; if not, a start has to check the chunks."""
     disk_bytes: int = 0
     """Room that it takes on its disk, written or not."""
     written_bytes: int = 0
-    """The part of it that has been written."""
+    """The part of `disk_bytes` that has been written."""
     error: KeraError | None = None
-    """Why it could not be written: nothing is appended to it any more."""
+    """Why it could not be written; nothing can be appended to it any more."""
     touched: bool = False
-    """Something of it may be on its disk."""
+    """Whether its disk may have data of it."""
     busy: bool = False
-    """A job writes it."""
+    """Whether a job writes it."""
     readers: int = 0
-    """They look at its memory or its frame, which stay so long."""
+    """Number of readers; its memory and frame are not released as long as there are any."""
     dropped: bool = False
-    """It was freed, or begun anew, while somebody was busy with it: then it goes."""
+    """Whether it was freed or replaced; it is removed when no job or reader needs it any more."""
     damaged: set[int] = field(default_factory=set)
-    """Where chunks start that do not match their checksums."""
+    """Offsets of chunks that do not match their checksums."""
 
     @property
     def replica_id(self) -> ReplicaId:
-        """Unique for ever."""
+        """The id, which is unique for ever."""
         return self.broker_id, self.virtual_segment_id
 
     @property
     def appendable(self) -> bool:
-        """Whether its broker may go on with it."""
+        """Whether its broker may append to it."""
         return not (self.closed or self.sealed) and self.error is None
 
     @property
     def finished(self) -> bool:
-        """Nothing can come any more: its memory is only held until the disk has it."""
+        """Whether nothing will be appended any more, so that its memory is needed only until it is on disk."""
         return self.closed or self.sealed
 
     @property
     def on_disk(self) -> bool:
-        """Whether there is nothing to write of it."""
+        """Whether all of it is durable."""
         return self.durable_length == self.length and self.durable_closed == self.closed
 
     def cut(self, length: int, checksum: int) -> None:
-        """Forget the chunks behind `length`, which must be the end of one, with all before it having `checksum`.
+        """Forget the chunks behind `length`, which must be the end of a chunk; `checksum`: of all chunks before it.
 
-        Raises `CorruptChunk` if it is not; then nothing has changed.
+        Raises `CorruptChunk` if either does not match, and changes nothing then.
         """
         count = bisect_left(self.chunk_ends, length) + 1 if length else 0
         if length and (count > len(self.chunk_ends) or self.chunk_ends[count - 1] != length):
@@ -117,7 +117,7 @@ class Replica:
             self.durable_length, self.durable_checksum = length, checksum
 
     def info(self) -> backup_pb2.ReplicaInfo:
-        """As it is told."""
+        """Return its description for messages."""
         return backup_pb2.ReplicaInfo(
             broker_id=self.broker_id,
             broker_epoch=self.broker_epoch,
@@ -137,10 +137,10 @@ class Replica:
 
 
 def verify_chunks(chunks: memoryview, base: int, checksum: int) -> tuple[array[int], int]:
-    """Check that `chunks` are whole, placed chunks; `base` and `checksum`: of what is before them in the replica.
+    """Check that `chunks` are whole, placed chunks; `base` and `checksum`: length and checksum of the replica so far.
 
-    Returns where each of them ends in the replica, and the checksum that goes on over them. Raises `CorruptChunk`, and
-    `RecordTooLarge` for more than one write or batch has.
+    Returns the end of each chunk in the replica, and the checksum extended over them. Raises `CorruptChunk`, and
+    `RecordTooLarge` for more chunks than a write or batch may have.
     """
     size = len(chunks)
     chunks_max = REQUEST_CHUNKS_MAX if size > REPLICATED_BYTES_MAX else size

@@ -1,8 +1,8 @@
-"""Reads the replicas on the disks at a start, as far as they are whole. Blocks, and runs on a thread per disk.
+"""Reads the intact parts of the replicas on the disks at a start. Blocks, and runs on a thread per disk.
 
-A header vouches for what had been durable before it was written. What was written with it counts when its checksum is
-right; if not, the process or the host ended in the middle of that, nothing of it was ever acknowledged as durable, and
-it is cut off. Damage in what is vouched for is reported, and skipped by who reads.
+A header vouches for data that were durable before it was written. Data that were written with it count if their
+checksum matches. If not, the process or the host ended during the write, the data were never acknowledged as durable,
+and they are cut off. Damage in vouched data is reported, and readers skip it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class FoundReplicas:
 
     replicas: int = 0
     unclosed: int = 0
-    """Replicas that were not closed, and were read."""
+    """Replicas that were not closed, or whose headers did not vouch for all of them, so that they were read."""
     torn_replicas: int = 0
-    """With a last write that was never finished, which is cut off."""
+    """Replicas whose last write was never finished, and was cut off."""
     torn_bytes: int = 0
     chunks_damaged: int = 0
     headers_damaged: int = 0
-    """Each was that of a replica, of which nothing is known any more."""
+    """Damaged headers; the replica of each of them is lost."""
     frames_superseded: int = 0
-    """Frames of replicas that were begun anew, or had nothing durable."""
+    """Frames of replicas that were replaced, or had no durable data."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class DiskScan:
 
 @dataclass(slots=True)
 class Restart:
-    """All that was found, ready to be taken over."""
+    """The replicas found at a start, for the store to adopt."""
 
     replicas: list[Replica] = field(default_factory=list)
     sequence: int = 0
@@ -63,10 +63,10 @@ class Restart:
 
 
 def scan_disk(disk: BlockDisk, number: int, layout: Layout, identity: tuple[int, str]) -> DiskScan:
-    """Read all headers; make an empty file one of ours.
+    """Read all headers; an empty file gets a file header.
 
-    `identity`: backup and cluster whose replicas these must be. Raises `StartError` when they are not, when replicas
-    have another size, or when the file is damaged or of a newer version; and ``OSError``.
+    `identity`: backup and cluster to which the replicas must belong. Raises `StartError` if they do not, if replicas
+    have another size, or if the file is damaged or of a newer version; and ``OSError``.
     """
     scan = DiskScan(disk, number)
     _check_file(disk, layout)
@@ -118,7 +118,7 @@ def _check_identity(disk: BlockDisk, header: ReplicaHeader, identity: tuple[int,
 
 
 def rebuild(scans: Sequence[DiskScan], states: Sequence[DiskState], layout: Layout) -> Restart:
-    """Make replicas of the headers; frames that hold none are given back. Raises `StartError`, and ``OSError``."""
+    """Make replicas of the headers, and empty frames without a replica. Raises `StartError`, and ``OSError``."""
     restart = Restart()
     latest: dict[ReplicaId, tuple[int, int]] = {}
     for scan in scans:
@@ -153,7 +153,7 @@ def rebuild(scans: Sequence[DiskScan], states: Sequence[DiskState], layout: Layo
 def _replica(
     scan: DiskScan, index: int, header: ReplicaHeader, layout: Layout, buffer: memoryview, found: FoundReplicas
 ) -> Replica | None:
-    """The replica in a frame; None when nothing of it was durable."""
+    """Return the replica in a frame; None: it has no durable data."""
     replica = Replica(
         broker_id=header.broker_id,
         virtual_segment_id=header.virtual_segment_id,
@@ -181,7 +181,7 @@ def _replica(
 def _cut_torn_write(
     disk: BlockDisk, replica: Replica, header: ReplicaHeader, layout: Layout, buffer: memoryview, found: FoundReplicas
 ) -> None:
-    """Read a replica whose last write may never have been finished; cut that off if it was not."""
+    """Read a replica whose last write may be unfinished, and cut that write off if it is."""
     window = disk_window(disk, layout, replica.frame.number, header.length, buffer)
     view = window(0, header.length)
     vouched = header.vouched_length
@@ -210,7 +210,7 @@ def _cut_torn_write(
 
 
 def note_damage(replica: Replica, damaged: Iterable[int], path: str) -> int:
-    """Remember damage, and tell of what is new; returns how much that is."""
+    """Note damage in a replica, and log new damage; return how many chunks are newly damaged."""
     new = set(damaged) - replica.damaged
     for offset in sorted(new):
         log.error(

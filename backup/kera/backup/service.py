@@ -1,7 +1,7 @@
 """The backup's remote operations, for any transport.
 
-`BackupService.replicate` is the hot path: without `persist` it answers at once, in the call. Everything is decided in
-the call, so that requests of one connection are carried out in their order, whenever they are answered.
+`BackupService.replicate` is the hot path: without `persist` it answers at once, in the call. Each request takes effect
+within its call, so that requests of one connection are carried out in order, even if they are answered later.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from kera.core.rpc.taking import NOTHING, Asker, Taken, Taker
 from kera.v1 import backup_pb2
 
 LIST_REPLICAS_MAX = 10_000
-"""In one answer: less than a megabyte."""
+"""Maximum in one answer, which takes less than a megabyte."""
 
 FREED_MAX = 8192
-"""Virtual segments whose replicas one request frees."""
+"""Maximum of virtual segments whose replicas one request frees."""
 
 
 class BackupService:
     """All handlers of one backup; `service()` gives them to the transports."""
 
     def __init__(self, engine: Engine, counters: RequestCounters, *, read_bytes_max: int) -> None:
-        """`read_bytes_max`: what a response can carry."""
+        """`read_bytes_max`: maximum of chunks in a response."""
         self._engine = engine
         self._store = engine.store
         self._counters = counters
@@ -47,11 +47,11 @@ class BackupService:
         self._take_replicas = native.take_replicas if native is not None else None
 
     def registered(self) -> None:
-        """The coordinator has given this backup its id: replicas can be kept."""
+        """Accept requests from now on, as the coordinator has assigned an id to this backup."""
         self._ready = True
 
     def service(self) -> Service:
-        """The handlers by method."""
+        """Return the handlers by method."""
         return {
             api.REPLICATE: self._checked(self.replicate),
             api.READ_REPLICA: self._checked(self.read_replica),
@@ -61,11 +61,11 @@ class BackupService:
         }
 
     def takers(self) -> Mapping[Method[Any, Any], Taker]:
-        """The takers of methods whose requests are many and small, for connections of frames."""
+        """Return the takers of methods with many small requests, for connections of frames."""
         return {api.REPLICATE: self.take_replicas}
 
     def _checked(self, handler: Handler) -> Handler:
-        """Refuse what comes before the registration, and count what is refused."""
+        """Return a handler that refuses requests before the registration, and counts refused requests."""
 
         def checked(call: Call[Any]) -> Reply[Any] | Awaitable[Reply[Any]]:
             if not self._ready:
@@ -105,7 +105,7 @@ class BackupService:
         return future
 
     def take_replicas(self, asker: Asker, frames: memoryview, requests_max: int) -> Taken:
-        """See `kera.core.rpc.taking.Taker`: the next chunks of replicas that are open, when no disk is waited for."""
+        """See `kera.core.rpc.taking.Taker`: takes requests that append to open replicas without waiting for a disk."""
         if self._take_replicas is None or not self._ready:
             return NOTHING
         store = self._store
@@ -121,11 +121,11 @@ class BackupService:
     def free_replicas(
         self, call: Call[backup_pb2.FreeReplicasRequest]
     ) -> Awaitable[Reply[backup_pb2.FreeReplicasResponse]]:
-        """Delete replicas; answered when they cannot come back."""
+        """Delete replicas; answered when they cannot reappear after a crash."""
         request = call.message
         if len(request.virtual_segment_ids) > FREED_MAX:
             raise InvalidArgument(f"at most {FREED_MAX} virtual segments in a request", limit=FREED_MAX)
-        if request.virtual_segment_ids:  # a broker asks; what is fenced is freed by others
+        if request.virtual_segment_ids:  # from a broker; replicas of fenced launches are freed by others
             self._store.see_epoch(request.broker_id, request.broker_epoch)
         ids = [*request.virtual_segment_ids, *self._store.fenced(request.broker_id, request.before_epoch)]
         future: asyncio.Future[Reply[backup_pb2.FreeReplicasResponse]] = self._loop.create_future()
@@ -136,7 +136,7 @@ class BackupService:
     def fence_broker(
         self, call: Call[backup_pb2.FenceBrokerRequest]
     ) -> Awaitable[Reply[backup_pb2.FenceBrokerResponse]]:
-        """Refuse older launches of a broker from now on; answered when that outlives the process."""
+        """Refuse older launches of a broker from now on; answered when the fence is stored."""
         broker_id, broker_epoch = call.message.broker_id, call.message.broker_epoch
         self._store.see_epoch(broker_id, broker_epoch)
 
@@ -149,7 +149,7 @@ class BackupService:
     # -- for recovery ------------------------------------------------------------------------------------------
 
     def list_replicas(self, call: Call[backup_pb2.ListReplicasRequest]) -> Reply[backup_pb2.ListReplicasResponse]:
-        """Which replicas there are of a broker."""
+        """List the replicas of a broker."""
         request = call.message
         count_max = min(request.replicas_max or LIST_REPLICAS_MAX, LIST_REPLICAS_MAX)
         replicas, complete = self._store.replicas.after(request.broker_id, request.after_virtual_segment_id, count_max)
@@ -164,7 +164,7 @@ class BackupService:
     def read_replica(
         self, call: Call[backup_pb2.ReadReplicaRequest]
     ) -> Awaitable[Reply[backup_pb2.ReadReplicaResponse]]:
-        """Chunks of a replica, filtered and whole; what is damaged is left out."""
+        """Return whole chunks of a replica, filtered; damaged chunks are left out."""
         request = call.message
         replica = self._store.replicas.get(request.broker_id, request.virtual_segment_id)
         if request.offset > replica.length:
@@ -200,13 +200,13 @@ class BackupService:
 
 
 def _give_up_if_empty(answer: HeldAnswer, reading: asyncio.Future[Reply[Any]]) -> None:
-    """There is nothing to be sent: the connection is gone, or it was refused, or nothing was found."""
+    """Release an answer without data: the connection is gone, the request was refused, or no chunks were found."""
     if reading.cancelled() or reading.exception() is not None or not reading.result().bulk:
         answer.give_up()
 
 
 def _resolving(future: asyncio.Future[Reply[ResponseT]], reply: Callable[[], Reply[ResponseT]]) -> Done:
-    """A callback that answers, if somebody still waits for that: the connection may be gone."""
+    """Return a callback that resolves `future` with a reply, unless it is done because the connection is gone."""
 
     def done(error: KeraError | None) -> None:
         if future.done():

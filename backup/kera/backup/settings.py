@@ -13,7 +13,7 @@ from kera.server.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.server.network import MemberSettings
 
 SEGMENTS_MIN = 2
-"""One to write to, one to go to disk."""
+"""One segment to append to, and one that is being written to disk."""
 SEGMENT_BYTES_MAX = 512 * MIB
 
 
@@ -87,12 +87,12 @@ class BackupSettings(MemberSettings):
 
     @classmethod
     def dev(cls, data_dir: Path, coordinator: str) -> Self:
-        """A backup on one's own machine: half the memory, whatever ports are free."""
+        """Return settings for development on a local machine: half the memory, and any free ports."""
         return cls(data_dir=data_dir, coordinator=coordinator, memory_bytes=ByteSize(128 * MIB))
 
     @classmethod
     def for_testing(cls, data_dir: Path, coordinator: str) -> Self:
-        """Small segments, so that tests see many of them; goes without a trace."""
+        """Return settings for tests: small segments, so that there are many of them, and nothing left at the end."""
         return cls(
             data_dir=data_dir,
             coordinator=coordinator,

@@ -9,10 +9,10 @@ from kera.server.populating import populate
 
 
 class Slots:
-    """`count` slots of `slot_bytes` (whole blocks, so each is aligned as writing around the page cache asks for)."""
+    """`count` slots of `slot_bytes` (whole blocks, so each is aligned as writing around the page cache requires)."""
 
     def __init__(self, count: int, slot_bytes: int) -> None:
-        """Takes the memory at once: later it might not be there."""
+        """Allocate the memory at once, as it might not be available later."""
         self.count = count
         self.slot_bytes = slot_bytes
         self._memory = mmap.mmap(-1, count * slot_bytes)
@@ -21,18 +21,18 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """How many are free."""
+        """The number of free slots."""
         return len(self._free)
 
     def take(self) -> int:
-        """A free slot, of which there must be one. The lowest: memory in use is hot in the caches."""
+        """Take the lowest free slot, so that memory in use stays in the caches. At least one slot must be free."""
         return heapq.heappop(self._free)
 
     def release(self, slot: int) -> None:
-        """A slot is free again; nobody may look at it any more."""
+        """Free a slot, whose memory must not be used any more."""
         heapq.heappush(self._free, slot)
 
     def view(self, slot: int) -> memoryview:
-        """All of a slot."""
+        """Return the memory of a slot."""
         start = slot * self.slot_bytes
         return memoryview(self._memory)[start : start + self.slot_bytes]

@@ -1,9 +1,9 @@
-"""The replicas of one backup: appending, closing, freeing, listing. Pure bookkeeping, but for the copy into memory.
+"""The replicas of one backup: appending, closing, freeing, listing. Pure bookkeeping, except for the copy into memory.
 
-What goes to disk, and when, is planned by ``kera.backup.persistence``.
+``kera.backup.persistence`` plans what is written to disk, and when.
 
-Fencing: of each broker the highest epoch is known that was ever seen. A request with a lower one is refused
-(`StaleEpoch`); a higher one seals the replicas of older launches, to which nothing can come any more.
+Fencing: the store knows the highest epoch that it has ever seen of each broker. It refuses a request with a lower epoch
+(`StaleEpoch`); a higher one seals the replicas of older launches, so that nothing can be appended to them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kera.core.errors import BackupFull, CorruptChunk, InvalidArgument, KeraErro
 from kera.v1 import backup_pb2
 
 SLOTS_PER_FREE_SLOT = 4
-"""When no more than one slot in so many is free, no flush is put off."""
+"""If at most one slot in this many is free, no flush is delayed."""
 
 
 class ReplicaStore:
@@ -42,9 +42,9 @@ class ReplicaStore:
         flush_delay_ms: int = 0,
         headers_bytes_max: int = 0,
     ) -> None:
-        """`identity`: id and cluster of the backup, 0 until it has joined one. `on_work`: see `Persistence`.
+        """`identity`: id and cluster of the backup; the id is 0 until it has joined one. `on_work`: see `Persistence`.
 
-        `sequence`: the highest that any header on disk has.
+        `sequence`: the highest sequence in headers on disk.
         """
         self.slots = slots
         self.headers = KeptHeaders(headers_bytes_max)
@@ -58,22 +58,22 @@ class ReplicaStore:
             scarce=lambda: slots.free * SLOTS_PER_FREE_SLOT <= slots.count,
         )
         self.epochs: dict[int, int] = {}
-        """The highest that was seen, by broker."""
+        """The highest epoch seen of each broker."""
         self.replicas = Replicas()
         self._leaving: dict[Replica, list[Done]] = {}
-        """Freed or begun anew, while somebody is busy with them; and who waits until they are gone."""
+        """Replicas that were freed or replaced and are still in use; with the callbacks for when they are gone."""
         self._going: dict[ReplicaId, list[list[Done]]] = {}
-        """Calls that wait until replicas are gone from the disks: until then a crash would bring them back."""
+        """Callbacks for when replicas are gone from the disks: until then a crash would bring them back."""
 
     @property
     def leaving(self) -> Collection[Replica]:
-        """Those that were freed or begun anew, and that a job or a reader still needs."""
+        """Replicas that were freed or replaced, and that a job or a reader still needs."""
         return self._leaving.keys()
 
     # -- appending -------------------------------------------------------------------------------------------------
 
     def append(self, request: backup_pb2.ReplicateRequest, chunks: memoryview) -> Replica | None:
-        """Do what a request asks for, all of it or nothing; None when nothing remains of the replica.
+        """Carry out a request, all of it or nothing; return the replica, None if nothing remains of it.
 
         Raises `StaleEpoch`, `UnknownReplica`, `ReplicaOffset`, `ReplicaClosed`, `RecordTooLarge`, `CorruptChunk`,
         `BackupFull`, and the disk's error if the replica cannot be written.
@@ -124,7 +124,10 @@ class ReplicaStore:
             raise _wrong_offset(replica, offset)
 
     def _open(self, request: backup_pb2.ReplicateRequest, before: Replica | None) -> Replica:
-        """A replica with a slot and a frame, instead of `before`. Raises `BackupFull`, or the disks' error."""
+        """Return a new replica with a slot and a frame, which replaces `before`.
+
+        Raises `BackupFull`, or the disks' error.
+        """
         if not self.slots.free:
             raise BackupFull(
                 f"all {self.slots.count} segments of the backup's memory are in use;"
@@ -152,7 +155,7 @@ class ReplicaStore:
         return replica
 
     def _choose_disk(self) -> DiskState:
-        """That with most room."""
+        """Return the disk with the most room. Raises `BackupFull`, or the disks' error."""
         working = [disk for disk in self.persistence.disks if disk.error is None]
         if not working:
             disk = self.persistence.disks[0]
@@ -169,7 +172,7 @@ class ReplicaStore:
         return disk
 
     def adopt(self, replicas: Iterable[Replica], epochs: dict[int, int]) -> None:
-        """Go on from what a start has found."""
+        """Take over the replicas and epochs that a start has found."""
         self.epochs = {**self.epochs, **epochs}
         for replica in replicas:
             self.replicas.add(replica)
@@ -177,7 +180,7 @@ class ReplicaStore:
                 self.persistence.vouch(replica)
 
     def _close_at(self, replica: Replica | None, request: backup_pb2.ReplicateRequest) -> Replica | None:
-        """Close without chunks: what is behind the offset goes."""
+        """Close a replica without new chunks; chunks behind the offset are dropped."""
         offset = request.offset
         if offset == 0:
             if request.checksum:
@@ -187,7 +190,7 @@ class ReplicaStore:
             return None
         replica = self.replicas.get(request.broker_id, request.virtual_segment_id)
         if replica.length == offset and replica.closed and replica.checksum == request.checksum:
-            return replica  # asked again
+            return replica  # a repeated request
         if replica.finished:
             raise ReplicaClosed(f"{replica} ended at {replica.length} before", length=replica.length, offset=offset)
         if offset > replica.length:
@@ -204,7 +207,7 @@ class ReplicaStore:
     # -- epochs ----------------------------------------------------------------------------------------------------
 
     def see_epoch(self, broker_id: int, broker_epoch: int) -> None:
-        """Raise `StaleEpoch` for a launch that is not the newest; a newer one ends what older ones had open."""
+        """Note the epoch of a launch; a newer one seals the open replicas of older ones. Raises `StaleEpoch`."""
         known = self.epochs.get(broker_id, 0)
         if broker_epoch == known:
             return
@@ -224,14 +227,14 @@ class ReplicaStore:
             self.persistence.finished_replica(replica)
 
     def seal_all(self) -> None:
-        """Nothing is appended any more: all of it goes to disk."""
+        """Seal all replicas, so that they are written to disk."""
         for replica in self.replicas:
             self._seal(replica)
 
     # -- freeing ---------------------------------------------------------------------------------------------------
 
     def free(self, broker_id: int, virtual_segment_ids: Iterable[int], done: Done) -> None:
-        """Forget replicas; `done` is called when they cannot come back, or with the error of a disk."""
+        """Free replicas; `done` is called when they cannot reappear after a crash, or with the error of a disk."""
         waiting: list[list[Done]] = []
         for number in dict.fromkeys(virtual_segment_ids):
             replica = self.replicas.find(broker_id, number)
@@ -244,7 +247,10 @@ class ReplicaStore:
             waiters.append(each)
 
     def fenced(self, broker_id: int, before_epoch: int) -> list[int]:
-        """The virtual segments of all launches before an epoch. Raises `InvalidArgument` if they could still go on."""
+        """Return the virtual segments of all launches before an epoch.
+
+        Raises `InvalidArgument` if these launches are not fenced, and could still append.
+        """
         if self.epochs.get(broker_id, 0) < before_epoch:
             raise InvalidArgument(
                 f"launches of broker {broker_id} before epoch {before_epoch} are not fenced here: fence them first",
@@ -263,14 +269,14 @@ class ReplicaStore:
         self._let_go(replica)
 
     def _until_gone(self, replica_id: ReplicaId) -> list[Done]:
-        """The calls to answer when a version of a replica is gone from its disk; others may join."""
+        """Return the list of callbacks for when a version of a replica is gone from its disk; more may be added."""
         waiters: list[Done] = []
         going = self._going.setdefault(replica_id, [])
         going.append(waiters)
 
         def gone(error: KeraError | None) -> None:
             if error is not None:
-                waiters.append(gone)  # it is tried again
+                waiters.append(gone)  # the punch will be retried
                 return
             going.remove(waiters)
             if not going:
@@ -280,7 +286,7 @@ class ReplicaStore:
         return waiters
 
     def _let_go(self, replica: Replica) -> None:
-        """Give back what nobody needs of a replica any more."""
+        """Release the memory and the frame of a replica, as far as no job or reader needs them any more."""
         if replica.busy or replica.readers:
             return
         if replica.dropped:
@@ -301,11 +307,11 @@ class ReplicaStore:
     # -- for readers -----------------------------------------------------------------------------------------------
 
     def pin(self, replica: Replica) -> None:
-        """Somebody looks at the replica's memory or frame: both stay."""
+        """Keep a replica's memory and frame for a reader until `unpin`."""
         replica.readers += 1
 
     def unpin(self, replica: Replica) -> None:
-        """They are done."""
+        """End one `pin`."""
         replica.readers -= 1
         self._let_go(replica)
 

@@ -1,13 +1,13 @@
-"""Looks at backups' directories while they do not run: are replicas what was once written, and do they agree?
+"""Checks the directories of backups that do not run: are the replicas undamaged, and do they agree?
 
     backup.json, fences.json, and their copies   format and checksum
-    log/replicas.log                             that it is not cut off, as far as it says itself how long it was
+    log/replicas.log                             that it is not cut off, as far as its content shows its length
                                                  each replica: its header, its chunks, and the checksum over them
-    of several backups                           replicas of one virtual segment, byte by byte, as far as all have it
-    and a broker's log                           each of its chunks with the replicas of it (what it has, others read)
+    several backups                              replicas of one virtual segment, byte by byte, as far as all have it
+    with a broker's log                          each of its chunks with the replicas of it (other code reads the log)
 
-Promises: nothing is changed; damage is reported and never raised; two replicas are in memory at a time, and of each
-chunk a few numbers. A write that was never finished is not damage: the next start cuts it, see ``kera.backup.restart``.
+Promises: no file is changed; damage is reported and never raised; at most two replicas are in memory at a time, and a
+few numbers for each chunk. An unfinished write is not damage: the next start cuts it, see ``kera.backup.restart``.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from kera.server.verifying import Defect, check_identity, unused
 
 @dataclass(slots=True)
 class ReplicasChecked:
-    """Data that were checked and are whole, up to now."""
+    """Data that were checked and found whole so far."""
 
     replicas: int = 0
     chunks: int = 0
     bytes: int = 0
     """Size of the replicas, damaged chunks included."""
     replicas_expected: int = 0
-    """How many there are to look at."""
+    """How many replicas there are to check."""
 
 
 class LogPlace(NamedTuple):
-    """Where a broker has put a chunk: in which segment of which entry, and from which record on."""
+    """The place of a chunk in a broker's log: its segment and entry, and its first record."""
 
     stream_id: int
     streamlet_id: int
@@ -56,17 +56,17 @@ class LogPlace(NamedTuple):
 
 
 def place_of(header: ChunkHeader) -> LogPlace:
-    """The place of a chunk, from its header."""
+    """Return the place of a chunk, from its header."""
     return LogPlace(
         header.stream_id, header.streamlet_id, header.entry, header.group_id, header.segment_id, header.first_record
     )
 
 
 class _ReadOnly(LogFile):
-    """The file of a disk, which is not written."""
+    """The file of a disk, opened only for reading."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ``OSError``."""
+        """Open the file. Raises ``OSError``."""
         self.name = str(path)
         self._direct, self._calls = 0, FILE_CALLS
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -74,7 +74,7 @@ class _ReadOnly(LogFile):
 
 @dataclass(slots=True, eq=False)
 class StoredReplica:
-    """A replica in a file; the last write is cut off where it was not finished."""
+    """A replica in a file; an unfinished last write is cut off."""
 
     path: Path
     frame: int
@@ -85,7 +85,7 @@ class StoredReplica:
     chunk_ends: list[int] = field(default_factory=list)
     """Ends of whole chunks."""
     holes: list[tuple[int, int]] = field(default_factory=list)
-    """Damage: where it starts and ends."""
+    """Start and end of each damaged part."""
 
     @property
     def replica_id(self) -> tuple[int, int]:
@@ -93,7 +93,7 @@ class StoredReplica:
         return self.header.broker_id, self.header.virtual_segment_id
 
     def damaged(self, start: int, end: int) -> bool:
-        """Whether something between these is."""
+        """Return whether there is damage between `start` and `end`."""
         return any(first < end and start < last for first, last in self.holes)
 
     def __str__(self) -> str:
@@ -101,19 +101,19 @@ class StoredReplica:
 
 
 def is_backup(directory: Path) -> bool:
-    """Whether this is a backup's data directory, or one of its directories of replicas."""
+    """Return whether this is a backup's data directory, or one of its directories of replicas."""
     return any((directory / name).exists() for name in (*BackupIdentity.names(), NAME, f"log/{NAME}"))
 
 
 class BackupFiles:
-    """The files of a backup in one directory. `opened` makes it, and keeps it from being used meanwhile."""
+    """The files of a backup in one directory. `opened` creates the object, and keeps daemons out meanwhile."""
 
     def __init__(self, directory: Path) -> None:
         """`directory`: the data directory, or one of ``--log-dirs``."""
         self.directory = directory
         self.path = directory / NAME if (directory / NAME).exists() else directory / "log" / NAME
         self.replicas: list[StoredReplica] = []
-        """Those that were looked at."""
+        """The replicas that were checked."""
         self._disk: _ReadOnly | None = None
         self._size = 0
         """Size of the file."""
@@ -124,7 +124,7 @@ class BackupFiles:
     @classmethod
     @contextlib.contextmanager
     def opened(cls, directory: Path) -> Iterator[Self]:
-        """Read all headers. Raises `StartError` when a backup uses the directory, or a newer version has written it."""
+        """Read all headers. Raises `StartError` if a backup uses the directory, or a newer version has written it."""
         directory = directory.absolute()
         files = cls(directory)
         with unused(directory) as free:
@@ -140,19 +140,19 @@ class BackupFiles:
 
     @property
     def count(self) -> int:
-        """How many replicas there are to look at."""
+        """The number of replicas to check."""
         return len(self._found)
 
     @property
     def backup_ids(self) -> set[int]:
-        """Ids of the backups whose replicas are here, or would be if there were any.
+        """Ids of the backups whose replicas are in the directory, or would be if there were any.
 
-        Empty where nothing says so: in one of ``--log-dirs`` that has none, and in a data directory that has none of
-        them as they are elsewhere.
+        Empty if that is unknown: for one of ``--log-dirs`` without replicas, and for a data directory whose replicas
+        are elsewhere.
         """
         found = {header.backup_id for _, header in self._found}
         for name in BackupIdentity.names() if self.path.exists() else ():
-            with contextlib.suppress(OSError, ValueError):  # which is reported
+            with contextlib.suppress(OSError, ValueError):  # reported elsewhere
                 identity = BackupIdentity.read(self.directory / name)
                 found |= {identity.member_id} if identity is not None else set()
         return found
@@ -165,7 +165,8 @@ class BackupFiles:
         try:
             self._disk = _ReadOnly(self.path)
             self._size = self.path.stat().st_size
-            if self._size < BLOCK_BYTES and (self._size or self.backup_ids):  # the header is there before the identity
+            # The file gets its header before the backup gets its identity.
+            if self._size < BLOCK_BYTES and (self._size or self.backup_ids):
                 text = f"is cut off: it has {self._size} bytes, and its header alone takes {BLOCK_BYTES}"
                 self._early.append(Defect("damage", self.path, None, 0, text))
             block = aligned(BLOCK_BYTES)
@@ -180,7 +181,7 @@ class BackupFiles:
             self._early.append(Defect("damage", self.path, None, 0, f"cannot be read: {error.strerror}"))
 
     def _read_headers(self, disk: _ReadOnly) -> None:
-        """Keep the headers of what a start would take over."""
+        """Read the headers of the replicas that a start would take over."""
         block = aligned(BLOCK_BYTES)
         latest: dict[tuple[int, int], tuple[int, ReplicaHeader]] = {}
         at: int | None = BLOCK_BYTES
@@ -200,7 +201,7 @@ class BackupFiles:
         self._found = sorted(latest.values(), key=lambda item: item[0])
 
     def check(self, totals: ReplicasChecked, progress: Callable[[], None] = lambda: None) -> Iterator[Defect]:
-        """Look at every replica; `totals` grow as it goes, and `progress` is called after each."""
+        """Check every replica; adds to `totals`, and calls `progress` after each."""
         yield from self._early
         owners = {(header.backup_id, header.cluster_id) for _, header in self._found}
         if len(owners) > 1:
@@ -248,21 +249,21 @@ class BackupFiles:
             self.replicas.append(replica)
 
     def read(self, replica: StoredReplica) -> memoryview:
-        """All bytes of a replica. Raises ``OSError``."""
+        """Return all bytes of a replica. Raises ``OSError``."""
         if self._disk is None:
             raise OSError(0, "it is closed")
         buffer = aligned(max(BLOCK_BYTES, block_ceiling(replica.length)))
         return disk_window(self._disk, self._layout, replica.frame, replica.length, buffer)(0, replica.length)
 
     def offset(self, replica: StoredReplica, at: int = 0) -> int:
-        """Where a byte of a replica is in the file."""
+        """Return the offset in the file of a byte of a replica."""
         return self._layout.offset(replica.frame) + BLOCK_BYTES + at
 
 
 def compare(backups: Sequence[BackupFiles]) -> Iterator[Defect]:
-    """Compare the replicas of each virtual segment, when all `backups` were checked."""
+    """Compare the replicas of each virtual segment, after all `backups` were checked."""
     for versions in by_replica(backups).values():
-        # What was closed is as long as it was acknowledged; of others, what all have may have been.
+        # A closed replica has its final length; of others, only the part that all have may have been acknowledged.
         versions.sort(key=lambda item: (not item[1].closed, bool(item[1].holes), -item[1].length))
         files, first = versions[0]
         if len(versions) == 1:
@@ -276,7 +277,7 @@ def compare(backups: Sequence[BackupFiles]) -> Iterator[Defect]:
 
 
 def by_replica(backups: Iterable[BackupFiles]) -> dict[tuple[int, int], list[tuple[BackupFiles, StoredReplica]]]:
-    """Replicas by broker and virtual segment; of each backup the latest."""
+    """Return replicas by broker and virtual segment; of each backup only the latest."""
     latest: dict[tuple[int, tuple[int, int]], tuple[BackupFiles, StoredReplica]] = {}
     for files in backups:
         for replica in files.replicas:
@@ -290,12 +291,12 @@ def by_replica(backups: Iterable[BackupFiles]) -> dict[tuple[int, int], list[tup
 
 
 class LogComparison:
-    """The chunks of replicas of one broker, for comparison with what its log has."""
+    """The chunks in the replicas of one broker, for comparison with its log."""
 
     def __init__(self, backups: Sequence[BackupFiles], broker_id: int) -> None:
-        """`backups`: all were checked. Raises ``OSError``."""
+        """`backups`: must all be checked before. Raises ``OSError``."""
         self.streams: set[int] = set()
-        """That have replicas."""
+        """The streams that have replicas."""
         self._places: dict[LogPlace, list[tuple[BackupFiles, StoredReplica, int]]] = {}
         self._view: tuple[StoredReplica, memoryview] | None = None
         for (owner, _), versions in by_replica(backups).items():
@@ -306,9 +307,9 @@ class LogComparison:
                     self._places.setdefault(place_of(header), []).append((files, replica, start))
 
     def check(self, chunk: memoryview, path: Path, at: int) -> tuple[int, list[Defect]]:
-        """How many replicas a whole chunk of the log has, and which of them differ. Raises ``OSError``.
+        """Return how many replicas a whole chunk of the log has, and which of them differ. Raises ``OSError``.
 
-        `path` and `at`: where the log has it.
+        `path` and `at`: the place of the chunk in the log.
         """
         header = read_header(chunk)
         found = self._places.get(place_of(header), [])
@@ -347,7 +348,7 @@ def _compare(
 
 
 def _find_holes(view: memoryview, replica: StoredReplica) -> list[int]:
-    """Where whole chunks end; what is between them becomes `holes`."""
+    """Return the ends of whole chunks; add the parts between them to `holes`."""
     found = walk(memory_window(view, replica.length), replica.length)
     at = 0
     breaks = sorted(found.damaged)
@@ -361,13 +362,13 @@ def _find_holes(view: memoryview, replica: StoredReplica) -> list[int]:
 
 
 def _parts(start: int, end: int, breaks: Sequence[int]) -> list[tuple[int, int]]:
-    """A piece without whole chunks, parted where damaged ones are known to begin."""
+    """Split a part without whole chunks where damaged chunks are known to begin."""
     edges = [start, *(each for each in breaks if start < each < end), end]
     return list(pairwise(edges))
 
 
 def _chunks(view: memoryview, ends: Iterable[int]) -> Iterator[tuple[int, ChunkHeader]]:
-    """Where chunks start that end at `ends`, and their headers; there may be damage between them."""
+    """Yield the start and the header of each chunk that ends at one of `ends`; there may be damage between them."""
     at = 0
     for end in ends:
         for start in range(at, end, ALIGNMENT_BYTES):
@@ -380,7 +381,7 @@ def _chunks(view: memoryview, ends: Iterable[int]) -> Iterator[tuple[int, ChunkH
 
 
 def _wrong_checksums(view: memoryview, ends: Iterable[int], replica: StoredReplica) -> Iterator[int]:
-    """Lengths of which the header tells another checksum than chunks have, as far as none is damaged before."""
+    """Yield the lengths for which the header's checksum does not match the chunks, up to the first damage."""
     header = replica.header
     wanted = {header.vouched_length: header.vouched_checksum, header.length: header.checksum}
     checksum = at = 0
