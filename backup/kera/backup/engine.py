@@ -209,7 +209,7 @@ class Engine:
             replica.length - replica.durable_length for replica in self.store.replicas if replica.slot is not None
         )
 
-    # -- the end -----------------------------------------------------------------------------------------------
+    # -- stopping ----------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Write everything to disk, unless the backup is ephemeral, and close the disks."""

@@ -14,7 +14,7 @@ from kera.core.access.rights import Rights
 from kera.core.errors import AuthenticationFailed
 from kera.v1 import access_pb2 as messages
 
-TOKEN_PREFIX = "kera_"  # noqa: S105 - it says what it is, and opens nothing
+TOKEN_PREFIX = "kera_"  # noqa: S105 - a prefix, and not a secret
 """First characters of a delegation token: KerA, and programs that look for leaked secrets, recognise it by them."""
 
 

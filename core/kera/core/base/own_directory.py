@@ -147,7 +147,7 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-# -- directories that lie in each other --------------------------------------------------------------------------------
+# -- nested directories ------------------------------------------------------------------------------------------------
 
 
 def _refuse_around(path: Path, own: Collection[Path], flag: str) -> None:

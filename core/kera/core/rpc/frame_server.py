@@ -85,7 +85,7 @@ def encode_answer(header: FrameHeader, method: Method[Any, Any], reply: Reply[An
     """Return a reply in pieces, see `encode_frame`; a reply that cannot be sent becomes an error."""
     try:
         return encode_frame(_REPLY, method, header.request_id, reply.message, reply.bulk, bulk_bytes_max)
-    except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
+    except Exception as error:  # noqa: BLE001 - it is too large, or the handler's result cannot be sent
         return [encode_refusal(header, method, error)]
 
 

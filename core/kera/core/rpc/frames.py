@@ -174,7 +174,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._bulk = memoryview(b"")
         self._bulk_filled = 0
 
-    # -- what a subclass provides ------------------------------------------------------------------------------
+    # -- methods that a subclass provides ----------------------------------------------------------------------
 
     def allocate_bulk(self, bulk_bytes: int) -> memoryview:
         """Return writable memory for a bulk that arrives in several pieces."""
@@ -201,7 +201,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def protocol_failed(self, error: ProtocolError) -> None:
         """Called when the peer has broken the protocol; the connection is closed after this call."""
 
-    # -- what a subclass may do --------------------------------------------------------------------------------
+    # -- methods for subclasses --------------------------------------------------------------------------------
 
     @property
     def unfinished(self) -> bool:

@@ -434,7 +434,7 @@ class _Stream:
         try:
             reply.message.request_id = request_id
             reply_bytes = _check(self._method, reply, self._bulk_bytes_max)
-        except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
+        except Exception as error:  # noqa: BLE001 - it is too large, or the handler's result cannot be sent
             self._answer_error(request_id, error)
             return
         self._enqueue(reply, reply_bytes)

@@ -62,7 +62,7 @@ class Authenticator:
         """Whether the coordinator has sent the users."""
         return self.accounts is not NO_ACCOUNTS
 
-    # -- what somebody shows ---------------------------------------------------------------------------------------
+    # -- authentication --------------------------------------------------------------------------------------------
 
     def of_certificate(self, certificate: bytes) -> Identity | None:
         """Return the identity for a certificate that TLS has verified; None: unknown."""
@@ -131,7 +131,7 @@ class Authenticator:
         self._sessions[session] = identity._replace(until_s=until_s)
         return session, until_s - self.now_s()
 
-    # -- what becomes of it ----------------------------------------------------------------------------------------
+    # -- validity --------------------------------------------------------------------------------------------------
 
     def holds(self, who: Identity) -> bool:
         """Return whether an identity is still valid, and has not expired."""

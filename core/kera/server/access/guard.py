@@ -168,7 +168,7 @@ class Guard(Door):
         """Version of the users and rules in force."""
         return self.authenticator.accounts.version
 
-    # -- who asks --------------------------------------------------------------------------------------------------
+    # -- authentication --------------------------------------------------------------------------------------------
 
     def admit(self, peer: Peer, evidence: Evidence) -> None:
         """See `Doorkeeper.admit`. Raises `QuotaExceeded`, too."""
@@ -235,7 +235,7 @@ class Guard(Door):
         if failures > FAILURES_MAX:
             peer.end()
 
-    # -- what it may do --------------------------------------------------------------------------------------------
+    # -- rights ----------------------------------------------------------------------------------------------------
 
     def may(self, who: Identity, operation: Operation, resource: str) -> bool:
         """Return whether an identity may carry out an operation; nothing is remembered or logged."""
@@ -287,7 +287,7 @@ class Guard(Door):
             resource=resource,
         )
 
-    # -- around what is served -------------------------------------------------------------------------------------
+    # -- services --------------------------------------------------------------------------------------------------
 
     def service(self) -> Service:
         """Return the guard's own methods."""

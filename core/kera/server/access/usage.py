@@ -167,7 +167,7 @@ class Usage:
         """Stop counting a peer's connection."""
         self.connections -= peer.lasts
 
-    # -- what is used ----------------------------------------------------------------------------------------------
+    # -- counting --------------------------------------------------------------------------------------------------
 
     @property
     def is_used_up(self) -> bool:

@@ -25,7 +25,7 @@ from kera.core.format.lean.layout import (
 )
 from kera.core.native import native
 
-import_batch = pa.RecordBatch._import_from_c  # noqa: SLF001 - what pyarrow documents for the C data interface
+import_batch = pa.RecordBatch._import_from_c  # noqa: SLF001 - pyarrow documents it for the C data interface
 
 
 def decode(

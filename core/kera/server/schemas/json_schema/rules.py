@@ -161,7 +161,7 @@ class _Resolution:
             todo += schema.get("allOf", ())[::-1]
         return [schema for schema in found if schema.keys() - ANNOTATIONS - {"$ref", "allOf"}]
 
-    # -- one of several --------------------------------------------------------------------------------------------
+    # -- branches --------------------------------------------------------------------------------------------------
 
     def _alternatives(self, writes: _Written, reads: list[Plain], path: str) -> None:
         """Compare each branch of the writer's schemas separately, and each pair only once."""
@@ -298,7 +298,7 @@ class _Resolution:
         flat = self._flat([schema], document)
         return frozenset() if flat is None else types_of(flat)
 
-    # -- what is not understood ------------------------------------------------------------------------------------
+    # -- unknown keywords ------------------------------------------------------------------------------------------
 
     def _unknown(self, writes: _Written, reads: Sequence[Plain], path: str) -> None:
         """Report keywords that are not understood, unless they are the same in both schemas."""
