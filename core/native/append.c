@@ -1,9 +1,9 @@
 // See append.h.
 //
-// This does what kera.broker.serving.write, Streamlet.append and Segment.append do for the next chunk of a producer
-// that is known, to an open segment that has room. A run of chunks that go to one segment is counted here, and written
-// into their objects (see progress.h) at its end. At the first chunk that is anything else, it stops: that chunk is
-// Python's.
+// This does the work of kera.broker.serving.write, Streamlet.append and Segment.append for the next chunk of a known
+// producer, in an open segment with room. The chunks of a run go to one segment. Their totals are kept here, and are
+// written into the Python objects (see progress.h) at the end of the run. The first chunk of any other kind ends the
+// work: it is left to Python.
 
 #include "append.h"
 
@@ -14,7 +14,7 @@
 #include "lean_arrays.h"
 #include "lean_face.h"
 
-// From so many bytes of payload on other threads may run meanwhile.
+// While a payload of at least this many bytes is checked, other threads may run.
 #define LARGE ((size_t)64 << 10)
 
 // Levels, as in kera/v1/common.proto.
@@ -22,7 +22,7 @@
 #define REPLICATED 2
 #define PERSISTED 3
 
-// Where fields of a header are, in addition to those in chunk.h.
+// Offsets of header fields, in addition to those in chunk.h.
 #define RECORDS_AT 12
 #define STREAM_AT 16
 #define STREAMLET_AT 24
@@ -38,14 +38,14 @@
 #define FLAGS_MAX 3
 #define CODEC_MAX 2
 
-// Where in the row of a slot the heads are, as numbers of 32 bits.
+// The indices of the heads in the row of a slot, which is an array of 32-bit numbers.
 #define ROW_HEAD 12
 #define ROW_DURABLE_HEAD 13
 
-// The first lines of a chunk that are fetched before it comes; what is behind them the processor sees coming.
+// Only this much of a chunk's destination is prefetched in software: the processor predicts the rest by itself.
 #define PREFETCHED_BYTES_MAX 1024
 
-// A status with all fields that are set here, and its tag and length.
+// The maximum size of a status with all fields that are set here, including its tag and length.
 #define STATUS_BYTES_MAX 64
 
 // -- names ----------------------------------------------------------------------------------------------------------
@@ -101,7 +101,8 @@ static void close_run(Run *run)
     run->open = false;
 }
 
-// What `kera.core.native.lean_type` gave for a schema of the stream, a new reference; NULL: the stream has no such one.
+// The result of `kera.core.native.lean_type` for a schema of the stream, as a new reference; NULL: the stream has no
+// such schema.
 static PyObject *lean_type_of(PyObject *stream, uint32_t schema_id)
 {
     PyObject *types = GET(stream, lean_types);
@@ -110,8 +111,8 @@ static PyObject *lean_type_of(PyObject *stream, uint32_t schema_id)
     return type;
 }
 
-// The stream, if chunks of it are taken here as this one is to be. That of the last run is known, unless Python has
-// run since.
+// Find the stream, if this code can append such a chunk to it. The stream of the last run is reused, unless Python code
+// has run since.
 static bool find_stream(Append *call, Run *run, const uint8_t *header)
 {
     uint64_t stream_id = u64_at(header + STREAM_AT), of_stream;
@@ -146,7 +147,7 @@ static bool find_stream(Append *call, Run *run, const uint8_t *header)
     return false;
 }
 
-// Whether it is known that chunks may be written to the stream under this producer's id.
+// Whether the caller is known to be allowed to write to the stream with this producer id.
 static bool may_use(const Append *call, const Run *run)
 {
     if (call->producers == Py_None)
@@ -159,7 +160,7 @@ static bool may_use(const Append *call, const Run *run)
     return found > 0;
 }
 
-// The streamlet, if it takes this chunk next of its producer, and the entry where that goes.
+// Find the streamlet, if this chunk is the next one of its producer there, and the entry that it goes to.
 static bool find_streamlet(Append *call, Run *run, const uint8_t *header)
 {
     run->streamlet_id = u32_at(header + STREAMLET_AT);
@@ -182,15 +183,15 @@ static bool find_streamlet(Append *call, Run *run, const uint8_t *header)
     return true;
 }
 
-// Have the processor look up the memory that a chunk goes to, and fetch it, while the chunk is checked: with a thousand
-// segments open neither is at hand, and a store to each line would wait for it.
+// Have the processor translate the address that a chunk goes to, and fetch the memory, while the chunk is checked. With
+// a thousand open segments neither is cached, and the store to each cache line would wait for it.
 static void prefetch(const uint8_t *at, uint32_t bytes)
 {
     for (uint32_t line = 0; line < bytes && line < PREFETCHED_BYTES_MAX; line += ALIGNMENT_BYTES)
         __builtin_prefetch(at + line, 1);
 }
 
-// The open segment of the entry, if it has room for so many bytes.
+// Find the open segment of the entry, if it has room for `bytes` bytes.
 static bool find_segment(Run *run, uint32_t bytes)
 {
     const EntryProgress *entry = (EntryProgress *)run->entry;
@@ -217,7 +218,7 @@ static bool find_segment(Run *run, uint32_t bytes)
     return true;
 }
 
-// See is_timely.
+// Set the bounds for the maximum timestamps of chunks, and check the first one: see is_timely.
 static bool find_times(const Append *call, Run *run, const uint8_t *header)
 {
     uint64_t ahead_us = ((StreamletProgress *)run->streamlet)->timestamp_ahead_us;
@@ -228,7 +229,7 @@ static bool find_times(const Append *call, Run *run, const uint8_t *header)
     return is_timely(run, header);
 }
 
-// Of a stream that is replicated: its log, if that takes chunks now.
+// Ask the gate for the virtual log of a replicated stream. Returns false if the log takes no chunks now.
 static bool pass_gate(Append *call, Run *run)
 {
     if (!run->replicated)
@@ -284,7 +285,7 @@ bool goes_on(const Append *call, const uint8_t *header, uint32_t bytes, uint32_t
                                  (size_t)(run->head - run->start) + (bytes - last_bytes) < run->room));
 }
 
-// Whether the fields that a producer has chosen are as they should be (check_sent).
+// Whether the fields that a producer sets are valid (check_sent).
 static bool is_sent(const uint8_t *header)
 {
     uint8_t flags = header[FLAGS_AT];
@@ -295,7 +296,7 @@ static bool is_sent(const uint8_t *header)
            is_unplaced_header(header);
 }
 
-// The type of a lean payload's schema; NULL: it is not known here.
+// The type of a lean payload's schema; NULL: the schema is unknown, or not supported here.
 static const Type *find_type(Append *call, const uint8_t *header)
 {
     uint64_t stream_id = u64_at(header + STREAM_AT);
@@ -340,7 +341,7 @@ bool is_good_payload(Append *call, const uint8_t *header)
     return good;
 }
 
-// One more of `statuses`, the third field of a response.
+// Add an item to `statuses`, the third field of a response.
 static bool put_status(Bytes *statuses, const Run *run)
 {
     if (!make_room(statuses, STATUS_BYTES_MAX)) {
@@ -392,7 +393,7 @@ bool append_chunk(Append *call, const uint8_t *header, Bytes *statuses)
 
 // -- the end of a run -----------------------------------------------------------------------------------------------
 
-// What is in a segment, as far as others look at it: the head is last, as who finds it finds the chunks.
+// Update what others read of a segment. The head comes last: a reader that sees the new head finds the chunks.
 static void set_segment(const Append *call, const Run *run)
 {
     SegmentProgress *segment = (SegmentProgress *)run->segment;
@@ -405,7 +406,7 @@ static void set_segment(const Append *call, const Run *run)
     __atomic_store_n(segment->row + ROW_HEAD, run->head, __ATOMIC_RELEASE);
 }
 
-// Readers may read all of it.
+// Let readers read all chunks of the run, and wake those that wait.
 static bool publish(Run *run)
 {
     SegmentProgress *segment = (SegmentProgress *)run->segment;

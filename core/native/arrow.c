@@ -6,13 +6,13 @@
 #define METADATA_AT 8
 #define RECORD_BATCH 3
 #define BITS 8
-// Vtables that have all fields which are read here; of smaller ones, which are as good, Python knows.
+// The sizes of vtables that have all fields which are read here. Smaller ones are valid as well, but left to Python.
 #define MESSAGE_VTABLE_BYTES 12
 #define BATCH_VTABLE_BYTES 10
 #define COMPRESSION_AT 10
 #define NODE_BYTES 16
 
-// The vtable of the table at `table`, of at least so many bytes; 0: there is none.
+// The offset of the vtable, of at least `bytes` bytes, that belongs to the table at `table`; 0: there is none.
 static size_t vtable_of(View payload, size_t table, size_t bytes)
 {
     if (!is_within(payload, table, 4))
@@ -23,7 +23,7 @@ static size_t vtable_of(View payload, size_t table, size_t bytes)
     return (size_t)vtable;
 }
 
-// Where the offset at `field` points; 0: to nowhere.
+// The target of the offset at `field`; 0: there is none.
 static size_t target_of(View payload, size_t field)
 {
     if (!is_within(payload, field, 4))
@@ -31,7 +31,7 @@ static size_t target_of(View payload, size_t field)
     return field + u32_at(payload.at + field);
 }
 
-// A field of 64 bits of the table at `table`: 0 where it has its default.
+// Read a 64-bit field of the table at `table`; an absent field has its default, 0.
 static bool read_field(View payload, size_t table, size_t vtable, size_t at, uint64_t *value)
 {
     size_t offset = u16_at(payload.at + vtable + at);
@@ -44,7 +44,7 @@ static bool read_field(View payload, size_t table, size_t vtable, size_t at, uin
     return true;
 }
 
-// Whether all fields together have at most so many values.
+// Whether all fields of the batch together have at most `most` values.
 static bool has_values(View payload, size_t batch, size_t offset, uint64_t most)
 {
     if (offset == 0)

@@ -4,7 +4,7 @@
 
 #define BITS_OF_DECIMALS 128
 
-// A number in decimal digits, and where it ends; of what is none, or more than Arrow has of anything, -1.
+// Read a decimal number, and advance `*at` past it. Returns -1 if there is none, or it is larger than Arrow allows.
 static int64_t read_number(const char **at)
 {
     int64_t number = -1;
@@ -46,7 +46,7 @@ static bool is_kind(Column *column, int kind)
     return true;
 }
 
-// Of "d:precision,scale" or "d:precision,scale,bits".
+// `at`: behind the colon of "d:precision,scale" or "d:precision,scale,bits".
 static bool read_decimal(const char *at, Column *column)
 {
     int64_t bits = BITS_OF_DECIMALS;
@@ -62,7 +62,7 @@ static bool read_decimal(const char *at, Column *column)
     return *at == '\0' && bits > 0 && bits % 8 == 0 && is_fixed(column, (uint64_t)bits / 8);
 }
 
-// Of a date, a time, a timestamp or a duration; not of intervals.
+// Dates, times, timestamps and durations, but not intervals.
 static bool read_time(const char *format, Column *column)
 {
     switch (format[0]) {

@@ -1,4 +1,4 @@
-// Arrow's C data interface, as its specification has it, and what lean payloads call its types.
+// Arrow's C data interface, as in its specification, and how its types map to the columns of lean payloads.
 #ifndef KERA_ARROW_DATA_H
 #define KERA_ARROW_DATA_H
 
@@ -29,14 +29,14 @@ struct ArrowArray {
     void *private_data;
 };
 
-// What a column is made of.
+// How a column is stored in a lean payload.
 typedef struct {
     int kind;
-    uint64_t width;  // of FIXED and FIXED_n: bytes of a value; of FIXED_LIST: values of each
+    uint64_t width;  // FIXED and FIXED_n: the bytes of a value; FIXED_LIST: the values of each list
     bool is_map;
 } Column;
 
-// Whether lean payloads have columns of this type, and here it is known which.
+// Find how a column of this type is stored. Returns false if lean payloads, or this code, do not support the type.
 bool read_column(const struct ArrowSchema *schema, Column *column);
 
 #endif

@@ -1,5 +1,5 @@
-// Objects of Python whose attributes are looked at and set. They are the daemon's own, so what is missing in them, or
-// of another kind than it should be, is an error.
+// Read and set attributes of Python objects. They are the daemon's own objects, so a missing attribute, or a value of
+// another type than expected, is an error.
 #ifndef KERA_ATTRIBUTES_H
 #define KERA_ATTRIBUTES_H
 
@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-// Makes the names of attributes. 0, or -1 and an error.
+// Intern attribute names. Returns 0, or -1 with an error set.
 static inline int intern_names(PyObject **names, const char *const *texts, int count)
 {
     for (int index = 0; index < count; index++)
@@ -21,7 +21,7 @@ static inline int intern_names(PyObject **names, const char *const *texts, int c
     return 0;
 }
 
-// These three take the reference to an object; NULL: its error is the answer.
+// The next three functions steal the reference to `object`. If it is NULL, an error is set already, and they fail.
 
 static inline bool number_of(PyObject *object, uint64_t *number)
 {
@@ -51,7 +51,7 @@ static inline bool is_true(PyObject *object, bool *truth)
     return found >= 0;
 }
 
-// Takes the reference to the value; NULL: its error is the answer.
+// Set an attribute. Steals the reference to `value`. If it is NULL, an error is set already, and this fails.
 static inline bool set_to(PyObject *object, PyObject *name, PyObject *value)
 {
     if (value == NULL)
@@ -72,7 +72,7 @@ static inline bool add_number(PyObject *object, PyObject *name, uint64_t value)
     return number_of(PyObject_GetAttr(object, name), &before) && set_number(object, name, before + value);
 }
 
-// What a dict has for a number: a new reference; NULL without an error: nothing.
+// Look up a number in a dict. Returns a new reference; NULL without an error: the dict does not have the key.
 static inline PyObject *value_of(PyObject *dict, uint64_t number)
 {
     PyObject *key = PyLong_FromUnsignedLongLong(number);

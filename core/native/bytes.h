@@ -1,4 +1,4 @@
-// Bytes that grow.
+// A growing buffer of bytes.
 #ifndef KERA_BYTES_H
 #define KERA_BYTES_H
 
@@ -13,7 +13,7 @@ typedef struct {
     size_t size, room;
 } Bytes;
 
-// Room for so many more; false: there is no memory.
+// Make room for `more` bytes at the end. Returns false if there is no memory.
 static inline bool make_room(Bytes *bytes, size_t more)
 {
     if (bytes->room - bytes->size >= more)

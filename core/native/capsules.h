@@ -1,4 +1,4 @@
-// What the Arrow PyCapsule interface gives of a batch.
+// Record batches through the Arrow PyCapsule interface.
 #ifndef KERA_CAPSULES_H
 #define KERA_CAPSULES_H
 
@@ -10,7 +10,7 @@
 
 #include "arrow_data.h"
 
-// `capsules`: a tuple of its schema and its data, as `__arrow_c_array__` has returned it; NULL: it has failed.
+// `capsules`: the tuple of schema and data that `__arrow_c_array__` returned; NULL: the call failed.
 static inline bool open_batch(PyObject *capsules, struct ArrowSchema **schema, struct ArrowArray **array)
 {
     if (capsules == NULL || !PyTuple_Check(capsules) || PyTuple_Size(capsules) != 2)

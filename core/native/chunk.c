@@ -77,8 +77,9 @@ static void put_u64(uint8_t *to, uint64_t number)
     memcpy(to, &number, sizeof number);
 }
 
-// The checksum is taken of a copy, and each word is written and read as a whole: a processor that cannot pass on what
-// it has just stored waits until that has reached a segment's memory, which nobody has touched for long.
+// The checksum is computed from a copy, and each word is written and read as a whole. Reading parts of words that were
+// just stored would defeat store forwarding: the processor would wait until the stores reach the segment's memory,
+// which is not cached.
 void place(uint8_t *header, const Placement *placement, uint64_t first_record)
 {
     uint64_t group = placement->group_id, where = placement->segment_id | (uint64_t)placement->entry << 32;

@@ -1,7 +1,7 @@
-// Chunks in memory: kera/core/format/chunk.py has the picture of a header, and says what each check is for.
+// Chunks in memory: kera/core/format/chunk.py shows the layout of a header, and explains each check.
 //
-// All functions look at memory that others may write at the same time: each number is read once, and what it says is
-// checked against the memory that there is. None of them says what is wrong: that is asked of Python.
+// Others may write to the memory while these functions read it. So they read each number once, and check it against the
+// size of the memory. None of them reports what is wrong: Python finds that out.
 #ifndef KERA_CHUNK_H
 #define KERA_CHUNK_H
 
@@ -18,7 +18,7 @@
 #define ALIGNMENT_BYTES 64
 #define PAYLOAD_BYTES_MAX (1u << 30)
 
-// Where fields begin.
+// Offsets of fields in the header.
 #define VERSION_AT 4
 #define FLAGS_AT 5
 #define HEADER_BYTES_AT 6
@@ -28,16 +28,16 @@
 #define PLACEMENT_AT 88
 #define PLACEMENT_CRC_AT 124
 
-// Of the flags: a chunk without records.
+// The flag of a chunk without records.
 #define PUNCTUATION 4
 
-// A view of memory.
+// A borrowed piece of memory.
 typedef struct {
     const uint8_t *at;
     size_t size;
 } View;
 
-// Where a broker puts chunks.
+// What a broker writes into the header of a chunk, besides the ordinal of its first record.
 typedef struct {
     uint64_t group_id;
     uint32_t segment_id;
@@ -67,7 +67,7 @@ static inline uint64_t u64_at(const uint8_t *at)
     return number;
 }
 
-// Whether `size` bytes from `at` on are within a view.
+// Whether the `size` bytes at `at` are within a view.
 static inline bool is_within(View view, size_t at, size_t size)
 {
     return at <= view.size && size <= view.size - at;
@@ -78,22 +78,22 @@ static inline uint64_t padded(uint32_t payload_bytes)
     return ((uint64_t)payload_bytes + ALIGNMENT_BYTES - 1) & ~(uint64_t)(ALIGNMENT_BYTES - 1);
 }
 
-// Whether the 128 bytes are a header of a known version whose checksums are right; without a placement, too.
+// Whether the 128 bytes are a header of a known version with right checksums. The placement may be missing.
 bool is_header(const uint8_t *header);
 
-// Whether no broker has written its fields of a header.
+// Whether the broker's fields of a header are still empty.
 bool is_unplaced_header(const uint8_t *header);
 
-// Whether the payload of the chunk at `at` is whole and has this checksum.
+// Whether the payload of the chunk at `at` is complete and has this checksum.
 bool is_payload(View view, size_t at, uint32_t payload_bytes, uint32_t checksum);
 
-// Whether there is a whole placed chunk at `*at`: then `*at` is its end, and `*checksum` is taken on over it.
+// Whether there is a complete placed chunk at `*at`. If so, advance `*at` to its end, and extend `*checksum` over it.
 bool pass_placed(View view, size_t *at, uint32_t *checksum);
 
-// The checksum over checksums, taken on over a placed chunk.
+// Extend the checksum over checksums by a placed chunk.
 uint32_t chained(const uint8_t *header, uint32_t checksum);
 
-// How many chunks there are from the start on, at most `most`, if all is as they say; a piece of one counts as one.
+// Count the chunks in a view, up to `most`, by the lengths in their headers. An incomplete chunk counts as one.
 size_t count_chunks(View view, size_t most);
 
 // Write a placement and its checksum into a header.

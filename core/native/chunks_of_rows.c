@@ -6,10 +6,10 @@
 #include "lean_encode.h"
 #include "pick.h"
 
-// As a bytearray begins; it grows to what is needed.
+// The initial size of the bytearray, which grows as needed.
 #define MEMORY_BYTES_MIN ((size_t)64 << 10)
 
-// Rows that are picked together, but for those of a single chunk.
+// The maximum number of rows to pick together, unless a single chunk has more.
 #define ROWS_AT_ONCE ((uint32_t)256)
 
 typedef struct {
@@ -22,7 +22,7 @@ typedef struct {
     size_t used, room;
 } Chunks;
 
-// Rows by their numbers, one after the other, in `chunks->picked`.
+// Pick rows by their numbers into `chunks->picked`.
 static bool pick_rows(Chunks *chunks, const int64_t *order, size_t count)
 {
     chunks->rows.size = 0;
@@ -37,7 +37,7 @@ static bool pick_rows(Chunks *chunks, const int64_t *order, size_t count)
     return pick(chunks->schema, chunks->batch, rows, count, &chunks->picked);
 }
 
-// Room for so many bytes more; NULL: there is no memory.
+// Make room for `bytes` bytes at the end. Returns NULL if there is no memory.
 static uint8_t *reserve(Chunks *chunks, size_t bytes)
 {
     if (bytes > chunks->room - chunks->used) {
@@ -69,7 +69,7 @@ static bool put_chunk(Chunks *chunks)
     return true;
 }
 
-// Chunks of the rows of `batch`, of which the first is number `first`, up to each of `count` ends.
+// Add chunks of the rows of `batch` up to each of `count` ends; `first` is the number of the batch's first row.
 static bool put_chunks(Chunks *chunks, const struct ArrowArray *batch, uint32_t first, const uint32_t *ends,
                        size_t count)
 {
@@ -83,8 +83,8 @@ static bool put_chunks(Chunks *chunks, const struct ArrowArray *batch, uint32_t 
     return true;
 }
 
-// The same, of rows that are picked, those of some chunks together: then the processor waits for many at once, and the
-// memory is small enough to stay in its cache.
+// Add chunks of rows in the given order. The rows of a few chunks are picked together, so that the processor waits for
+// many of them at once, while they still fit into its cache.
 static bool put_chunks_in_order(Chunks *chunks, const int64_t *order, const uint32_t *ends, size_t count)
 {
     uint32_t start = 0;
@@ -111,7 +111,7 @@ static PyObject *memory_and_sizes(Chunks *chunks)
 PyObject *begin_all_chunks(const struct ArrowSchema *schema, const struct ArrowArray *batch, const int64_t *order,
                            const uint32_t *ends, size_t count, uint64_t bytes_max)
 {
-    static size_t last_bytes = MEMORY_BYTES_MIN;  // the next ones will be about as many
+    static size_t last_bytes = MEMORY_BYTES_MIN;  // the next call is likely to need about as many
     Chunks chunks = {.schema = schema, .batch = batch, .bytes_max = bytes_max};
     PyObject *made = NULL;
     chunks.memory = PyByteArray_FromStringAndSize(NULL, 0);

@@ -1,4 +1,4 @@
-// The chunks of the rows of a batch, up to their headers.
+// Chunks of the rows of a batch, complete except for their headers.
 #ifndef KERA_CHUNKS_OF_ROWS_H
 #define KERA_CHUNKS_OF_ROWS_H
 
@@ -10,9 +10,9 @@
 
 #include "arrow_data.h"
 
-// Chunks of the rows up to each of `ends`, ascending, from the one before: a bytearray, in which the header of each is
-// zeros, and how many bytes each payload is (int64), as bytes. `order`: which rows, up to the last end; NULL: as they
-// are. NULL where Python knows more about one of them, or where there is an error.
+// Make one chunk for each of the ascending `ends`, of the rows from the end before up to this one. Returns a bytearray
+// with the chunks, whose headers are zeros, and the sizes of the payloads (int64) as bytes. `order`: the numbers of the
+// rows, up to the last end; NULL: the rows in their own order. Returns NULL if Python has to do it, or on an error.
 PyObject *begin_all_chunks(const struct ArrowSchema *schema, const struct ArrowArray *batch, const int64_t *order,
                            const uint32_t *ends, size_t count, uint64_t bytes_max);
 

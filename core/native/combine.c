@@ -1,16 +1,17 @@
-// To append bytes to what has a checksum is to multiply that by a power of x, modulo the polynomial, and to add the
-// checksum of the bytes: kera/core/format/combined_checksum.py has the twin, and what may be left out of a header.
+// The checksum of data with more bytes appended is the data's checksum, multiplied by a power of x modulo the
+// polynomial, plus the checksum of those bytes. kera/core/format/combined_checksum.py has the Python twin, and explains
+// which parts of a header need not be read.
 
 #include "combine.h"
 
 #include "crc32c.h"
 
 #define POLYNOMIAL 0x82f63b78u
-#define ONE 0x80000000u  // bits are reflected: the highest is the coefficient of 1
-#define BYTE 0x00800000u  // x to the eighth: what a byte behind it does to a checksum
+#define ONE 0x80000000u  // bits are reflected: the highest one is the coefficient of 1
+#define BYTE 0x00800000u  // x to the eighth: the factor for each byte that follows
 
-static uint32_t powers[4][256];  // of BYTE, by the bytes of the exponent
-static uint32_t header_checksum;  // of any placed header whose own checksums are right
+static uint32_t powers[4][256];  // powers of BYTE, by the bytes of the exponent
+static uint32_t header_checksum;  // the checksum of any placed header whose own checksums are right
 
 static uint32_t product(uint32_t a, uint32_t b)
 {
@@ -41,7 +42,7 @@ void combine_init(void)
             powers[place][digit] = product(powers[place][digit - 1], base);
         base = product(powers[place][255], base);
     }
-    uint32_t with_own = crc32c(0, none, sizeof none);  // of nothing, and its checksum
+    uint32_t with_own = crc32c(0, none, sizeof none);  // the checksum of nothing followed by its own checksum
     header_checksum = product(with_own, power(HEADER_BYTES - PLACEMENT_AT)) ^ with_own;
 }
 
@@ -53,7 +54,7 @@ bool combine(View view, size_t start, const uint8_t *ends, size_t count, uint32_
         size_t end = u32_at(ends + 4 * index);
         if (end > view.size || end < start || end - start < HEADER_BYTES)
             return false;
-        if (end - start != chunk_bytes) {  // those of a segment are mostly of one length
+        if (end - start != chunk_bytes) {  // most chunks of a segment have the same length
             chunk_bytes = end - start;
             over = power((uint32_t)chunk_bytes);
             header = product(header_checksum, power((uint32_t)chunk_bytes - HEADER_BYTES));

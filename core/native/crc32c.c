@@ -1,8 +1,8 @@
-// CRC-32C by the processor's instruction where it has one, which is found out at run time; else by tables.
+// CRC-32C by the processor's instruction if it has one, which is detected at run time, or else by tables.
 //
-// The instruction takes 8 bytes, and the next one can begin in each cycle, but its result is there after three: so of
-// long buffers three parts are gone through at once. What is then missing to have them as one is to move the checksum
-// of a part on over as many zero bytes as the next part has, for which there is a table per length of part.
+// The instruction takes 8 bytes. One can start in each cycle, but its result takes three cycles. So three parts of a
+// long buffer are processed at once. To combine the parts, the checksum of one part is advanced over as many zero bytes
+// as the next part has. There is a table for that for each length of a part.
 
 #include "crc32c.h"
 
@@ -31,10 +31,10 @@
 
 typedef uint32_t Table[256];
 
-static Table tables[8];  // of a byte that has so many bytes behind it, of the 8 that are taken at once
-static Table over_long[4], over_short[4];  // of each byte of a checksum: what it is behind a part of zeros
+static Table tables[8];  // by the number of bytes behind a byte, among the 8 bytes that are processed at once
+static Table over_long[4], over_short[4];  // for each byte of a checksum: its value after a part of zeros
 
-// The register of the checksum, moved on over bytes: the checksum is its complement.
+// Advance the register of the checksum over bytes. The checksum is the complement of the register.
 static uint32_t go_by_tables(uint32_t state, const uint8_t *at, size_t size)
 {
     for (; size >= 8; at += 8, size -= 8) {
@@ -63,7 +63,7 @@ static void fill_tables(void)
             tables[behind][byte] = tables[behind - 1][byte] >> 8 ^ tables[0][tables[behind - 1][byte] & 0xff];
 }
 
-// To move on is linear: a byte becomes what its bits become.
+// Advancing over zeros is linear: the result for a byte is the sum of the results for its bits.
 static void fill_over(Table over[4], size_t zeros)
 {
     static const uint8_t none[LONG_PART];
@@ -90,7 +90,7 @@ static bool has_instruction(void)
 #endif
 }
 
-// States are of 64 bits, as the instruction of x86 has them: the upper half is always zero.
+// States have 64 bits, as for the x86 instruction; the upper half is always zero.
 WITH_INSTRUCTION static inline uint64_t step_8(uint64_t state, const uint8_t *at)
 {
     uint64_t word;
@@ -127,7 +127,7 @@ static inline uint32_t moved(const Table over[4], uint64_t state)
     return over[0][state & 0xff] ^ over[1][state >> 8 & 0xff] ^ over[2][state >> 16 & 0xff] ^ over[3][state >> 24];
 }
 
-// Three parts at a time, as long as there are three; `at` is then behind them.
+// Process three parts at a time while there are three, and advance `*at` past them.
 WITH_INSTRUCTION static inline uint64_t
 three_parts(uint64_t state, const uint8_t **at, const uint8_t *end, size_t part, const Table over[4])
 {
@@ -159,7 +159,7 @@ WITH_INSTRUCTION static uint32_t go_by_instruction(uint32_t begin, const uint8_t
     state = three_parts(state, &at, end, SHORT_PART, over_short);
     for (; end - at >= 8; at += 8)
         state = step_8(state, at);
-    if (end - at >= 4) {  // headers end so
+    if (end - at >= 4) {  // headers end with 4 bytes
         state = step_4(state, at);
         at += 4;
     }

@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli), as the chunk format has it.
+// CRC-32C (Castagnoli), the checksum of the chunk format.
 #ifndef KERA_CRC32C_H
 #define KERA_CRC32C_H
 
@@ -6,13 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Once, before anything else here. Whether the processor has an instruction for it.
+// To be called once, before the other functions. Returns whether the processor has an instruction for CRC-32C.
 bool crc32c_init(void);
 
-// The checksum of `size` bytes behind those that have `checksum`: 0 if there are none.
+// Extend `checksum`, that of the bytes before (0: none), over the `size` bytes at `at`.
 uint32_t crc32c(uint32_t checksum, const uint8_t *at, size_t size);
 
-// The same without the instruction, whatever the processor has.
+// The same, always without the instruction.
 uint32_t crc32c_by_tables(uint32_t checksum, const uint8_t *at, size_t size);
 
 #endif

@@ -78,7 +78,7 @@ bool read_numbers(View message, uint64_t *numbers, uint64_t fields)
     memset(numbers, 0, (size_t)fields * sizeof *numbers);
     uint64_t number;
     for (size_t at = 0; at < message.size;) {
-        uint8_t tag = message.at[at++];  // one byte: a longer one may not be a tag to protobuf
+        uint8_t tag = message.at[at++];  // one byte: protobuf may reject a longer tag
         if ((tag & (128 | 7)) != 0 || tag >> 3 == 0 || tag >> 3 >= fields || !read_varint(message, &at, &number))
             return false;
         numbers[tag >> 3] = number;

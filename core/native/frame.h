@@ -1,4 +1,4 @@
-// Frames, and the small messages that are their heads: kera/core/rpc/frames.py has the picture.
+// Frames, and the small messages in their heads: kera/core/rpc/frames.py shows the layout.
 #ifndef KERA_FRAME_H
 #define KERA_FRAME_H
 
@@ -14,13 +14,13 @@ typedef struct {
     uint32_t method, head_bytes, bulk_bytes;
     uint64_t request_id;
     View head, bulk;
-    size_t bytes;  // of all of it
+    size_t bytes;  // the size of the whole frame
 } Frame;
 
-// Whether there is a header at `at`: `head`, `bulk` and `bytes` are not set.
+// Read the header at `at`, without `head`, `bulk` and `bytes`. Returns whether it is complete and valid.
 bool read_frame_header(View view, size_t at, Frame *frame);
 
-// Whether there is a whole frame at `at`, with a bulk of so many bytes at most.
+// Read the frame at `at`. Returns whether it is complete and valid, with a bulk of at most `bulk_bytes_max` bytes.
 bool read_frame(View view, size_t at, uint32_t bulk_bytes_max, Frame *frame);
 
 void write_frame_header(uint8_t *to, const Frame *frame);
@@ -28,7 +28,8 @@ void write_frame_header(uint8_t *to, const Frame *frame);
 // Write the header of a reply without bulk.
 void write_reply(uint8_t *to, uint32_t method, uint64_t request_id, uint32_t head_bytes);
 
-// The numbers of a message that has no other fields, by field; what is not there is 0. False: it has, or is none.
+// Read a message with only numbers in fields below `fields`, into `numbers` by field; absent fields are 0. Returns
+// false if the message has other fields, or is malformed.
 bool read_numbers(View message, uint64_t *numbers, uint64_t fields);
 
 static inline uint8_t *put_varint(uint8_t *at, uint64_t number)
@@ -39,7 +40,7 @@ static inline uint8_t *put_varint(uint8_t *at, uint64_t number)
     return at;
 }
 
-// A field of a message, if it is not 0.
+// Write a field of a message, unless it is 0.
 static inline uint8_t *put_number(uint8_t *at, int field, uint64_t number)
 {
     if (number == 0)
@@ -48,7 +49,7 @@ static inline uint8_t *put_number(uint8_t *at, int field, uint64_t number)
     return put_varint(at, number);
 }
 
-// At most so many bytes are put by either of them.
+// The maximum number of bytes that `put_varint` or `put_number` writes.
 #define NUMBER_BYTES_MAX 11
 
 #endif

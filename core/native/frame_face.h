@@ -1,4 +1,4 @@
-// Headers of frames, towards Python: kera/core/rpc/frames.py does the same.
+// The Python interface to the headers of frames: kera/core/rpc/frames.py does the same.
 #ifndef KERA_FRAME_FACE_H
 #define KERA_FRAME_FACE_H
 
@@ -8,12 +8,12 @@
 #endif
 #include <Python.h>
 
-// Both return NULL where Python knows more about it.
+// Both functions return NULL where the case is left to Python.
 
-// The header at a place, as a tuple of `type`. args: (view, at, bulk_bytes_max)
+// The header at `at`, as a tuple of `type`. args: (view, at, bulk_bytes_max)
 PyObject *new_frame_header(PyTypeObject *type, PyObject *const *args);
 
-// A header, and the head behind it. args: (head, kind, method, request_id, bulk_bytes)
+// A header followed by the head, as bytes. args: (head, kind, method, request_id, bulk_bytes)
 PyObject *new_frame(PyObject *const *args);
 
 #endif

@@ -1,5 +1,5 @@
-// See key_hash.h. CRC-32 is that of zlib and librdkafka, MurmurHash2 that of Kafka's client in Java. Seed, factor and
-// shifts are theirs: keys would go elsewhere with any other ones.
+// See key_hash.h. CRC-32 is the one of zlib and librdkafka, MurmurHash2 the one of Kafka's Java client, with the same
+// seed, factor and shifts: with other ones, keys would go to other streamlets.
 
 #include "key_hash.h"
 

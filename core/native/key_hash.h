@@ -1,4 +1,4 @@
-// How the key of a record decides its streamlet, see kera/client/producing/encoding/partitioner.py.
+// How the key of a record determines its streamlet, see kera/client/producing/encoding/partitioner.py.
 #ifndef KERA_KEY_HASH_H
 #define KERA_KEY_HASH_H
 
@@ -8,7 +8,7 @@
 
 typedef uint32_t KeyHash(const uint8_t *at, size_t size);
 
-// Once, before anything else here, and after crc32c_init.
+// To be called once, before anything else here and after crc32c_init.
 void key_hash_init(void);
 
 KeyHash hash_crc32c, hash_crc32, hash_murmur2;
@@ -16,11 +16,11 @@ KeyHash hash_crc32c, hash_crc32, hash_murmur2;
 typedef struct {
     const char *name;
     KeyHash *hash;
-    uint32_t mask;  // the bits of the hash that count
-    bool takes_empty;  // whether an empty key decides; if not, it is as good as none
+    uint32_t mask;  // the bits of the hash that are used
+    bool takes_empty;  // whether an empty key determines the streamlet; if not, it counts as no key
 } Partitioner;
 
-// NULL: there is none of that name.
+// The partitioner of that name; NULL: there is none.
 const Partitioner *partitioner_named(const char *name);
 
 #endif

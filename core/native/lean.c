@@ -1,22 +1,22 @@
-// See lean.h. The nodes are gone through once; what is in a node's buffers is checked when its places are known.
+// See lean.h. This goes through the nodes once, and checks a node's buffers as soon as it has located them.
 
 #include "lean_arrays.h"
 #include "lean_reader.h"
 #include "utf8.h"
 
-// A node that says where each of its values begins.
+// A node with places: where each of its values begins.
 typedef struct {
     int kind;
     int encoding;
     uint64_t count;
-    uint64_t total;  // of all values together
+    uint64_t total;  // the size of all values together
     uint64_t places_at;
     uint64_t data_at;
 } Placed;
 
 static bool read_node(Reader *reader, const Type *type, uint64_t count, int depth);
 
-// What is within a type that may not be known.
+// A child of a type, or NULL if the type is not known.
 static const Type *within(const Type *type, uint64_t child)
 {
     return type == NULL ? NULL : &type->children[child];
@@ -95,14 +95,14 @@ static bool begins_within_character(const uint8_t *text, uint64_t at, uint64_t s
     return at < size && (text[at] & 0xc0) == 0x80;
 }
 
-// `text`: NULL where it does not matter at which bytes values begin.
+// `text`: NULL if values may begin at any byte.
 static bool are_offsets(const uint8_t *numbers, const Placed *node, const uint8_t *text)
 {
     int width = is_large(node->kind) ? 8 : 4;
     uint64_t before = 0;
     for (uint64_t index = 0; index <= node->count; index++) {
         uint64_t offset = number_at(numbers, index, width);
-        // One that is negative is larger than any total.
+        // As an unsigned number, a negative offset is larger than any total.
         if (offset < before || offset > node->total || (index == 0 && offset != 0))
             return false;
         if (text != NULL && begins_within_character(text, offset, node->total))
@@ -191,7 +191,7 @@ static bool read_placed(Reader *reader, const Type *type, int kind, int encoding
     return !is_list(kind) || read_node(reader, within(type, 0), node.total, depth + 1);
 }
 
-// -- nodes within nodes ---------------------------------------------------------------------------------------------
+// -- nested nodes ----------------------------------------------------------------------------------------------------
 
 static bool read_with_fields(Reader *reader, const Type *type, int kind, int encoding, uint64_t count, int depth)
 {

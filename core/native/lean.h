@@ -1,4 +1,4 @@
-// Whether readers can trust a lean payload: kera/core/format/lean/layout.py has the format, check.py what is checked.
+// Whether readers can trust a lean payload: kera/core/format/lean/layout.py has the format, check.py lists the checks.
 #ifndef KERA_LEAN_H
 #define KERA_LEAN_H
 
@@ -10,9 +10,9 @@ struct Type;
 #define DEPTH_MAX 64
 #define RECORDS_WITHOUT_BYTES ((uint64_t)1 << 16)
 
-// Whether a payload of so many records is a whole one, all of it, or of a compressed one what is before its body; and
-// whether it does not become more than `bytes_max`. Reads each number once, as others may write them. With a `type`
-// (NULL: it is not known) its nodes are those of the type, and nothing is null that Arrow lets be no null.
+// Whether a payload of `records` records is valid, and expands to at most `bytes_max` bytes. Of a compressed payload,
+// this checks only the part before the body. It reads each number of the nodes once, as others may write to the memory.
+// If the `type` is known (not NULL), the nodes also have to match it, and no value may be null that Arrow forbids.
 bool is_lean(View payload, uint64_t records, bool compressed, uint64_t bytes_max, const struct Type *type);
 
 #endif

@@ -18,7 +18,7 @@ static void clear_type(Type *type)
     *type = (Type){0};
 }
 
-// False: more than any node may have values.
+// Set `null_bytes`. Returns false if it exceeds the maximum number of values in a node.
 static bool count_null_bytes(Type *type)
 {
     const Column *column = &type->column;
@@ -39,7 +39,7 @@ static bool count_null_bytes(Type *type)
 
 #define NULLABLE 2  // a flag of Arrow's C data interface
 
-// A map's only child is a struct of keys and items.
+// Check the only child of a map: a struct of keys and items.
 static bool read_entries(Type *map)
 {
     Type *entries = &map->children[0];
@@ -93,10 +93,10 @@ void free_type(Type *type)
 
 // -- memory ---------------------------------------------------------------------------------------------------------
 
-// What arrays of one payload have in common; gone when the last of them is released.
+// One allocation of a block.
 typedef struct Piece {
     struct Piece *before;
-    uint64_t unused;  // so that what follows is aligned to 16 bytes
+    uint64_t unused;  // aligns the memory that follows to 16 bytes
 } Piece;
 
 struct Block {
@@ -127,7 +127,7 @@ void *take(Block *block, uint64_t count, uint64_t width)
 void *take_zeros(Block *block, uint64_t count, uint64_t width)
 {
     void *zeros = take(block, count, width);
-    return zeros == NULL ? NULL : memset(zeros, 0, count * width);  // which fits: it was taken
+    return zeros == NULL ? NULL : memset(zeros, 0, count * width);  // no overflow: take() checked it
 }
 
 void free_block(Block *block)
@@ -157,7 +157,6 @@ static void release(struct ArrowArray *array)
 
 #define BUFFERS_MAX 3
 
-// An array with room for its buffers and children, which have no children of their own yet.
 bool make_array(Block *block, struct ArrowArray *array, uint64_t length, int64_t buffers, int64_t children)
 {
     *array = (struct ArrowArray){
@@ -193,7 +192,6 @@ int64_t buffers_of(const Column *column)
     }
 }
 
-// They are whole: let each be released.
 void arm(Block *block, struct ArrowArray *array)
 {
     array->release = release;

@@ -1,53 +1,53 @@
-// What columns of lean payloads are made of, and the memory of the arrays that are made of them.
+// The types of columns in lean payloads, and the memory of the arrays that they are decoded into.
 #ifndef KERA_LEAN_ARRAYS_H
 #define KERA_LEAN_ARRAYS_H
 
 #include "arrow_data.h"
 
-// What columns are made of, as a schema says, with what is within them.
+// The type of a column in a schema, with its children.
 typedef struct Type {
     Column column;
-    uint64_t null_bytes;  // what a null takes as Arrow has it, with what is within it
-    bool never_null;      // the entries of a map, and their keys, over which Arrow ends the process; and columns that
-                          // are not nullable
+    uint64_t null_bytes;  // the bytes of a null in Arrow's arrays, including its children
+    bool never_null;      // a column that is not nullable, or the entries of a map or their keys: with nulls in those,
+                          // Arrow ends the process
     int64_t children_count;
     struct Type *children;
 } Type;
 
-// NULL: of a type that is not known here, or there is no memory.
+// Make the type of a schema. Returns NULL if it has a type that is not supported here, or if there is no memory.
 Type *new_type(const struct ArrowSchema *schema);
 void free_type(Type *type);
 
-// Whether a node of this type, of so many values, may begin with that byte.
+// Whether a node of this type with `count` values may begin with the byte `first`.
 static inline bool may_begin(const Type *type, uint8_t first, uint64_t count)
 {
     return !type->never_null || (!(first & VALIDITY) && (first != NULLS || count == 0));
 }
 
-// How many buffers Arrow has of a column.
+// The number of buffers that Arrow has for a column.
 int64_t buffers_of(const Column *column);
 
-// Who keeps what arrays refer to as long as they are there: called once, on any thread.
+// The owner of the memory that arrays refer to. `let_go` is called once, on any thread, after the last array's release.
 typedef struct {
     void (*let_go)(void *);
     void *argument;
 } Owner;
 
-// What the arrays of one batch have in common; gone when the last of them is released.
+// The memory that the arrays of a batch share. It is freed when the last of them is released.
 typedef struct Block Block;
 
-// These give NULL, or false, where there is no memory, or so many values of that width would be too much for any.
+// These functions return NULL or false if there is no memory, or `count` values of `width` bytes exceed any memory.
 Block *new_block(Owner owner);
 void *take(Block *block, uint64_t count, uint64_t width);
 void *take_zeros(Block *block, uint64_t count, uint64_t width);
 
-// An array with room for its buffers and children, which have no children of their own yet.
+// Initialize an array with room for its buffers and children. The children are not initialized.
 bool make_array(Block *block, struct ArrowArray *array, uint64_t length, int64_t buffers, int64_t children);
 
-// They are whole: let each be released.
+// Make all arrays releasable, once they are complete.
 void arm(Block *block, struct ArrowArray *array);
 
-// Of arrays that were not armed. The owner is not called.
+// Free the block of arrays that were not armed, without calling the owner.
 void free_block(Block *block);
 
 #endif

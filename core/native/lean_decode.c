@@ -17,7 +17,7 @@ static bool zeros(Decoder *decoder, struct ArrowArray *array, int buffer, uint64
     return (array->buffers[buffer] = take_zeros(decoder->block, count, width)) != NULL;
 }
 
-// All values are null, whatever the type is. What that takes has been counted.
+// Make an array of nulls, of any type. The caller has counted its bytes.
 static bool make_nulls(Decoder *decoder, const Type *type, uint64_t count, struct ArrowArray *array)
 {
     const Column *column = &type->column;
@@ -109,7 +109,7 @@ static bool decode_fixed(Decoder *decoder, const Type *type, int encoding, uint6
 
 // -- places ---------------------------------------------------------------------------------------------------------
 
-// Offsets of values of the same length, or of those that have it in `bytes` bytes each.
+// Write the offsets of values with these `lengths`, of `bytes` bytes each; `lengths` NULL: all have the same length.
 static bool write_offsets(Decoder *decoder, const uint8_t *lengths, uint64_t bytes, uint64_t count, uint64_t total,
                           uint64_t width, struct ArrowArray *array)
 {
@@ -132,7 +132,7 @@ static bool decode_places(Decoder *decoder, int kind, int encoding, uint64_t cou
         if (!take_place(&decoder->reader, count + 1, width, width, &at))
             return false;
         array->buffers[1] = in_body(decoder, at);
-        // Arrow takes the last one for the length of what they point into.
+        // Arrow takes the last offset for the length of the values.
         return offset_at(in_body(decoder, at), 0, width) == 0 && offset_at(in_body(decoder, at), count, width) == total;
     default: {
         uint64_t bytes = encoding == LENGTHS_1 ? 1 : 2;
@@ -196,7 +196,7 @@ static bool decode_node(Decoder *decoder, const Type *type, uint64_t count, int 
         if (!take_place(&decoder->reader, bytes_of_bits(count), 1, 1, &at))
             return false;
         array->buffers[0] = in_body(decoder, at);
-        array->null_count = -1;  // nobody has counted them
+        array->null_count = -1;  // not counted: Arrow does it if needed
     }
     if (has_places(kind))
         return decode_with_places(decoder, type, encoding, count, depth, array);

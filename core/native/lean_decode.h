@@ -4,9 +4,9 @@
 
 #include "lean_arrays.h"
 
-// The columns of a payload of so many records without compression: those in place that are written so. What the values
-// are is not looked at. False where it is none, where it would become more than `bytes_max`, or where Python knows more
-// about it: then the owner has nothing to let go of.
+// Decode an uncompressed payload of `records` records into `batch`. Values that are stored as in Arrow's arrays stay in
+// the payload, which `owner` keeps. The values themselves are not checked. Returns false if the payload is invalid,
+// would expand to more than `bytes_max` bytes, or has to be decoded by Python; then the owner is not called.
 bool decode_lean(View payload, const Type *type, uint64_t records, uint64_t bytes_max, Owner owner,
                  struct ArrowArray *batch);
 

@@ -6,10 +6,10 @@
 
 typedef struct {
     Bytes *nodes, *body;
-    uint64_t written_bytes;  // what it takes with each value written out
+    uint64_t written_bytes;  // the size of all values when expanded
 } Writer;
 
-// Some values of an array: the first of them counted from the start of its buffers.
+// Some values of an array. `first` counts from the start of its buffers.
 typedef struct {
     const struct ArrowSchema *schema;
     const struct ArrowArray *array;
@@ -35,7 +35,7 @@ static const uint8_t *buffer_of(const Values *values, int index)
     return values->array->buffers[index];
 }
 
-// -- what is written ------------------------------------------------------------------------------------------------
+// -- nodes and body --------------------------------------------------------------------------------------------------
 
 static bool put_number(Bytes *bytes, uint64_t number)
 {
@@ -50,7 +50,7 @@ static bool put_node(Writer *writer, int kind, int flags, int encoding)
     return put_byte(writer->nodes, (uint8_t)(kind | flags | encoding << ENCODING_SHIFT));
 }
 
-// Zeros in the body up to the next place where something of `width` bytes may be.
+// Pad the body with zeros to the alignment of values of `width` bytes.
 static bool align(Writer *writer, uint64_t width)
 {
     static const uint8_t zeros[BODY_ALIGNMENT];
@@ -83,7 +83,7 @@ static uint64_t count_ones(const uint8_t *bits, uint64_t first, uint64_t count)
     return ones;
 }
 
-// Bits as bytes of their own; behind the last one are zeros.
+// Add bits as new bytes, padded with zero bits.
 static bool put_bits(Writer *writer, const uint8_t *bits, uint64_t first, uint64_t count)
 {
     const uint8_t *from = bits + first / 8;
@@ -121,7 +121,7 @@ static bool add_bits(Writer *writer, const Values *values, int flags)
 
 static bool are_all_one(const uint8_t *raw, uint64_t count, uint64_t width)
 {
-    // Each is equal to the one before it.
+    // Each value is equal to the one before it.
     return memcmp(raw, raw + (count - 1) * width, width) == 0 && memcmp(raw, raw + width, (count - 1) * width) == 0;
 }
 
@@ -130,7 +130,7 @@ static int64_t signed_at(const uint8_t *raw, uint64_t index, uint64_t width)
     return width == 4 ? (int32_t)u32_at(raw + 4 * index) : (int64_t)u64_at(raw + 8 * index);
 }
 
-// As differences from the least, if that takes less: `*done` then.
+// Add values as differences from the least one, if that takes fewer bytes; `*done` tells whether it did.
 static bool add_deltas(Writer *writer, const uint8_t *raw, uint64_t count, Column column, int flags, bool *done)
 {
     int64_t least = signed_at(raw, 0, column.width), most = least;
@@ -215,7 +215,7 @@ static bool put_offsets(Writer *writer, const uint8_t *offsets, uint64_t count, 
     return true;
 }
 
-// Where values are: the first of all of them in `*first`, and how many bytes or values they are together in `*total`.
+// Add the places of values. Sets `*first` to where the first value begins, and `*total` to the bytes or items of all.
 static bool add_places(Writer *writer, const Values *values, Column column, int flags, uint64_t *first, uint64_t *total)
 {
     uint64_t count = values->count, width = is_large(column.kind) ? 8 : 4;
@@ -262,7 +262,7 @@ static bool add_places(Writer *writer, const Values *values, Column column, int 
 static bool add_entries(Writer *writer, const Values *values, uint64_t first, uint64_t total, int depth)
 {
     Values entries = part_of(values, 0, first, total);
-    // What Python calls the keys of a map are those of the whole entries.
+    // PyArrow's keys of a map ignore an offset of the entries, so Python decides about entries with one.
     if (entries.array->offset != 0 || entries.array->n_children != 2)
         return false;
     return sum_of(writer->written_bytes, total, &writer->written_bytes) && put_node(writer, STRUCT, 0, 0) &&
@@ -305,7 +305,7 @@ static bool add_fields(Writer *writer, const Values *values, Column column, int 
     return true;
 }
 
-// What a null takes as Arrow has it, with what is within it; 0: of a type that is not known here.
+// The bytes of a null in Arrow's arrays, including its children; 0: the type is not supported here.
 static uint64_t null_bytes(const struct ArrowSchema *schema, int depth)
 {
     Column column;
@@ -362,7 +362,7 @@ static bool add(Writer *writer, const Values *values, int depth)
 static bool begin(Writer *writer)
 {
     writer->nodes->size = writer->body->size = 0;
-    return put_bytes(writer->nodes, "\0\0", 2);  // how many bytes nodes take
+    return put_bytes(writer->nodes, "\0\0", 2);  // the length of the nodes, set by `finish`
 }
 
 static bool finish(Writer *writer, uint64_t count, uint64_t bytes_max)
@@ -393,7 +393,7 @@ bool encode_lean(const struct ArrowSchema *schema, const struct ArrowArray *batc
     return finish(&writer, count, bytes_max);
 }
 
-// A column that the batch does not have: see `encode_completed`.
+// Add a column that the batch does not have: see `encode_completed`.
 static bool add_missing(Writer *writer, int64_t source, int64_t time_us, uint64_t count)
 {
     if (source != ONE_TIME) {
@@ -430,7 +430,7 @@ static bool add_column(Writer *writer, const char *format, uint64_t count, const
     return add(writer, &(Values){&schema, &array, 0, count}, 0);
 }
 
-// A list or a map, of which all are null.
+// Add a column of null lists or maps.
 static bool add_nothing(Writer *writer, uint64_t count)
 {
     writer->written_bytes += 4 * count;

@@ -6,7 +6,7 @@
 #include "lean_decode.h"
 #include "lean_join.h"
 
-// From so many bytes on other threads may run meanwhile.
+// While at least this many bytes are decoded, other threads may run.
 #define LARGE ((size_t)64 << 10)
 
 static const char type_name[] = "kera.core._native.lean_type";
@@ -43,7 +43,7 @@ PyObject *lean_type(PyObject *module, PyObject *schema)
     return result;
 }
 
-// The last array of a payload has gone, on whatever thread.
+// Release a payload after its last array was released, on any thread.
 static void let_go(void *argument)
 {
     PyGILState_STATE state = PyGILState_Ensure();
@@ -56,7 +56,7 @@ static void let_go(void *argument)
 static PyObject *import(PyObject *importer, PyObject *schema, struct ArrowArray *batch)
 {
     PyObject *result = PyObject_CallFunction(importer, "KO", (unsigned long long)(uintptr_t)batch, schema);
-    if (batch->release != NULL)  // nobody has taken it
+    if (batch->release != NULL)  // the importer did not take it over
         batch->release(batch);
     return result;
 }
@@ -96,7 +96,7 @@ PyObject *decode_in_place(PyObject *module, PyObject *const *args, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
-// -- chunks that follow each other ----------------------------------------------------------------------------------
+// -- consecutive chunks ----------------------------------------------------------------------------------------------
 
 #define RECORD_COUNT_AT 12
 #define SCHEMA_ID_AT 28
@@ -104,7 +104,7 @@ PyObject *decode_in_place(PyObject *module, PyObject *const *args, Py_ssize_t co
 #define MIN_TIMESTAMP_AT 64
 #define MAX_TIMESTAMP_AT 72
 #define FIRST_RECORD_AT 104
-// Of a placement, what chunks of one segment have in common: group, segment and entry.
+// The part of a placement that all chunks of a segment share: group, segment and entry.
 #define PLACE_BYTES 16
 
 typedef struct {
@@ -115,7 +115,7 @@ typedef struct {
     bool verify, trusted;
     uint64_t joined_bytes_max, bytes_max;
     Joined *joined;
-    // Of the chunks that have been joined:
+    // The totals of the chunks that were joined.
     Bytes headers;
     uint64_t records, bytes;
     int64_t min_timestamp_us, max_timestamp_us;
@@ -127,7 +127,7 @@ static bool follows(const uint8_t *header, const uint8_t *before)
            u64_at(header + FIRST_RECORD_AT) == u64_at(before + FIRST_RECORD_AT) + u32_at(before + RECORD_COUNT_AT);
 }
 
-// Whether the chunk of which this is the header can be joined, and all is as its checksums say.
+// Whether the chunk with this header can be joined. If `verify` is set, this checks its checksums too.
 static bool is_joinable(const Run *run, const uint8_t *header)
 {
     uint32_t payload_bytes = u32_at(header + PAYLOAD_BYTES_AT);
@@ -141,10 +141,10 @@ static bool is_joinable(const Run *run, const uint8_t *header)
            (run->headers.size == 0 || follows(header, run->headers.at + run->headers.size - HEADER_BYTES));
 }
 
-// Join what can be joined, which may be one chunk, or none; false: Python is to be asked.
+// Join as many chunks as possible, perhaps one or none. Returns false if Python has to decide.
 static bool join_run(Run *run)
 {
-    uint8_t header[HEADER_BYTES];  // a copy: it is not to change any more
+    uint8_t header[HEADER_BYTES];  // a copy, so that it cannot change after the checks
     while (run->records < JOINED_RECORDS_MAX && run->bytes < run->joined_bytes_max &&
            is_within(run->chunks, run->at, HEADER_BYTES)) {
         memcpy(header, run->chunks.at + run->at, HEADER_BYTES);
@@ -184,7 +184,7 @@ static PyObject *joined_of(Run *run, PyObject *schema, PyObject *importer)
         return PyTuple_New(0);
     if (!joined)
         Py_RETURN_NONE;
-    run->joined = NULL;  // it is the batch's
+    run->joined = NULL;  // the batch owns it now
     PyObject *found = import(importer, schema, &batch);
     if (found == NULL)
         return NULL;

@@ -1,4 +1,4 @@
-// What Python calls for lean payloads that become record batches; see lean_decode.h and lean_join.h.
+// The Python interface for turning lean payloads into record batches; see lean_decode.h and lean_join.h.
 #ifndef KERA_LEAN_FACE_H
 #define KERA_LEAN_FACE_H
 
@@ -14,7 +14,7 @@
 
 struct Type;
 
-// The type in what `lean_type` gave; NULL: it is none, and an error is set.
+// The type in a capsule from `lean_type`. Returns NULL, with an error set, if it is not such a capsule.
 const struct Type *type_in(PyObject *capsule);
 
 extern const char lean_type_doc[];

@@ -1,4 +1,4 @@
-// The numbers of lean payloads: kera/core/format/lean/layout.py has them, and the format.
+// The constants of lean payloads, as in kera/core/format/lean/layout.py, which explains the format.
 #ifndef KERA_LEAN_FORMAT_H
 #define KERA_LEAN_FORMAT_H
 
@@ -14,7 +14,7 @@ enum {
 enum { PLAIN, ONE, DELTAS };
 enum { OFFSETS, SAME, LENGTHS_1, LENGTHS_2 };
 
-#define SMALL_MAX (((uint64_t)1 << 31) - 1)  // what an offset of 4 bytes can say
+#define SMALL_MAX (((uint64_t)1 << 31) - 1)  // the maximum of an offset of 4 bytes
 
 static inline uint64_t bytes_of_bits(uint64_t count)
 {
@@ -36,13 +36,13 @@ static inline bool has_places(int kind)
     return kind >= BINARY && kind <= LARGE_LIST;
 }
 
-// What one value of a FIXED_n takes; of others a byte.
+// The bytes of a value of FIXED_n; 1 for other kinds.
 static inline uint64_t width_of(int kind)
 {
     return kind >= FIXED_1 && kind <= FIXED_16 ? (uint64_t)1 << (kind - FIXED_1) : 1;
 }
 
-// Where the body begins behind so many bytes of nodes.
+// The offset of the body, after `nodes_bytes` bytes of nodes at `nodes_at`.
 static inline size_t body_at_of(size_t nodes_at, size_t nodes_bytes)
 {
     return (nodes_at + nodes_bytes + BODY_ALIGNMENT - 1) & ~(size_t)(BODY_ALIGNMENT - 1);

@@ -1,4 +1,4 @@
-// See lean_join.h. Whatever the payloads say, each number is checked against what there is before anything goes by it.
+// See lean_join.h. It does not trust the payloads: each number is checked against the payload's size before its use.
 
 #include "lean_join.h"
 
@@ -6,10 +6,10 @@
 #include "lean_numbers.h"
 #include "lean_reader.h"
 
-// A column, or what is within one.
+// A column, or a child of one.
 struct Joined {
-    Bytes validity;  // none as long as there is no null
-    Bytes values;    // or offsets
+    Bytes validity;  // empty until there is a null
+    Bytes values;    // values or offsets
     Bytes data;
     uint64_t length;
     int64_t children_count;
@@ -28,7 +28,7 @@ static bool put_zeros(Bytes *bytes, size_t size)
     return true;
 }
 
-// Room for `count` numbers of `width` bytes behind the others, which are there then; NULL: there is no memory.
+// Extend `numbers` by `count` numbers of `width` bytes, for the caller to write. Returns NULL if there is no memory.
 static uint8_t *more_numbers(Bytes *numbers, uint64_t width, uint64_t count)
 {
     uint64_t size;
@@ -39,7 +39,7 @@ static uint8_t *more_numbers(Bytes *numbers, uint64_t width, uint64_t count)
     return at;
 }
 
-// A number of 4 or 8 bytes.
+// Write a number of 4 or 8 bytes.
 static void put_number(uint8_t *numbers, uint64_t index, uint64_t width, uint64_t number)
 {
     if (width == 4)
@@ -97,7 +97,7 @@ void free_joined(Joined *joined)
 
 // -- bits -----------------------------------------------------------------------------------------------------------
 
-// The eight bits from `index` on, those that there are of `count`.
+// Up to eight bits from `index` on, of `count` bits.
 static uint32_t bits_at(const uint8_t *bits, uint64_t index, uint64_t count)
 {
     uint64_t byte = index / 8, shift = index % 8;
@@ -105,7 +105,7 @@ static uint32_t bits_at(const uint8_t *bits, uint64_t index, uint64_t count)
     return shift != 0 && byte + 1 < bytes_of_bits(count) ? found | (uint32_t)bits[byte + 1] << (8 - shift) : found;
 }
 
-// `count` bits behind `length` others; `from` NULL: all are as those of `same`.
+// Add `count` bits after the first `length` ones; `from` NULL: the bits of `same`, again and again.
 static bool put_bits(Bytes *bits, uint64_t length, const uint8_t *from, uint32_t same, uint64_t count)
 {
     if (!put_zeros(bits, bytes_of_bits(length + count) - bits->size))
@@ -119,7 +119,7 @@ static bool put_bits(Bytes *bits, uint64_t length, const uint8_t *from, uint32_t
     return true;
 }
 
-// Of so many values more, which there are; `bits` NULL: all are.
+// Add the validity bits of `count` more values; `bits` NULL: those of `same`, which is 0 for nulls.
 static bool put_validity(Joined *to, const uint8_t *bits, uint32_t same, uint64_t count)
 {
     bool without = to->validity.size == 0;
@@ -140,7 +140,7 @@ static bool put_same_offsets(Joined *to, uint64_t width, uint64_t count)
     return offsets != NULL;
 }
 
-// All values are null, whatever the type is. What that takes has been counted.
+// Add nulls, of any type. The caller has counted their bytes.
 static bool join_nulls(Joined *to, const Type *type, uint64_t count)
 {
     const Column *column = &type->column;
@@ -214,7 +214,7 @@ static bool join_fixed(Reader *reader, const Type *type, int encoding, uint64_t 
 
 // -- places ---------------------------------------------------------------------------------------------------------
 
-// Offsets of `count` values more, which have `total` together, behind `before` others.
+// Add the offsets of `count` more values with `total` bytes or items together, after `before` existing ones.
 static bool join_places(Reader *reader, int kind, int encoding, uint64_t count, uint64_t total, uint64_t before,
                         Joined *to)
 {
@@ -328,7 +328,7 @@ static bool make_arrays(Block *block, const Joined *joined, const Type *type, st
     bool has_validity = joined->validity.size > 0;
     if (!make_array(block, array, joined->length, buffers, type->children_count))
         return false;
-    array->null_count = buffers == 0 ? (int64_t)joined->length : has_validity ? -1 : 0;  // -1: nobody has counted them
+    array->null_count = buffers == 0 ? (int64_t)joined->length : has_validity ? -1 : 0;  // -1: not counted
     if (has_validity)
         array->buffers[0] = joined->validity.at;
     if (buffers > 1)

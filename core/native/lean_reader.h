@@ -1,22 +1,22 @@
-// Going through the nodes of a lean payload.
+// Reading the nodes of a lean payload one by one.
 #ifndef KERA_LEAN_READER_H
 #define KERA_LEAN_READER_H
 
 #include "lean_format.h"
 #include "sizes.h"
 
-// The nodes, as far as they have been read, and the body that they are of.
+// The nodes, how far they have been read, and the body that they describe.
 typedef struct {
     View nodes;
     size_t at;
-    const uint8_t *body;  // NULL: it is compressed, and nothing of it is looked at
+    const uint8_t *body;  // NULL: it is compressed, and not read
     uint64_t body_bytes;
-    uint64_t body_end;  // as far as the nodes say
-    uint64_t written_bytes;  // what it takes with each value written out
-    uint64_t room;  // what it may take, see `count_written`
+    uint64_t body_end;  // the end of the part that the nodes so far describe
+    uint64_t written_bytes;  // the expanded size of the nodes so far
+    uint64_t room;  // the maximum of `written_bytes`, see `count_written`
 } Reader;
 
-// Begin with a payload without compression that is to become `bytes_max` at most, or as much as its bytes may be.
+// Begin to read an uncompressed payload. It may expand to `bytes_max` bytes, or to one byte for each bit of its body.
 static inline bool open_reader(View payload, uint64_t bytes_max, Reader *reader)
 {
     if (payload.size < 2)
@@ -34,7 +34,7 @@ static inline bool open_reader(View payload, uint64_t bytes_max, Reader *reader)
     return true;
 }
 
-// Whether all nodes have been read, and are of this body.
+// Whether all nodes have been read, and describe exactly this body.
 static inline bool is_read(const Reader *reader)
 {
     return reader->at == reader->nodes.size && reader->body_end == reader->body_bytes;
@@ -56,7 +56,7 @@ static inline bool skip(Reader *reader, size_t size)
     return true;
 }
 
-// So many bytes that are among the nodes; NULL: they are not there.
+// Read `size` bytes that are stored among the nodes. Returns NULL if there are fewer.
 static inline const uint8_t *take_inline(Reader *reader, size_t size)
 {
     const uint8_t *at = reader->nodes.at + reader->at;
@@ -82,7 +82,7 @@ static inline uint64_t offset_at(const uint8_t *offsets, uint64_t index, uint64_
     return width == 4 ? u32_at(offsets + 4 * index) : u64_at(offsets + 8 * index);
 }
 
-// Room for `count` values of `width` bytes each in the body, aligned to `alignment` bytes.
+// Locate the next `count` values of `width` bytes in the body, aligned to `alignment` bytes. Sets `*at`.
 static inline bool take_place(Reader *reader, uint64_t count, uint64_t width, uint64_t alignment, uint64_t *at)
 {
     uint64_t size;
@@ -97,7 +97,7 @@ static inline bool take_place(Reader *reader, uint64_t count, uint64_t width, ui
     return true;
 }
 
-// So many bytes more, as Arrow has them.
+// Count `count` more expanded values of `width` bytes. Returns false if they exceed the room.
 static inline bool count_written(Reader *reader, uint64_t count, uint64_t width)
 {
     uint64_t bytes;

@@ -1,9 +1,9 @@
-// kera.core._native: the face of the C sources towards Python, see docs/native.md.
+// kera.core._native: the Python interface of the C sources, see docs/native.md.
 //
-// Each function here does what one of Python does, its twin, in the cases that are as they should be. In all others it
-// calls the twin with the same arguments, which then says what is wrong: so no function here raises anything itself,
-// and whatever is out of the ordinary (arguments by name, a buffer of other items, a number that is too large) is the
-// twin's business. `bind` puts the two together. Of Python only the stable ABI is used (abi3).
+// Each function here does the same as a Python function, its twin, in the usual case. In every other case it calls the
+// twin with the same arguments, which then handles the case or raises the error. So no function here raises anything
+// itself, and it leaves all unusual arguments (passed by name, a buffer with other items, a number that is too large)
+// to the twin. `bind` connects the two. Only the stable ABI of Python is used (abi3).
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -27,23 +27,23 @@
 #include "take.h"
 #include "twin.h"
 
-// Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
+// Incremented with each change of what a function takes, does or returns; kera/core/native.py has the same number.
 #define NATIVE_VERSION 11
 
 #ifndef SOURCES
 #define SOURCES "unknown"
 #endif
-// By which build.py knows again what it was built from.
+// Tells build.py which sources this extension was built from.
 static const char made_of[] = "kera-native-sources:" SOURCES;
 
-// From so many bytes on other threads may run meanwhile. Fewer are gone through before any of them would have begun.
+// While at least this many bytes are processed, other threads may run. Fewer are done before any thread would start.
 #define LARGE ((size_t)64 << 10)
 
 // -- fields of a header ---------------------------------------------------------------------------------------------
 
 typedef struct {
     int at;
-    char type;  // as the struct module calls it
+    char type;  // as a format character of the struct module
 } Field;
 
 static const Field fields[] = {
@@ -53,7 +53,7 @@ static const Field fields[] = {
 };
 
 #define FIELDS ((Py_ssize_t)(sizeof fields / sizeof fields[0]))
-// Which of them `verify_payload` goes by.
+// The indices of the fields that `verify_payload` uses.
 #define PAYLOAD_BYTES_FIELD 4
 #define PAYLOAD_CRC_FIELD 16
 
@@ -78,7 +78,7 @@ static PyObject *value_of(const Field *field, const uint8_t *header)
     }
 }
 
-// A header that was verified, as a tuple of `type`.
+// Make a tuple of `type` from a verified header.
 static PyObject *new_header(PyTypeObject *type, const uint8_t *at)
 {
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -95,20 +95,20 @@ static PyObject *new_header(PyTypeObject *type, const uint8_t *at)
 
 // -- calls ----------------------------------------------------------------------------------------------------------
 
-// The call of a function, with the memory that it is about, when that was opened: it is closed at the end of the call.
+// A call of a function, and the buffer of its argument once that was opened. The buffer is released after the call.
 typedef struct {
     PyObject *const *args;
-    Py_ssize_t count;  // of arguments without a name
-    PyObject *names;   // of the others, behind them; NULL: all are without
+    Py_ssize_t count;  // the number of positional arguments
+    PyObject *names;   // the names of the other arguments, which follow those; NULL: there are none
     PyTypeObject *type;  // see `bind`
     Py_buffer buffer;
     View view;
 } Call;
 
-// What a function is here: its result, or NULL where the twin is to be asked.
+// A function with a twin. It returns its result, or NULL to have the twin called.
 typedef PyObject *Function(Call *);
 
-// The first argument, as bytes in one piece; `flags` may ask that they can be written.
+// Open the first argument as contiguous bytes; `flags` may require them to be writable.
 static bool open_view(Call *call, int flags)
 {
     static const uint8_t nothing[1];
@@ -121,7 +121,7 @@ static bool open_view(Call *call, int flags)
     return true;
 }
 
-// Bytes that are counted as such: the twin slices, and what has other items is sliced by these.
+// Open the first argument, if its items are bytes. The twin slices it, and slices count items.
 static bool open_bytes(Call *call, int flags)
 {
     return open_view(call, flags) && call->buffer.itemsize == 1;
@@ -146,7 +146,7 @@ static bool as_u32(PyObject *object, uint32_t *number)
     return fits;
 }
 
-// A place in memory. Negative ones count from the end, which is the twin's business.
+// An offset into a buffer. Negative ones, which count from the end, are left to the twin.
 static bool as_size(PyObject *object, size_t *number)
 {
     Py_ssize_t found = PyLong_AsSsize_t(object);
@@ -205,7 +205,7 @@ static bool is_payload_of(View view, size_t at, uint32_t payload_bytes, uint32_t
     return good;
 }
 
-// (buffer, offset=0): whether there is a header that is good, which is copied: it is not to change after that.
+// (buffer, offset=0): whether there is a valid header. It is copied, so that it cannot change after the check.
 static bool take_header(Call *call, size_t *at, uint8_t header[HEADER_BYTES])
 {
     *at = 0;
@@ -270,7 +270,7 @@ static bool put_field(const Field *field, PyObject *value, uint8_t *header)
     return as_u64(value, &number) && put_unsigned(field, number, header);
 }
 
-// Write what a header says of the payload, and its checksum.
+// Write the payload's fields of a header, and the header's checksum.
 static void seal(uint8_t *header, const uint8_t *payload, uint32_t payload_bytes)
 {
     static const uint8_t padding[ALIGNMENT_BYTES];
@@ -283,10 +283,10 @@ static void seal(uint8_t *header, const uint8_t *payload, uint32_t payload_bytes
     memcpy(header + HEADER_CRC_AT, &checksum, sizeof checksum);
 }
 
-// (payload, and the fields that a producer chooses, but for those that are about the payload's bytes)
+// (payload, and the fields that a producer sets, except for those that follow from the payload's bytes)
 static PyObject *encode_header(Call *call)
 {
-    static const Py_ssize_t given[] = {1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};  // of `fields`
+    static const Py_ssize_t given[] = {1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};  // indices of `fields`
     static const Py_ssize_t count = sizeof given / sizeof given[0];
     if (!has_arguments(call, count + 1, count + 1) || !open_bytes(call, PyBUF_SIMPLE) ||
         call->view.size > PAYLOAD_BYTES_MAX)
@@ -302,11 +302,11 @@ static PyObject *encode_header(Call *call)
     return PyBytes_FromStringAndSize((const char *)header, HEADER_BYTES);
 }
 
-// Of a chunk: what is its own, in `encode_chunks`.
+// The fields that differ between the chunks of a `seal_chunks` call.
 static const Py_ssize_t own_fields[] = {7, 5, 10, 12, 14, 15};
 #define OWN_FIELDS (sizeof own_fields / sizeof own_fields[0])
 
-// The length of all chunks with payloads of these lengths; -1: one of them is none, or is too long.
+// The length of all chunks with payloads of these lengths; -1: a length is negative, or too large.
 static Py_ssize_t bytes_of_chunks(const int64_t *payload_bytes, Py_ssize_t count)
 {
     uint64_t size = 0;
@@ -318,7 +318,8 @@ static Py_ssize_t bytes_of_chunks(const int64_t *payload_bytes, Py_ssize_t count
     return (Py_ssize_t)size;
 }
 
-// Write the headers of chunks; `base`: one with what all of them have. False: a number does not fit.
+// Write the headers of chunks. `base`: a header with the fields that all of them share. Returns false if a number does
+// not fit into its field.
 static bool put_headers(uint8_t *at, const int64_t *payload_bytes, Py_ssize_t count, const Py_buffer *own,
                         const uint8_t *base)
 {
@@ -339,7 +340,7 @@ static bool put_headers(uint8_t *at, const int64_t *payload_bytes, Py_ssize_t co
     return true;
 }
 
-// Whether it is a column of so many numbers of 8 bytes with a sign.
+// Open a column, if it has `count` signed numbers of 8 bytes.
 static bool open_numbers(PyObject *column, Py_ssize_t count, Py_buffer *numbers)
 {
     if (PyObject_GetBuffer(column, numbers, PyBUF_ND | PyBUF_FORMAT) != 0) {
@@ -351,10 +352,10 @@ static bool open_numbers(PyObject *column, Py_ssize_t count, Py_buffer *numbers)
     return is_signed && numbers->ndim == 1 && numbers->itemsize == 8 && numbers->len / 8 == count;
 }
 
-// (chunks, payload_bytes, six columns of what is a chunk's own, and what all have: version to created_us)
+// (chunks, payload_bytes, six columns of the fields that differ, and the fields that all share: version to created_us)
 static PyObject *seal_chunks(Call *call)
 {
-    static const Py_ssize_t given[] = {1, 2, 6, 8, 9, 11, 13};  // of `fields`
+    static const Py_ssize_t given[] = {1, 2, 6, 8, 9, 11, 13};  // indices of `fields`
     static const Py_ssize_t all = sizeof given / sizeof given[0];
     if (!has_arguments(call, 2 + OWN_FIELDS + all, 2 + OWN_FIELDS + all) || !open_bytes(call, PyBUF_WRITABLE))
         return NULL;
@@ -387,7 +388,8 @@ static PyObject *verify_placed(Call *call)
     return Py_BuildValue("nk", (Py_ssize_t)at, (unsigned long)checksum);
 }
 
-// The ends of `chunks` placed chunks into `ends`, behind `base`; whether all of them are good. `*at`: the last of them.
+// Write the ends of `chunks` placed chunks into `ends`, counted from `base`, and advance `*at` to the last one. Returns
+// whether all chunks are valid.
 static bool pass_run(View view, uint64_t base, size_t chunks, char *ends, uint32_t *checksum, size_t *at)
 {
     for (size_t index = 0; index < chunks; index++) {
@@ -415,7 +417,7 @@ static PyObject *verify_run(Call *call)
     size_t at = 0;
     bool good = pass_run(call->view, base, chunks, PyBytes_AsString(ends), &checksum, &at);
     go_on(state);
-    if (good && (chunks == most || at == call->view.size))  // lengths may have changed since they were counted
+    if (good && (chunks == most || at == call->view.size))  // lengths may have changed since they were read
         return Py_BuildValue("Nk", ends, (unsigned long)checksum);
     Py_DECREF(ends);
     return NULL;
@@ -561,7 +563,7 @@ static PyObject *check_headers(Call *call)
 
 // -- lean payloads --------------------------------------------------------------------------------------------------
 
-#define KNOWN_TYPE 1  // the place of `type` in kera.core.format.lean.kinds.Known
+#define KNOWN_TYPE 1  // the index of `type` in kera.core.format.lean.kinds.Known
 
 static bool is_named(const Call *call, Py_ssize_t index, const char *name)
 {
@@ -597,7 +599,7 @@ static PyObject *joined(const Bytes *nodes, const Bytes *body)
     return payload;
 }
 
-// Items of bytes, one behind the other, and where each of them begins and the last one ends.
+// Byte strings in one buffer, and where each of them begins and the last one ends.
 typedef struct {
     Bytes offsets, data;
     int32_t end;
@@ -633,7 +635,7 @@ static bool gather_values(PyObject *list, Items *values)
     return good;
 }
 
-// The keys of records of which each has some, as tuples; `lists`: where those of each begin, and of the last one end.
+// Gather the keys of records, given as tuples. `lists`: where the keys of each record begin, and the last ones end.
 static bool gather_keys(PyObject *list, Bytes *lists, Items *keys)
 {
     Py_ssize_t count = PyList_Size(list);
@@ -687,9 +689,9 @@ static PyObject *encode_records(Call *call)
     return payload;
 }
 
-#define COLUMNS_MAX 64  // of more Python makes the payload
+#define COLUMNS_MAX 64  // with more columns, Python makes the payload
 
-// Where columns come from that a batch does not have, see `encode_completed`.
+// How to complete a batch with columns that it does not have, see `encode_completed`.
 typedef struct {
     int64_t sources[COLUMNS_MAX];
     size_t columns;
@@ -765,7 +767,7 @@ static PyObject *begin_chunks(Call *call)
     return made;
 }
 
-// -- records ---------------------------------------------------------------------------------------------------------
+// -- frames and records ----------------------------------------------------------------------------------------------
 
 // (view, at, bulk_bytes_max)
 static PyObject *decode_header(Call *call)
@@ -790,7 +792,7 @@ static PyObject *records(Call *call)
 typedef struct {
     const char *name;
     Function *function;
-    bool has_type;  // its result is of a type that `bind` is told
+    bool has_type;  // `bind` sets the type of its result
 } Known;
 
 static const Known known[] = {
@@ -823,9 +825,9 @@ static const Known known[] = {
 
 #define FUNCTIONS (sizeof known / sizeof known[0])
 
-static PyMethodDef callable[FUNCTIONS];  // filled at the start: all are `call_bound`, but for their names
+static PyMethodDef callable[FUNCTIONS];  // filled by `name_callables`: all are `call_bound`, under different names
 
-// `self`: (twin, type or None, which of `known`)
+// `self`: (twin, type or None, index in `known`)
 static PyObject *call_bound(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     Call call = {.args = args, .count = count, .names = names, .type = (PyTypeObject *)PyTuple_GetItem(self, 1)};
@@ -911,7 +913,7 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-// Not for interpreters with a lock of their own: `magic` is of all.
+// Not for subinterpreters with their own GIL: all interpreters share `magic`.
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "kera.core._native",

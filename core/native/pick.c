@@ -1,4 +1,4 @@
-// See pick.h. A null has no bytes and no items here, and zeros as its value, as Arrow's own `take` has it.
+// See pick.h. A null gets no bytes and no items, and zeros as its value, as in the result of Arrow's `take`.
 
 #include "pick.h"
 
@@ -33,9 +33,9 @@ void free_picked(Picked *picked)
     free_bytes(&picked->ranges);
 }
 
-// -- what is picked -------------------------------------------------------------------------------------------------
+// -- kinds of columns ------------------------------------------------------------------------------------------------
 
-// Of a column: the ranges are counted from the start of its buffers.
+// A column to pick from, and the ranges to pick.
 typedef struct {
     const struct ArrowSchema *schema;
     const struct ArrowArray *array;
@@ -63,7 +63,7 @@ static uint64_t values_of(const Source *source)
     return values;
 }
 
-// Bits of a buffer, but for nulls; how many of them are 0 in `*zeros`.
+// Pick bits of a buffer, with 0 for nulls. Sets `*zeros` to the number of zero bits.
 static bool pick_bits(const Source *source, const uint8_t *bits, uint64_t values, Bytes *to, uint64_t *zeros)
 {
     size_t size = bytes_of_bits(values);
@@ -85,7 +85,7 @@ static bool pick_bits(const Source *source, const uint8_t *bits, uint64_t values
     return true;
 }
 
-// Values of so many bytes; where it is a constant, copying them takes no call.
+// Copy values of `width` bytes. If `width` is a constant, the compiler inlines the copies.
 static inline __attribute__((always_inline)) void copy_values(const Source *source, const uint8_t *raw, uint8_t *to,
                                                               uint64_t width)
 {
@@ -151,7 +151,8 @@ static inline __attribute__((always_inline)) bool copy_places(const Source *sour
     return true;
 }
 
-// Where values of any length are, into `ranges`; where they will be, into `fixed`; together, into `*total`.
+// Locate values of variable length: their ranges in the data go into `ranges`, their new offsets into `fixed`, and
+// their total length into `*total`.
 static bool pick_places(const Source *source, uint64_t values, Picked *picked, uint64_t *total)
 {
     uint64_t width = is_large(source->column.kind) ? 8 : 4;
@@ -165,11 +166,11 @@ static bool pick_places(const Source *source, uint64_t values, Picked *picked, u
                       : copy_places(source, places, picked->fixed.at, ranges, total, 8);
 }
 
-// What is copied at once: of small values that is less than a call.
+// Small values are copied in blocks of this size, which is faster than calling memcpy.
 #define BLOCK_BYTES ((uint64_t)32)
 #define BLOCKS_MAX ((uint64_t)8)
 
-// `end`: of the data of all values.
+// Copy the data of values of variable length. `end`: where the data of all values ends.
 static bool pick_data(const uint8_t *data, const Range *ranges, size_t count, uint64_t total, uint64_t end, Bytes *to)
 {
     if (!make_room(to, total + BLOCK_BYTES) || (total > 0 && data == NULL))
@@ -218,7 +219,7 @@ static bool pick_with_places(const Source *source, uint64_t values, Picked *pick
     return true;
 }
 
-// The items of lists that all have as many.
+// Pick the items of lists of the same length.
 static bool pick_fixed_lists(const Source *source, Picked *picked)
 {
     uint64_t width = source->column.width;
@@ -259,7 +260,7 @@ static bool pick_values(const Source *source, uint64_t values, Picked *picked)
         return pick_with_places(source, values, picked);
     if (kind == STRUCT)
         return pick_fields(source, picked);
-    if (kind == FIXED_LIST)  // what Arrow puts below nulls of these is its own affair
+    if (kind == FIXED_LIST)  // Arrow does not define the items of null lists: leave those to Python
         return picked->buffers[0] == NULL && pick_fixed_lists(source, picked);
     picked->buffers[1] = NULL;
     bool good = kind == BITS ? values == 0 || (source->array->buffers[1] != NULL &&

@@ -47,9 +47,9 @@ SegmentProgress *as_segment(PyObject *object)
     return checked(object, segment_type);
 }
 
-// -- how far producers have got -------------------------------------------------------------------------------------
+// -- progress of producers -------------------------------------------------------------------------------------------
 
-// Write it into a dict, as the named tuple of that type.
+// Write a producer's progress into a dict, as a named tuple of `record_type`, unless the dict has it already.
 static bool write_reached(PyObject *producers, PyObject *record_type, Reached *reached)
 {
     if (!reached->unwritten)
@@ -82,7 +82,7 @@ static void keep_type(PyObject **kept, PyObject *record_type)
     }
 }
 
-// Whether the dict has a producer at that epoch and sequence, and need not be kept in order.
+// Whether the dict has the producer with this epoch and next sequence, and is small enough not to be kept in order.
 static bool is_next(PyObject *streamlet, PyObject *producers, uint64_t producer_id, uint32_t epoch, uint64_t sequence)
 {
     uint64_t in_order, known_epoch, following;
@@ -98,7 +98,7 @@ static bool is_next(PyObject *streamlet, PyObject *producers, uint64_t producer_
     return next;
 }
 
-// The entry that a producer's chunks go to; NULL: it was not made yet, or there is an error.
+// The entry that a producer's chunks go to; NULL: it does not exist yet, or an error is set.
 static PyObject *entry_of(PyObject *streamlet, uint64_t producer_id)
 {
     PyObject *entries = GET(streamlet, entries), *entry = NULL;
@@ -136,7 +136,7 @@ ProducerPlace *find_place(PyObject *object, PyObject *record_type, uint64_t prod
     return place;
 }
 
-// Python is about to look at the producers, and perhaps to change them: forget them, when all is written down.
+// Write the progress of all remembered producers, and forget them: Python is about to read them, and may change them.
 static bool forget_places(StreamletProgress *streamlet)
 {
     for (int index = 0; index < PLACES; index++) {
@@ -248,13 +248,13 @@ bool note_reached(PyObject *segment, PyObject *object, PyObject *record_type, co
     now.unwritten = true;
     if (!note_in_segment((SegmentProgress *)segment, record_type, &now))
         return false;
-    if (place->entry == NULL || place->reached.producer_id != now.producer_id)  // Python has looked at it meanwhile
+    if (place->entry == NULL || place->reached.producer_id != now.producer_id)  // Python has read them
         return write_reached(streamlet->producers, record_type, &now);
     place->reached = now;
     return true;
 }
 
-// -- what Python sees -----------------------------------------------------------------------------------------------
+// -- attributes ------------------------------------------------------------------------------------------------------
 
 static PyObject *found(PyObject *object, const char *name)
 {

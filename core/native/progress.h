@@ -1,10 +1,10 @@
-// What appending changes of a streamlet, an entry and a segment: bases of the classes of kera.broker.log, which have
-// all else. So numbers are where both languages find them, and an append to a place that is known writes nothing but
-// these.
+// The state of a streamlet, an entry and a segment that appending changes. These types are the bases of the classes in
+// kera.broker.log, which have everything else. So both languages find the numbers, and an append to a remembered place
+// writes only these.
 //
-// Python finds what it always finds. Two things are written down late, each before Python looks at it: where the last
-// chunks of a segment end, and how far producers have got. Where a producer's chunks go is remembered (a place) until
-// Python looks at the producers of the streamlet: it may change them.
+// Python sees no difference. Two things are written into Python's containers only when Python reads them: where the
+// last chunks of a segment end, and the progress of producers. The place where a producer's chunks go is remembered
+// until Python reads the producers of the streamlet, as it may change them.
 #ifndef KERA_PROGRESS_H
 #define KERA_PROGRESS_H
 
@@ -17,15 +17,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-// Producers of a streamlet that are remembered, and ends of a segment's chunks that wait.
+// How many producers a streamlet remembers, and how many ends of chunks a segment keeps before it writes them.
 #define PLACES 4
 #define ENDS_MAX 16
 
-// How far a producer has got.
+// The progress of a producer.
 typedef struct {
     uint64_t producer_id, following;
     uint32_t epoch;
-    bool unwritten;  // the dict of Python has an older one, or none
+    bool unwritten;  // Python's dict has an older state, or none
 } Reached;
 
 typedef struct {
@@ -33,7 +33,7 @@ typedef struct {
     uint64_t head, durable_head, record_count;
     int64_t min_timestamp_us, max_timestamp_us, newest_us, touched_ms;
     char closed, dropped;
-    bool known;  // the fields from here to `row`, which do not change
+    bool known;  // whether the fields from here to `row` are set; they never change
     uint32_t entry, segment_id, memory_bytes;
     uint64_t group_id;
     uint8_t *memory;
@@ -52,7 +52,7 @@ typedef struct {
     PyObject *tail, *waiters;
 } EntryProgress;
 
-// Where the next chunk of a producer goes.
+// The place where the next chunk of a producer goes.
 typedef struct {
     PyObject *entry;  // NULL: nothing is remembered here
     Reached reached;
@@ -67,28 +67,29 @@ typedef struct {
     ProducerPlace places[PLACES];
 } StreamletProgress;
 
-// Those of the objects of Python; NULL and an error if it is none.
+// Cast Python objects to these types. They return NULL for NULL, and NULL with an error set for an object of another
+// type.
 StreamletProgress *as_streamlet(PyObject *object);
 EntryProgress *as_entry(PyObject *object);
 SegmentProgress *as_segment(PyObject *object);
 
-// The place where this producer's chunks go, if it is known that `sequence` comes next; NULL, perhaps with an error.
+// The place where this producer's chunks go, if `sequence` is known to come next. Otherwise NULL; an error may be set.
 ProducerPlace *find_place(PyObject *streamlet, PyObject *record_type, uint64_t producer_id, uint32_t epoch,
                           uint64_t sequence);
 
-// What does not change of an open segment, its memory above all. False: an error.
+// Set the fields of an open segment that never change, above all its memory. Returns false on an error.
 bool map_segment(PyObject *segment);
 
-// More ends behind those in an array of Python's. False: an error.
+// Append ends of chunks to a Python array. Returns false on an error.
 bool add_ends(PyObject *chunk_ends, const uint32_t *ends, size_t count);
 
-// Note where chunks of a segment end. False: an error, and nothing has changed.
+// Note where chunks of a segment end. Returns false, and changes nothing, on an error.
 bool note_ends(SegmentProgress *segment, const uint32_t *ends, size_t count);
 
-// Note how far a producer has got in a segment and in its streamlet. False: an error.
+// Note the progress of a producer in a segment and in its streamlet. Returns false on an error.
 bool note_reached(PyObject *segment, PyObject *streamlet, PyObject *record_type, const Reached *reached);
 
-// Adds the types to the module. 0, or -1 and an error.
+// Add the types to the module. Returns 0, or -1 with an error set.
 int progress_init(PyObject *module);
 
 #endif

@@ -8,20 +8,20 @@
 #define COLUMNS 4
 enum { TIMESTAMP, KEYS, VALUE, HEADERS };
 
-// A batch that its capsules keep, and how far its rows have been given out.
+// A batch, which its capsules keep alive, and how many of its rows were returned.
 typedef struct {
     PyObject_HEAD
     PyObject *capsules, *type, *stream, *streamlet, *entry, *no_headers;
     struct ArrowArray *const *columns;
-    int64_t first_row;  // of the batch, within its columns
+    int64_t first_row;  // the index of the batch's first row in its columns
     int64_t next, count;
     uint64_t first;  // ordinal of the first row
 } Records;
 
 static PyTypeObject *records_type;
-static PyObject *pairs_name;  // of the attribute that headers have their pairs in
+static PyObject *pairs_name;  // the name of the attribute of headers that has their pairs
 
-// -- what is in columns ---------------------------------------------------------------------------------------------
+// -- values of columns -----------------------------------------------------------------------------------------------
 
 static bool is_null(const struct ArrowArray *array, int64_t index)
 {
@@ -35,7 +35,7 @@ static const int32_t *places_of(const struct ArrowArray *array)
     return (const int32_t *)array->buffers[1] + array->offset;
 }
 
-// Whether places are in order; `most`: none is behind it.
+// Whether offsets ascend from 0 or more up to at most `most`.
 static bool are_places(const struct ArrowArray *array, int64_t most)
 {
     if (array->buffers[1] == NULL)
@@ -82,7 +82,7 @@ static PyObject *keys_at(const struct ArrowArray *lists, int64_t index)
     return keys;
 }
 
-// A name and a value.
+// A header as a pair of name and value.
 static PyObject *header_at(const struct ArrowArray *items, int64_t at)
 {
     PyObject *name = text_at(items->children[0], items->offset + at);
@@ -127,7 +127,7 @@ static PyObject *next_record(PyObject *self)
     Records *records = (Records *)self;
     if (records->next >= records->count)
         return NULL;
-    int64_t at = records->next++, row = records->first_row + at;  // at once: what is made below may run anything
+    int64_t at = records->next++, row = records->first_row + at;  // now: the code below may run any Python code
     PyTypeObject *type = (PyTypeObject *)records->type;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     PyObject *keys = keys_at(records->columns[KEYS], row);
@@ -165,7 +165,7 @@ static bool has_format(const struct ArrowSchema *schema, const char *format, int
     return strcmp(schema->format, format) == 0 && schema->n_children == children && schema->dictionary == NULL;
 }
 
-// Whether columns are those of kera/core/format/schema.py.
+// Whether the columns are those of the default schema in kera/core/format/schema.py.
 static bool are_default(const struct ArrowSchema *schema)
 {
     if (schema->n_children != COLUMNS)
@@ -179,7 +179,8 @@ static bool are_default(const struct ArrowSchema *schema)
     return has_format(items[0], "u", 0) && has_format(items[1], "z", 0);
 }
 
-// Whether all values are where there are some, as far as can be seen: as with Arrow, where bytes end is not said.
+// Whether the columns have all rows, and all offsets are valid, as far as Arrow's arrays allow to check it: they do not
+// tell where the bytes of a buffer end.
 static bool are_whole(const struct ArrowArray *batch)
 {
     struct ArrowArray *const *columns = batch->children;

@@ -1,7 +1,7 @@
 // See replicate.h.
 //
-// This does what kera.backup.service and ReplicaStore.append do for the next chunks of a replica that is open, when
-// they are to be in memory. Any other request is Python's, and nothing is changed for it.
+// This does the work of kera.backup.service and ReplicaStore.append for the next chunks of an open replica, if the
+// broker only wants them in memory. Any other request is left to Python, and changes nothing here.
 
 #include "replicate.h"
 
@@ -14,7 +14,7 @@
 // As in kera/core/rpc/api.py.
 #define REPLICATE 201
 
-// Fields of a request, and one more than the highest that it may have here.
+// The fields of a request that are handled here. REQUEST_FIELDS is one more than the highest.
 #define BROKER_ID 2
 #define BROKER_EPOCH 3
 #define VIRTUAL_SEGMENT_ID 6
@@ -24,11 +24,11 @@
 #define CLOSES 10
 #define REQUEST_FIELDS 11
 
-// Fields of an answer.
+// The fields of an answer.
 #define LENGTH 3
 #define DURABLE_LENGTH 4
 
-// More than that at once has few chunks, which is counted in Python (kera/core/rpc/limits.py).
+// Larger requests are left to Python, which limits the number of their chunks (kera/core/rpc/limits.py).
 #define REPLICATED_BYTES_MAX ((size_t)1 << 20)
 
 #define NAMES(name)                                                                                                    \
@@ -49,7 +49,7 @@ int replicate_init(void)
 }
 
 typedef struct {
-    PyObject *epochs, *replicas;  // by broker, the latter by virtual segment then; borrowed
+    PyObject *epochs, *replicas;  // by broker, and `replicas` then by virtual segment; borrowed
     size_t requests, chunks, bytes;
     Bytes ends, answers;
 } Take;
@@ -61,7 +61,7 @@ static Outcome left_or_failed(void)
     return PyErr_Occurred() == NULL ? LEFT : FAILED;
 }
 
-// The replica that a request is about; NULL without an error: there is none, or its broker was replaced.
+// The replica that a request is for. NULL without an error: there is none, or its broker was replaced.
 static PyObject *find_replica(const Take *take, const uint64_t *numbers)
 {
     uint64_t epoch;
@@ -74,7 +74,7 @@ static PyObject *find_replica(const Take *take, const uint64_t *numbers)
     return replica;
 }
 
-// Whether a replica ends where the chunks of a request begin, and takes them.
+// Whether a replica accepts chunks, and ends at `offset`.
 static bool is_open_at(PyObject *replica, uint64_t offset)
 {
     bool closed, sealed;
@@ -86,7 +86,7 @@ static bool is_open_at(PyObject *replica, uint64_t offset)
            !sealed && number_of(GET(replica, length), &length) && length == offset;
 }
 
-// Whether these are whole placed chunks whose checksums go on from `checksum` to that which was asked for.
+// Whether these are complete placed chunks that take the checksum over checksums from `checksum` to `wanted`.
 static bool check_chunks(Take *take, View chunks, uint64_t offset, uint64_t checksum, uint64_t wanted)
 {
     uint32_t passed = (uint32_t)checksum;

@@ -1,4 +1,4 @@
-// Requests to replicate as they lie in a connection's buffer: docs/native.md has what is done here.
+// Replication requests, handled directly in a connection's buffer: docs/native.md says what is done here.
 #ifndef KERA_REPLICATE_H
 #define KERA_REPLICATE_H
 
@@ -10,10 +10,10 @@
 
 extern const char take_replicas_doc[];
 
-// take_replicas(epochs, replicas, frames, bulk_bytes_max, requests_max), see the doc.
+// take_replicas(epochs, replicas, frames, bulk_bytes_max, requests_max), see its docstring.
 PyObject *take_replicas(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
-// Make the names of attributes that it looks at. -1: there is no memory.
+// Intern the attribute names that are used here. Returns -1 if there is no memory.
 int replicate_init(void);
 
 #endif

@@ -1,7 +1,7 @@
 // See send.h.
 //
-// Nothing that is allocated here is allocated after a chunk was looked up: to allocate may collect garbage, which may
-// run any code of Python, and that may close the chunk.
+// Once it has looked up a chunk, this code creates no objects that may start a garbage collection: a collection may run
+// any Python code, which may close the chunk.
 
 #include "send.h"
 
@@ -46,16 +46,16 @@ static PyTypeObject *room_type, *gathered_type, *accepted_type, *sender_type;
 
 // -- a record -------------------------------------------------------------------------------------------------------
 
-// A record that may be taken, and what is made for it beforehand.
+// A record that may be accepted, and the objects that are created for it beforehand.
 typedef struct {
     PyObject *stream, *value;
-    PyObject *key;  // NULL: it has none
+    PyObject *key;  // NULL: there is none
     PyObject *keys, *time_s, *accepted;
     double at_s;
     Py_ssize_t size;
 } Record;
 
-// Whether there is nothing about a record but its value, and one key at most.
+// Whether a record has only a stream, a value and at most one key.
 static bool read_record(PyObject *const *args, Py_ssize_t count, PyObject *names, Record *record)
 {
     *record = (Record){0};
@@ -74,7 +74,7 @@ static bool read_record(PyObject *const *args, Py_ssize_t count, PyObject *names
     return true;
 }
 
-// Seconds, as time.time() has them.
+// The same as time.time().
 static double now_s(void)
 {
     struct timespec now;
@@ -100,9 +100,9 @@ static void let_go_of_rest(Record *record)
     Py_XDECREF(record->keys);
 }
 
-// -- the chunk that it goes to --------------------------------------------------------------------------------------
+// -- the chunk of a record -------------------------------------------------------------------------------------------
 
-// The open chunk of the streamlet that the key decides; NULL: there is none, or the key decides nothing.
+// The open chunk of the streamlet that the key determines. NULL: there is none, or the key determines no streamlet.
 static PyObject *chunk_of_key(const Sender *sender, const Record *record)
 {
     PyObject *of_stream = PyDict_GetItemWithError(sender->open_chunks, record->stream);
@@ -128,7 +128,8 @@ static bool is_list_of(PyObject *object, Py_ssize_t count)
     return object != NULL && PyList_CheckExact(object) && PyList_Size(object) == count;
 }
 
-// Whether a chunk has what such records have, and stays open with this one.
+// Whether a chunk has the same kinds of lists as this record, has not expired, and would not be full with the record,
+// and whether the record fits into the room.
 static bool takes(const Sender *sender, const Gathered *chunk, const Record *record)
 {
     if (chunk->values == NULL || !PyList_CheckExact(chunk->values) || chunk->headers != Py_None)
@@ -142,7 +143,7 @@ static bool takes(const Sender *sender, const Gathered *chunk, const Record *rec
            record->size <= room->left_bytes;
 }
 
-// A record becomes the last one of a chunk, or nothing has changed.
+// Append a record to a chunk. Changes nothing on failure.
 static bool append(Gathered *chunk, const Record *record)
 {
     PyObject *lists[] = {chunk->values, chunk->times_s, chunk->keys};
@@ -186,7 +187,7 @@ static PyObject *send(PyObject *self, PyObject *const *args, Py_ssize_t count, P
         let_go_of_rest(&record);
     }
     if (accepted == NULL && sender->twin == NULL)
-        return PyErr_Format(PyExc_ReferenceError, "the producer is gone");  // garbage collection has been here
+        return PyErr_Format(PyExc_ReferenceError, "the producer is gone");  // garbage collection has cleared it
     return accepted != NULL ? accepted : ask_twin(sender->twin, args, count, names);
 }
 

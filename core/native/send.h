@@ -1,4 +1,4 @@
-// What `Producer.send` does to most records: kera/client/producing/open_chunks/records.py says what, and has the twin.
+// `Producer.send` for the usual record: kera/client/producing/open_chunks/records.py defines it, and has the twin.
 #ifndef KERA_SEND_H
 #define KERA_SEND_H
 
@@ -8,7 +8,7 @@
 #endif
 #include <Python.h>
 
-// Adds the types Room, Gathered and Accepted to a module. 0, or -1 and an error.
+// Add the types Room, Gathered and Accepted to a module. Returns 0, or -1 with an error set.
 int send_init(PyObject *module);
 
 extern const char sender_doc[];

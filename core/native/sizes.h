@@ -1,4 +1,4 @@
-// Sizes that come from numbers which somebody else has written: false where 64 bits are too few for one.
+// Arithmetic with sizes from untrusted input. The functions return false if the result does not fit into 64 bits.
 #ifndef KERA_SIZES_H
 #define KERA_SIZES_H
 
@@ -15,7 +15,7 @@ static inline bool sum_of(uint64_t size, uint64_t more, uint64_t *sum)
     return !__builtin_add_overflow(size, more, sum);
 }
 
-// `count` values of `width` bytes more.
+// Add the size of `count` values of `width` bytes.
 static inline bool add_times(uint64_t *sum, uint64_t count, uint64_t width)
 {
     uint64_t size;

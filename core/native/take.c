@@ -1,9 +1,9 @@
 // See take.h.
 //
-// A request in a frame is taken as a whole or not at all: all its chunks have to be good, of one run, and next in
-// order. Requests that follow each other go on with the run, so what is written once for a run is written once for all
-// of them. An answer is made at once, or it waits for backups: then its statuses are held, and lack only where the
-// backups are. Of a request that Python answers chunks are taken one by one, and their statuses are the answer.
+// A request in a frame is handled as a whole or not at all: all its chunks have to be valid, of one run, and the next
+// in order. Consecutive requests can share a run, whose results are then written once for all of them. The answer is
+// made at once, or it waits for backups: then its statuses are held, which lack only the places on the backups. If
+// Python answers a request, its chunks are appended one by one, and only their statuses are returned.
 
 #include "take.h"
 
@@ -14,36 +14,37 @@
 // As in kera/core/rpc/limits.py.
 #define REQUEST_CHUNKS_MAX 1024
 
-// Fields of a request, and one more than the highest that it may have here.
+// The fields of a request that are handled here. REQUEST_FIELDS is one more than the highest.
 #define DURABILITY 2
 #define CHUNK_COUNT 3
 #define REQUEST_FIELDS 4
 #define LEVEL_LEADER 1
 #define LEVEL_MAX 3
 
-// What is before held statuses: the request's id, and how many bytes they are.
+// The size of the header of held statuses: the request's id, and the number of bytes that follow.
 #define HELD_BYTES 12
 #define STATUS_TAG (3 << 3 | 2)
 #define PLACES_TAG (4 << 3 | 2)
 #define BACKUPS_TAG (2 << 3 | 2)
 #define STATUS_SEGMENT 9
-// What is said of several statuses, behind all else: none has an error.
+// The last field of a response with several statuses: none of them has an error.
 static const uint8_t all_stored[] = {5 << 3, 1};
 
 typedef struct {
     Append append;
-    size_t requests, held;  // all that were taken, and those of them whose answers wait
+    size_t requests, held;  // how many were handled, and how many of those have answers that wait
     Bytes answers;
 } Take;
 
-// Whether a chunk is the next one after `count` that began with the first.
+// Whether a chunk comes next after `count` chunks, the first of which has the header `first`.
 static bool follows(const uint8_t *first, size_t count, const uint8_t *header)
 {
-    // stream, streamlet, schema, producer, epoch: side by side from 16 to 43
+    // stream, streamlet, schema, producer and epoch are adjacent, from 16 to 43
     return memcmp(first + 16, header + 16, 28) == 0 && u64_at(first + 48) + count == u64_at(header + 48);
 }
 
-// Whether all chunks of a request are good, and of one run; its first header, and the bytes of its last chunk.
+// Whether all chunks of a request are valid, and of one run. Sets `first` to the first header, and `*last_bytes` to the
+// size of the last chunk.
 static bool check_request(Append *call, uint8_t *first, uint32_t *last_bytes)
 {
     uint8_t header[HEADER_BYTES];
@@ -59,7 +60,7 @@ static bool check_request(Append *call, uint8_t *first, uint32_t *last_bytes)
     return count > 0;
 }
 
-// Whether no chunk of a request needs a look for its times.
+// Whether no chunk of a request needs a closer check of its timestamps.
 static bool are_timely(const Append *call)
 {
     const Run *run = &call->run;
@@ -71,7 +72,7 @@ static bool are_timely(const Append *call)
     return true;
 }
 
-// Append all chunks of a request, which were checked, and make its answer, or hold it.
+// Append all chunks of a request, which were checked. Then make its answer, or hold it.
 static bool answer_request(Take *take, const Frame *frame)
 {
     Append *call = &take->append;
@@ -130,14 +131,14 @@ static Outcome take_request(Take *take, const Frame *frame)
         if (outcome != TAKEN)
             return outcome;
         if (!goes_on(call, first, bytes, last_bytes))
-            return LEFT;  // more than fits into a run
+            return LEFT;  // too large for a run
     }
     if (!are_timely(call))
         return LEFT;
     return answer_request(take, frame) ? TAKEN : FAILED;
 }
 
-// Take requests of frames; where the first is that is left.
+// Handle the requests in frames. Sets `*at` to the first one that is left.
 static Outcome take_frames(Take *take, View frames, uint32_t bulk_bytes_max, size_t requests_max, size_t *at)
 {
     Outcome outcome = TAKEN;
@@ -151,7 +152,7 @@ static Outcome take_frames(Take *take, View frames, uint32_t bulk_bytes_max, siz
     return outcome;
 }
 
-// Take the chunks of one request; where the first is that is left.
+// Append the chunks of one request. Sets `*at` to the first one that is left.
 static Outcome take_chunks(Take *take, View chunks, size_t chunks_max, size_t *at)
 {
     Append *call = &take->append;
@@ -222,9 +223,9 @@ PyObject *take_writes(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return result;
 }
 
-// -- answers that waited ---------------------------------------------------------------------------------------------
+// -- held answers ----------------------------------------------------------------------------------------------------
 
-// Where the backups are that have a virtual segment, the last field of a response.
+// Encode the field of a response that tells which backups have a virtual segment.
 static bool put_places(Bytes *places, uint64_t virtual_segment_id, PyObject *backup_ids)
 {
     Py_ssize_t count = PyList_Check(backup_ids) ? PyList_Size(backup_ids) : -1;
@@ -249,7 +250,7 @@ static bool put_places(Bytes *places, uint64_t virtual_segment_id, PyObject *bac
     return put_bytes(places, start, (size_t)(end - start)) && put_bytes(places, ids, (size_t)(ids_end - ids));
 }
 
-// Statuses, each with its virtual segment as its last field; how many they are.
+// Add statuses, each with the virtual segment as its last field. Sets `*count` to their number.
 static bool put_placed(Bytes *answers, View statuses, const uint8_t *segment, size_t segment_bytes, size_t *count)
 {
     *count = 0;

@@ -1,4 +1,4 @@
-// Calls of the twin in Python that knows what a function here does not.
+// Calling the Python twin of a function in the cases that the function does not handle.
 #ifndef KERA_TWIN_H
 #define KERA_TWIN_H
 
@@ -10,10 +10,11 @@
 
 #include <stdbool.h>
 
-// Call a twin with the arguments of a call: `count` without a name, and behind them those of `names`; NULL: none.
+// Call a twin with the arguments of a call: `count` positional ones, followed by the keyword arguments `names` (NULL:
+// none).
 static inline PyObject *ask_twin(PyObject *twin, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    PyErr_Clear();  // what was found out on the way is the twin's to tell
+    PyErr_Clear();  // the twin raises the error itself
     Py_ssize_t named = names == NULL ? 0 : PyTuple_Size(names);
     PyObject *answer = NULL, *by_name = PyDict_New(), *in_order = PyTuple_New(count);
     bool good = by_name != NULL && in_order != NULL;

@@ -1,4 +1,4 @@
-// Types of Python that are made here.
+// Creating Python types.
 #ifndef KERA_TYPES_H
 #define KERA_TYPES_H
 
@@ -8,7 +8,7 @@
 #endif
 #include <Python.h>
 
-// The end of an object of one of these types, or of one of Python's that it is the base of.
+// Free an object of one of these types, or of a Python class derived from it.
 static inline void free_object(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
@@ -16,7 +16,7 @@ static inline void free_object(PyObject *self)
     Py_DECREF(type);
 }
 
-// `flags`: in addition to what all of them have.
+// Create a type. `flags`: in addition to the flags that all of these types have.
 static inline PyTypeObject *make_type(const char *name, size_t size, unsigned long flags, PyType_Slot *slots)
 {
     PyType_Spec spec = {

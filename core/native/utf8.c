@@ -1,11 +1,11 @@
-// UTF-8 as Python takes it: no surrogates, nothing above U+10FFFF, nothing longer than it has to be.
+// UTF-8 as Python accepts it: no surrogates, nothing above U+10FFFF, no overlong encodings.
 
 #include "utf8.h"
 
 #include <stdbool.h>
 #include <string.h>
 
-// Where the first byte is that is not ASCII, or the end.
+// The index of the first byte from `from` on that is not ASCII, or `size`.
 static size_t skip_ascii(const uint8_t *at, size_t from, size_t size)
 {
     while (size - from >= 8) {
@@ -25,7 +25,7 @@ static inline bool goes_on(uint8_t byte)
     return (byte & 0xc0) == 0x80;
 }
 
-// How many bytes the character has that begins at `at`, of which there are `left`; it is not ASCII. 0: it is none.
+// The length of the character, not an ASCII one, that begins at `at`, where `left` bytes are left. 0: it is invalid.
 static inline size_t bytes_of_character(const uint8_t *at, size_t left)
 {
     uint8_t first = at[0];
@@ -35,7 +35,7 @@ static inline size_t bytes_of_character(const uint8_t *at, size_t left)
         return first >= 0xc2 ? 2 : 0;
     if (left < 3 || !goes_on(at[2]))
         return 0;
-    if (first < 0xf0)  // neither longer than it has to be, nor a surrogate
+    if (first < 0xf0)  // neither overlong nor a surrogate
         return (first != 0xe0 || at[1] >= 0xa0) && (first != 0xed || at[1] < 0xa0) ? 3 : 0;
     if (left < 4 || !goes_on(at[3]) || first > 0xf4)
         return 0;

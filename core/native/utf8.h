@@ -1,4 +1,4 @@
-// Whether bytes are text.
+// Checking whether bytes are valid UTF-8.
 #ifndef KERA_UTF8_H
 #define KERA_UTF8_H
 
@@ -7,7 +7,7 @@
 
 enum text_is { NO_UTF8, UTF8, ASCII };
 
-// What the bytes are: text in UTF-8, such of which each byte is a character, or neither.
+// Whether the bytes are ASCII, other UTF-8, or neither.
 enum text_is text_is(const uint8_t *at, size_t size);
 
 #endif
