@@ -1,11 +1,11 @@
 """Producers: records become chunks, chunks get their sequences, and each is stored once.
 
-    producer      what users have: puts the parts together
-    open_chunks   what is accepted, until its chunk is closed
+    producer      the class that users have: puts the parts together
+    open_chunks   accepted records and small batches, until their chunk is closed
     sending       requests to brokers
-    lanes         the chunks of each streamlet, their sequences, and what is not acknowledged
+    lanes         the chunks of each streamlet, their sequences, and which are not acknowledged yet
     encoding      payloads of chunks
-    outcomes      what becomes of them
+    outcomes      delivery results of chunks
 
-Each uses those below it only. ``appender`` writes without any of this but ``encoding``, a call for a batch.
+Each package uses only those below it. ``appender`` uses ``encoding`` alone: one call writes one batch.
 """

@@ -1,23 +1,23 @@
 """Appending chunk by chunk under a name that the caller chooses: for writers that must be able to repeat themselves.
 
-A `Producer` asks the coordinator for an identity, and forgets it when it ends. An `Appender` is given one: producer id
-and epoch come from what is being written (a query, a job), and the caller counts the chunks. So whoever does the same
-work again, in whatever process, appends under the same name, and the broker says of each chunk whether there is one
-already:
+A `Producer` asks the coordinator for an identity, and forgets it when it ends. The caller of an `Appender` provides the
+identity: it derives producer id and epoch from the work (a query, a job), and counts the chunks. So a process that
+repeats the work appends under the same name, and the broker says for each chunk whether it is stored already:
 
-* chunk `sequence` is taken only when exactly the chunks before it are stored, of this producer, epoch and streamlet;
-* when there is one with this sequence, it may be the caller's own (sent before, and the answer was lost) or that of
-  somebody else under the same name. The broker compares payloads: when they differ, the append raises `ProducerFenced`,
-  unless the caller `compares` what is stored by itself. Rows without a timestamp get the current time, so a repeat of
-  the same rows only has the same payload if they have timestamps;
+* the broker takes chunk `sequence` only when it has stored exactly the chunks before it, of this producer, epoch and
+  streamlet;
+* a stored chunk with this sequence may be the caller's own (sent before, and the answer was lost) or that of another
+  writer under the same name. The broker compares payloads: when they differ, the append raises `ProducerFenced`, unless
+  the caller `compares` the stored chunk on its own. Rows without a timestamp get the current time, so a repeat of the
+  same rows only has the same payload if they have timestamps;
 * a higher epoch shuts out the lower ones of its producer (`ProducerFenced`), streamlet by streamlet, from its first
   chunk on.
 
-That is compare-and-append: an append succeeds only for one who knows how much there was before it.
+This is compare-and-append: an append succeeds only if the caller knows how many chunks there were before it.
 
-An attempt whose outcome is not known is made again, with the same sequence, so that each call ends with an answer or
-an error. `OutOfSequence` is an error, too: chunks that the caller believes to be stored are not. Left to the caller:
-one call at a time per streamlet, ids that no producer of the coordinator has (`PRODUCER_IDS`), and memory.
+An appender repeats an attempt with unknown outcome, with the same sequence, so that each call ends with an answer or an
+error. `OutOfSequence` is an error, too: chunks that the caller believes to be stored are not. The caller makes one call
+at a time per streamlet, chooses ids that the coordinator gives to no producer (`PRODUCER_IDS`), and remembers them.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class AppendResult(NamedTuple):
     """The result of a call of `Appender.append`."""
 
     record_count: int
-    """So many rows, the first ones, made up the chunk."""
+    """Number of rows in the chunk: it has the first ones of those given."""
     duplicate: bool
-    """There was a chunk with this sequence before: that one counts, and where it is follows."""
+    """Whether a chunk with this sequence was stored before: that one counts, and `entry` and `position` are its own."""
     entry: EntryId
     position: Position | None
-    """None: of a repeat of a chunk that is not in the broker's memory any more, or has been removed since."""
+    """None for a duplicate of a chunk that is no longer in the broker's memory, or has been removed since."""
     same: bool | None = None
-    """For a duplicate: whether the stored chunk has the payload of this one. None: the broker does not know, as it
-    remembers the payloads of the last 256 chunks only, beside those in its memory."""
+    """For a duplicate: whether the stored chunk has the payload of this one. None: the broker does not know, because it
+    remembers only the payloads of the last 256 chunks besides those of the chunks in its memory."""
 
 
 class Appender:
@@ -83,12 +83,12 @@ class Appender:
         partitioner: str = CRC32C.name,
         compares: bool = False,
     ) -> None:
-        """`lean`: of version 2 of the format, as far as there is one for the schema. `cut_at_epochs`: a chunk ends
-        before the first row of a later epoch, if the stream has epochs. `partitioner`: how `split` places keys.
-        `compares`: the caller looks at what is stored when a chunk is there already, so other rows are not an error.
+        """`lean`: write version 2 of the format, where the schema permits it. `cut_at_epochs`: end a chunk before the
+        first row of a later epoch, if the stream has epochs. `partitioner`: how `split` places keys. `compares`: the
+        caller compares the rows when a chunk with this sequence is stored already, so other rows are not an error.
 
-        Raises `InvalidArgument` for ids that are the coordinator's to give, epochs of more than 32 bits, and an unknown
-        partitioner.
+        Raises `InvalidArgument` for ids that only the coordinator gives out, epochs of more than 32 bits, and an
+        unknown partitioner.
         """
         producer_id = arguments.whole("producer_id", producer_id, 0, arguments.UINT64_MAX)
         arguments.whole("producer_epoch", producer_epoch, 0, arguments.UINT64_MAX)
@@ -136,7 +136,7 @@ class Appender:
         return rows
 
     def split(self, rows: pa.RecordBatch, keyless: int) -> list[tuple[int, pa.RecordBatch]]:
-        """`rows` (that conform) by streamlet, as a producer does it; those without a key go to streamlet `keyless`."""
+        """Split conforming `rows` by streamlet, as a producer does; rows without a key go to streamlet `keyless`."""
         stream, count = self.stream, self.stream.config.streamlets
         if not rows.num_rows:
             return []
@@ -150,12 +150,12 @@ class Appender:
         return partition_by_key(rows, rows.column(stream.key_column), count, keyless, self._partitioner).parts()
 
     async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
-        """Append the first of `rows` (that conform), as many as one chunk takes, as chunk number `sequence`.
+        """Append the first of the conforming `rows`, as many as one chunk takes, as chunk number `sequence`.
 
-        The same rows are cut in the same way each time, by all who write lean chunks, and by all who do not. Raises
+        All appenders with the same setting of `lean` cut the same rows in the same way, each time. Raises
         `InvalidArgument` when there are no rows, `OutOfSequence`, `ProducerFenced` when a higher epoch has written or
         another chunk is stored with this sequence, `UnknownStream` when the stream has been deleted since,
-        `RecordTooLarge`, `StreamletOutOfRange`, and `Uncertain` or what the broker said last when it has not gone well
+        `RecordTooLarge`, `StreamletOutOfRange`, and `Uncertain` or the broker's last error when no attempt succeeds
         within ``retry_timeout_ms``.
         """
         if not 0 <= streamlet_id < self.stream.config.streamlets:
@@ -182,7 +182,7 @@ class Appender:
             try:
                 appended = self._appended(streamlet_id, payload, await self._send(streamlet_id, chunk))
             except KeraError as error:
-                # To wait would not bring back what is missing: nobody but the caller could send it.
+                # Waiting would not bring back the missing chunks: only the caller could send them.
                 final = isinstance(error, OutOfSequence)
                 pause_s = None if final else patience.failed(error, asyncio.get_running_loop().time())
                 if pause_s is None:
@@ -213,7 +213,7 @@ class Appender:
         )
 
     async def _send(self, streamlet_id: int, chunk: EncodedChunk) -> broker_pb2.ChunkStatus:
-        """One attempt, at the broker that owns the streamlet as far as is known."""
+        """Make one attempt, at the last known owner of the streamlet."""
         stream = same_stream(await self._cluster.stream_or_last_seen(self.stream.name), self.stream.stream_id)
         broker_id = stream.assignments[streamlet_id].broker_id
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=1)

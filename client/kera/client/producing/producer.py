@@ -6,8 +6,8 @@ knows which) gathers queued chunks of all lanes into requests, several in flight
 deliveries of its records.
 
 Everything runs on the event loop, and nothing is done per record beyond appending to lists. A `Producer` puts the parts
-together, and is the face of them: `Records` and `Batches` accept, `StreamWriters` have what is not sent yet, `Routes`
-and their senders send it, and `Buffer` has what is not delivered. `_send_path` chooses which function `send` is.
+together: `Records` and `Batches` accept records, `StreamWriters` keep open chunks, `Routes` and their senders send
+closed ones, and `Buffer` keeps all that is not delivered. `_send_path` chooses which function `send` is.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class SendPath(NamedTuple):
     send: Callable[..., Pending]
     """The function that users call."""
     send_bytes: Callable[..., Pending]
-    """The same for values and keys that are serialized already."""
+    """The function that takes values and keys that are serialized already."""
 
 
 class _PlugIns:
-    """The plug-ins of a producer. It sends as well without them."""
+    """The plug-ins of a producer. It could send without them."""
 
     def __init__(self, settings: ProducerSettings, cluster: Cluster, traces: ProducerTraces | None) -> None:
         self.latency = ProducerLatency(settings, cluster.at_work, cluster.runtime.clock.now_us)
@@ -78,14 +78,14 @@ class _PlugIns:
 class Producer:
     """Writes records and batches to streams. Made by `Client.producer`; use it as an async context manager.
 
-    Deliveries that nobody awaits are not lost from sight: `flush`, and leaving the context, raise the first error
-    since the last `flush`.
+    Callers need not await every delivery: `flush`, and leaving the context, raise the first error since the last
+    `flush`.
 
-    One that nobody closes delivers what it has when its loop ends, or the interpreter; see `kera.client.unclosed`.
+    An unclosed producer delivers its records when its loop or the interpreter ends; see `kera.client.unclosed`.
 
-    With a name (the setting ``name``) it is the successor of all producers that had this name before. Once `prepare`
-    (or the first `send_batch`) has returned, no broker that lives takes anything of them, in any streamlet; one that
-    tries is told (`ProducerFenced`), and fails as a whole.
+    A producer with a name (the setting ``name``) replaces all earlier producers of this name. Once `prepare` (or the
+    first `send_batch`) has returned, no live broker accepts chunks of them, in any streamlet; an earlier producer that
+    still sends gets `ProducerFenced`, and fails as a whole.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class Producer:
         self._send_path = _send_path(
             self._records, self._writers, self._buffer, settings, traces, serialization, is_native=clock is None
         )
-        # `send` is on the way of each record. An attribute of the instance is called as it is, the function in C most
-        # of the time; the method of the class would put a call around it that costs nearly as much as the record.
+        # Every record goes through `send`. An attribute of the instance is called directly, mostly the function in C;
+        # the method of the class would add a call that costs nearly as much as the record.
         self.send = self._send_path.send  # type: ignore[method-assign]
         self._closed = False
         self._guard = Guard(self)
@@ -146,9 +146,9 @@ class Producer:
     async def prepare(self, stream: str) -> StreamDescription:
         """Look up a stream, so that `send` knows it. Raises `UnknownStream`.
 
-        Of a stream that turned out to be deleted, the one that has its name now is looked up. Serializers get the ids
-        of their schemas: raises `IncompatibleSchema`, `InvalidSchema`, `UnknownSchema` (``register_schemas``), and what
-        else `SchemaRegistry.register` does.
+        If the known stream was deleted, looks up the one that has the name now. Also gets the ids of serializers'
+        schemas: raises `IncompatibleSchema`, `InvalidSchema`, `UnknownSchema` (``register_schemas``), and the other
+        errors of `SchemaRegistry.register`.
         """
         described = await self._described(stream)
         if self.serialization is not None:
@@ -167,19 +167,18 @@ class Producer:
     ) -> Pending:
         """Accept one record now; await the result for its `Delivery`.
 
-        The value is bytes or None, and `keys` are bytes or a list of them; with a serializer, they are what that takes,
-        None is no value, and only a list is several keys. `headers` are a mapping of names to bytes or None, or pairs,
-        whose names may repeat.
+        The value is bytes or None, and `keys` are bytes or a list of bytes. With a serializer, they are objects that it
+        takes; None means no value, and only a list means several keys. `headers` are a mapping of names to bytes or
+        None, or pairs, whose names may repeat.
 
-        The first key decides the streamlet, as the setting ``partitioner`` says (records of one key stay in order);
-        without keys, chunks are spread evenly.
-        `timestamp_us` is microseconds since the Unix epoch, now by default. The stream must have been prepared
-        (`prepare`, or any `send_batch`).
+        The first key decides the streamlet, by the setting ``partitioner`` (records of one key stay in order); without
+        keys, chunks are spread evenly. `timestamp_us` is microseconds since the Unix epoch, now by default. The stream
+        must have been prepared (`prepare`; without serializers any `send_batch` will do).
 
         Raises `BufferFull` when ``buffer_bytes_max`` is reached (``await drain()`` in a loop of sends),
-        `InvalidArgument` for what is not bytes, `CannotEncode` for what a serializer does not take, `RecordTooLarge`,
-        `StreamletOutOfRange`, `SchemaMismatch` for a stream with a schema of its own, `ClosedError`, `ProducerFenced`.
-        Then the record was not accepted, and the others are as they were.
+        `InvalidArgument` for a value that is not bytes, `CannotEncode` for a value that a serializer does not take,
+        `RecordTooLarge`, `StreamletOutOfRange`, `SchemaMismatch` for a stream with its own schema, `ClosedError`,
+        `ProducerFenced`. Then this record was not accepted, and other records are not affected.
         """
         return self._send_path.send(
             stream, value, keys=keys, timestamp_us=timestamp_us, headers=headers, streamlet=streamlet
@@ -187,14 +186,14 @@ class Producer:
 
     @property
     def send_bytes(self) -> Callable[..., Pending]:
-        """`send`, of what is serialized already."""
+        """The function `send` for values and keys that are serialized already."""
         return self._send_path.send_bytes
 
     async def drain(self) -> None:
         """Wait until there is room in the buffer; costs next to nothing when there is.
 
-        Room is half of the buffer, or what the last `send` lacked. Also lets the event loop run when chunks have been
-        filled since the last call, so that they are sent.
+        Enough room is half of the buffer, or the bytes that the last refused `send` needed if that is more. Also lets
+        the event loop run when chunks have been filled since the last call, so that they are sent.
         """
         buffer = self._buffer
         if buffer.queued_bytes or buffer.refused_bytes or buffer.left_bytes < buffer.room_bytes:
@@ -204,8 +203,8 @@ class Producer:
         """Accept all rows of `batch`, waiting for room in the buffer; await the result for the deliveries.
 
         `batch` is a RecordBatch, Table or RecordBatchReader of pyarrow (which is read to its end), a DataFrame of
-        pandas or polars, or anything else with Arrow's PyCapsule interface. The columns are those of the stream's
-        schema, in any form that has the same values (`kera.client.arrow_input`); ones that may be null, and the default
+        pandas or polars, or any other object with Arrow's PyCapsule interface. It has the columns of the stream's
+        schema, in any type that keeps the values (`kera.client.arrow_input`); columns that may be null, and the default
         schema's timestamp, can be left out. Rows are partitioned by the stream's key column (default schema: the first
         of ``keys``), in order. Raises `SchemaMismatch`, `RecordTooLarge`, `StreamletOutOfRange`, `UnknownStream`,
         `InvalidArgument`; then no row was accepted.
@@ -215,9 +214,9 @@ class Producer:
     async def send_rows(self, stream: str, rows: Iterable[Any], *, streamlet: int | None = None) -> BatchDelivery:
         """Accept instances of a dataclass or a pydantic model as rows of a stream with columns; see `send_batch`.
 
-        They are made columns all at once. All are of one model, whose fields are columns of the stream
-        (``create_stream(schema=Model)``). Raises `CannotEncode` with the row and the field that has no place in its
-        column, and what `send_batch` raises; then no row was accepted.
+        Converts all rows to columns at once. All rows are of one model, whose fields are columns of the stream
+        (``create_stream(schema=Model)``). Raises `CannotEncode` with the row and the field if a value does not fit into
+        its column, and the errors of `send_batch`; then no row was accepted.
         """
         return await self.send_batch(stream, batch_of_rows(rows, await self.prepare(stream)), streamlet=streamlet)
 
@@ -231,12 +230,13 @@ class Producer:
         timestamp_column: str | None = None,
         streamlet: int | None = None,
     ) -> BatchDelivery:
-        """Accept a data frame of pandas or polars, or what else `send_batch` takes, for a stream of either kind.
+        """Accept a data frame of pandas or polars, or another input of `send_batch`, for a stream of either kind.
 
-        The columns go to those of a stream that has some by their names. Of one of the default schema, `key_column` has
-        the keys, `timestamp_column` the times, and `value_column` the values, text or bytes; without the latter, the
-        values are JSON objects of all other columns. Raises `InvalidArgument` for columns that are not there or go
-        nowhere, `CannotEncode`, and what `send_batch` raises; then no row was accepted.
+        If the stream has columns, those of the frame go to the ones of the same name. For the default schema,
+        `key_column` names the column with the keys, `timestamp_column` the one with the times, and `value_column` the
+        one with the values, text or bytes; without `value_column`, the values are JSON objects of all other columns.
+        Raises `InvalidArgument` for columns that are missing or would be left over, `CannotEncode`, and the errors of
+        `send_batch`; then no row was accepted.
         """
         batches = columns_of_frame(
             frame,
@@ -248,14 +248,14 @@ class Producer:
         return await self.send_batch(stream, pa.Table.from_batches(batches), streamlet=streamlet)
 
     async def punctuate(self, stream: str, timestamp_us: int) -> Punctuated:
-        """Say that nothing older than a time comes behind what is in a stream, so that its epochs up to then close.
+        """Declare that no record older than a time will follow in a stream, so that its epochs up to then close.
 
-        What was accepted before is delivered first, as `flush` does it. Then brokers write a punctuation into all
-        entries that were ever written to and have not got so far; to say it twice, or a time that has passed, does no
-        harm. Records that are older are taken all the same, and count as late (docs/epochs.md).
+        First delivers the records accepted before, like `flush`. Then brokers write a punctuation into all entries that
+        were ever written to and have not reached this time. Repeating a punctuation, or giving an earlier time, does no
+        harm. Brokers still accept older records, and count them as late (docs/epochs.md).
 
-        Returns when it is as durable as records are acknowledged at. Raises what `flush` does, `InvalidArgument` for a
-        stream without epochs, `TimestampAhead`, `NotAllowed`, `UnknownStream`.
+        Returns when the punctuation has the durability at which records are acknowledged. Raises the errors of `flush`,
+        `InvalidArgument` for a stream without epochs, `TimestampAhead`, `NotAllowed`, `UnknownStream`.
         """
         unit = " (whole microseconds since the Unix epoch)"
         timestamp_us = arguments.whole("timestamp_us", timestamp_us, 0, TIMESTAMP_US_MAX, what=unit)
@@ -266,22 +266,22 @@ class Producer:
         try:
             return await punctuate(self._cluster, known, timestamp_us, durability_value(self.settings.durability))
         except UnknownStream:
-            await self._writers.look_again(stream)  # so that `prepare` finds another one of that name
+            await self._writers.look_again(stream)  # so that `prepare` finds a new stream of that name
             raise
 
     async def flush(self) -> None:
-        """Wait until everything accepted so far is delivered or failed.
+        """Wait until all records accepted so far are delivered or have failed.
 
-        Raises the first error since the last `flush`; of a producer that has failed as a whole, why it has.
+        Raises the first error since the last `flush`; if the producer has failed as a whole, the reason.
         """
         self._writers.close_open_chunks()
         await self._buffer.flush()
 
     async def close(self, *, flush: bool = True) -> None:
-        """Deliver what was accepted, and take no more.
+        """Deliver all accepted records, and accept no more.
 
-        Without `flush`, records that were not sent fail with `ClosedError`, those that were sent and not acknowledged
-        with `Uncertain`.
+        Without `flush`, records that were not sent fail with `ClosedError`; records that were sent and not acknowledged
+        fail with `Uncertain`.
         """
         if self._closed or self._buffer.is_inherited:
             return
@@ -299,19 +299,19 @@ class Producer:
             await self._guard.disarm()
 
     def loss(self) -> Loss | None:
-        """The records that are lost if the producer is dropped now: accepted, and not delivered."""
+        """Return the records that are lost if the producer is dropped now: accepted, and not delivered."""
         return _loss_of(self._buffer.record_counts() + self._writers.open_records())
 
     @property
     def throttled_ms(self) -> int:
-        """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
+        """Total time that brokers have held answers back because a quota was used up (docs/quotas.md)."""
         return self._plug_ins.quotas.throttled_ms
 
     @property
     def late_ms(self) -> float:
-        """For how long, altogether, chunks were left beyond their deadlines with nothing in the way.
+        """Total time that chunks stayed open beyond their deadlines although nothing blocked them.
 
-        That is as long as the event loop was busy when one was due by ``linger_ms``, a latency target or a constraint.
+        The cause is a busy event loop when a chunk was due by ``linger_ms``, a latency target or a constraint.
         """
         return self._plug_ins.latency.late_s * 1000
 
@@ -319,7 +319,7 @@ class Producer:
         return (await self._writers.writer(name)).stream
 
     def _fail(self, error: KeraError) -> None:
-        """Give up all that is not in flight, and take nothing more."""
+        """Give up all chunks that are not in flight, and accept no more records."""
         if self._buffer.failure is None:
             self._buffer.fail(error)
             log.warning("producer has failed", error=error.message)
@@ -336,10 +336,10 @@ def _send_path(
     *,
     is_native: bool,
 ) -> SendPath:
-    """Choose the function that `Producer.send` is. Each of these calls the one before it, if that is there:
+    """Choose the function that `Producer.send` is. Each of these wraps the previous one that is in use:
 
     * `Records.send`, in Python: takes any record;
-    * `native.sender`, in C: takes a plain record for an open chunk itself. Not if the producer has a clock of its own;
+    * `native.sender`, in C: handles a plain record for an open chunk itself. Not used if the producer got a clock;
     * `ProducerTraces.sending`, if tracing is on: makes spans;
     * `Serialization.sending`, if there are serializers: makes bytes of values and keys. `send_bytes` leaves it out.
     """
@@ -360,7 +360,7 @@ def _send_path(
 
 
 def _loss_of(records: Counter[str]) -> Loss | None:
-    """So many records of streams, by their names; None: of none there are any."""
+    """Return the loss of these records, counted by stream; None: there are none."""
     names, count = sorted(+records), records.total()
     if not names:
         return None

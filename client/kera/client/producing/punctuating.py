@@ -1,4 +1,4 @@
-"""Punctuations: a producer says of a time that nothing older comes, and brokers write that down in all entries."""
+"""Punctuations: a producer declares that no record older than a time will follow; brokers write it into all entries."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Punctuated(NamedTuple):
     """The result of a punctuation."""
 
     entries: int
-    """That have got so far by now: to the others nothing was ever written."""
+    """Number of entries that have reached the time by now: nothing was ever written to the others."""
     written: int
-    """Into so many of them a punctuation was written, as far as brokers have answered; the others had got so far."""
+    """Number of entries with a new punctuation, as far as brokers have answered; the other entries had got so far."""
 
 
 async def punctuate(
@@ -34,9 +34,9 @@ async def punctuate(
     timestamp_us: int,
     durability: common_pb2.Durability.ValueType = common_pb2.DURABILITY_UNSPECIFIED,
 ) -> Punctuated:
-    """Have it written in all streamlets of a stream. What has failed is asked again: to say it twice does no harm.
+    """Have a punctuation written in all streamlets of a stream. Repeats failed requests: a repeat does no harm.
 
-    Raises what `Producer.punctuate` does.
+    Raises the errors of `Producer.punctuate`.
     """
     left = set(range(known.config.streamlets))
     entries = written = 0
@@ -77,7 +77,7 @@ async def punctuate(
 
 
 def _raise_worst(errors: Sequence[BaseException | None]) -> None:
-    """The first one that is final; else the first one that is to be tried again."""
+    """Raise the first error that is final, or else the first one that can be retried, if there is any."""
     found = [error for error in errors if error is not None]
     final = (error for error in found if not (isinstance(error, KeraError) and error.retriable))
     worst = next(final, found[0] if found else None)

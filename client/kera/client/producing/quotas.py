@@ -1,4 +1,4 @@
-"""How much a producer sends at once to a broker that holds answers back, as a quota is used up (docs/quotas.md)."""
+"""Bounds on what a producer sends at once to a broker that holds answers back for a used-up quota (docs/quotas.md)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kera.v1 import broker_pb2
 log = get_logger("kera.producer")
 
 THROTTLED_MS_MAX = 1000
-"""For which an answer is held back as a quota is used up; after that, requests are smaller. Brokers hold none back for
-longer than 2 s, so that large ones would use more than the quota says."""
+"""Requests become smaller when a broker holds an answer back for longer than this. Brokers hold answers back for 2 s at
+most, so that large requests would exceed the quota."""
 
 
 class Quotas:
@@ -19,28 +19,28 @@ class Quotas:
 
     def __init__(self) -> None:
         self.throttled_ms = 0
-        """For how long, altogether, answers were held back."""
+        """Total time for which answers were held back."""
 
     def throttled(self, broker_id: int, ms: int) -> None:
-        """An answer was held back for so long."""
+        """Note that a broker held an answer back for `ms`."""
         if not self.throttled_ms:
             log.warning("writing is limited by a quota: brokers delay their answers", broker_id=broker_id, ms=ms)
         self.throttled_ms += ms
 
 
 class QuotaPace(SenderHooks):
-    """The bounds of requests to one broker."""
+    """Bounds of requests to one broker, smaller while quotas delay its answers."""
 
     def __init__(self, quotas: Quotas, port: SenderPort) -> None:
         self.bytes_max = port.bounds.bytes_max
-        """Size of a request now: smaller while a quota makes it wait for long."""
+        """Maximum size of a request now: smaller while a quota delays answers for long."""
         self.in_flight_max = port.bounds.in_flight_max
-        """One, when the broker held the last answer back: what is sent in advance would only wait there, and its time
-        be up."""
+        """Maximum number of requests in flight: one if the broker held the last answer back, because further requests
+        would only wait there until they time out."""
         self._quotas = quotas
         self._port = port
         self._throttled = False
-        """The broker held the last answer back."""
+        """Whether the broker held the last answer back."""
 
     def on_answer(self, request: Request, answer: broker_pb2.MultiWriteChunksResponse, now_s: float) -> None:  # noqa: ARG002
         """See `SenderHooks`."""

@@ -19,12 +19,12 @@ from kera.core.format.arrow_types import empty_batch
 from kera.core.format.schema import DEFAULT_SCHEMA
 
 JSON_ROWS = 65_536
-"""So many rows of a frame are Python objects at once."""
+"""Maximum number of rows of a frame that are Python objects at once."""
 _KEYS = DEFAULT_SCHEMA.field("keys").type
 
 
 def batch_of_rows(rows: Iterable[Any], stream: StreamDescription) -> pa.RecordBatch:
-    """Instances of a model as a batch of a stream's columns. Raises `CannotEncode`, `SchemaMismatch`."""
+    """Convert instances of a model to a batch of a stream's columns. Raises `CannotEncode`, `SchemaMismatch`."""
     if not stream.typed:
         raise SchemaMismatch(
             f"stream {stream.name!r} has no columns of its own: send each with a serializer, or create the stream with"
@@ -43,7 +43,7 @@ def columns_of_frame(
     key_column: str | None,
     timestamp_column: str | None,
 ) -> list[pa.RecordBatch]:
-    """A frame as batches of a stream's columns; see `Producer.send_frame`."""
+    """Convert a frame to batches of a stream's columns; see `Producer.send_frame`."""
     batches = record_batches(frame)
     named = {"value_column": value_column, "key_column": key_column, "timestamp_column": timestamp_column}
     given = {parameter: name for parameter, name in named.items() if name is not None}
@@ -90,7 +90,7 @@ def _of_default(
             [_as_json(rest.slice(at, JSON_ROWS), stream) for at in range(0, max(1, batch.num_rows), JSON_ROWS)],
             pa.binary(),
         ).combine_chunks()
-    if isinstance(columns["value"], pa.ChunkedArray):  # more than a column of one piece has room for
+    if isinstance(columns["value"], pa.ChunkedArray):  # more values than fit into one array
         raise InvalidArgument("the values of the frame are more than 2 GiB: send it in parts")
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
@@ -99,7 +99,7 @@ def _as_bytes(column: pa.Array, name: str, parameter: str) -> pa.Array:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _as_bytes(column.dictionary_decode(), name, parameter)
-    if pa.types.is_integer(kind) and parameter == "key_column":  # as a typed stream's key columns are
+    if pa.types.is_integer(kind) and parameter == "key_column":  # the same bytes as for a typed stream's key column
         return column.cast(pa.string()).cast(pa.binary())
     try:
         text_or_bytes = (
@@ -119,7 +119,7 @@ def _as_bytes(column: pa.Array, name: str, parameter: str) -> pa.Array:
 
 
 def _key_lists(keys: pa.Array) -> pa.Array:
-    """A list of one key for each row, or null where there is none."""
+    """Make a list of one key for each row, or null for a row without a key."""
     mask = keys.is_null() if keys.null_count else None
     there = np.ones(len(keys), np.int32)
     if mask is not None:

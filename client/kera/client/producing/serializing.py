@@ -1,6 +1,6 @@
-"""The work of a producer with serializers on values and keys before it sends them.
+"""Serializes the values and keys of a producer with serializers before it sends them.
 
-A producer without any has nothing of this: `Producer.send` is what it is.
+A producer without serializers skips this module: `Producer.send` takes bytes directly.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ class _Prepared(NamedTuple):
 
 
 class Serialization:
-    """The serializers of a producer. What is prepared of a stream may be used by any thread."""
+    """The serializers of a producer. Any thread may use them for a prepared stream."""
 
     def __init__(
         self, serializer: Any, key_serializer: Any, registry: Registry | None, *, register_schemas: bool = True
     ) -> None:
-        """Raises `InvalidArgument` for what is not a serializer; None: values, or keys, are bytes."""
+        """A serializer of None means that values, or keys, are bytes. Raises `InvalidArgument` for an invalid one."""
         self._value = None if serializer is None else serializer_of(serializer)
         self._key = None if key_serializer is None else serializer_of(key_serializer, "key_serializer")
         self._schemas = Schemas(registry, register=register_schemas)
         self._prepared: dict[str, _Prepared] = {}
 
     async def prepare(self, stream: StreamDescription) -> None:
-        """Have serializers be ready for a stream. Raises what `Schemas.id_of` does.
+        """Get the serializers ready for a stream. Raises the errors of `Schemas.id_of`.
 
-        Not of values of a stream with columns: it has none.
+        Does nothing for a stream with columns, whose records have no values or keys to serialize.
         """
         name = stream.name
         known = self._prepared.get(name)
-        if known is not None and known.stream_id == stream.stream_id:  # or one has been deleted, and made again
+        if known is not None and known.stream_id == stream.stream_id:  # else the stream was deleted and recreated
             return
         value = None if stream.typed else await self._ready(self._value, Context(name, "value"))
         key = None if stream.typed else await self._ready(self._key, Context(name, "key"))
@@ -60,7 +60,7 @@ class Serialization:
         return await given.ready(context, self._schemas) if isinstance(given, NeedsSchema) else given
 
     def sending(self, send: Callable[..., Any]) -> Callable[..., Any]:
-        """`Producer.send`, for values and keys that are to be serialized; `send` takes their bytes."""
+        """Return a `Producer.send` that serializes values and keys, and passes their bytes to `send`."""
 
         def serialized(
             stream: str,
@@ -79,9 +79,9 @@ class Serialization:
         return serialized
 
     def encoded(self, stream: str, value: Any, keys: Any) -> tuple[Any, Any]:
-        """A value and keys as `Producer.send` takes them without serializers.
+        """Serialize a value and keys to the bytes that `Producer.send` takes without serializers.
 
-        Raises `CannotEncode`, and `SchemaMismatch` for a stream with columns.
+        Raises `CannotEncode`, `SchemaMismatch` for a stream with columns, `InvalidArgument` for a name that is no text.
         """
         prepared = self._prepared.get(stream)
         if prepared is None:
@@ -115,7 +115,7 @@ def _bytes_of(serializer: Serializer[Any], value: Any, context: Context) -> byte
         raise
     except KeraError as error:
         raise cannot_encode(context, error.message) from error
-    except Exception as error:  # a serializer is anybody's
+    except Exception as error:  # a user's serializer may raise anything
         raise cannot_encode(context, error) from error
     if not isinstance(made, bytes):
         raise cannot_encode(context, f"its serializer gave {type(made).__name__}, not bytes")

@@ -1,15 +1,14 @@
-"""The spans of a producer: one for each record that is sampled, and one for each request that has any.
+"""The spans of a producer: one for each sampled record, and one for each request with sampled records.
 
-    create      a record is accepted: its context is the record's from then on, in its headers. A record that comes with
-                a context of its own keeps it
-    send_batch  a batch, until all of it is delivered: its context is in the headers of its first record, where the
-                stream has headers, and the batch none
-    send        a request to a broker, from when it is sent until it is answered: in the trace of the first of its
-                records or batches that is traced, with links to all of them (up to a limit). Its context goes to the
-                broker with the request
+    create      a record is accepted: the span's context is put into the record's headers. A record that already has a
+                context keeps it
+    send_batch  a batch, until all of it is delivered: the context is put into the headers of its first record, if the
+                stream has headers and the batch has none
+    send        a request to a broker, from sending to the answer: in the trace of its first traced record or batch,
+                with links to all of them (up to a limit). Its context goes to the broker with the request
 
-A chunk that is sent again is in another request, with a span of its own. Small batches that are gathered, and batches
-of so many streamlets that they go as bundles, are requests without a context: which chunks they are is known too late.
+A chunk that is sent again is in another request, with a new span. Requests with gathered small batches, and with
+batches of so many streamlets that they go as bundles, have no context: their chunks are known too late.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ class ProducerTraces:
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
         self._of_chunks: WeakKeyDictionary[Outcome, list[TraceContext]] = WeakKeyDictionary()
-        """Contexts of records, by what the chunk that they are in is answered with."""
+        """Contexts of records, by the outcome of their chunk."""
 
     def sending(self, send: Callable[..., Pending]) -> Callable[..., Pending]:
-        """`send` of a producer, with spans."""
+        """Return `send` of a producer, with spans."""
         tracing, note = self._tracing, self._note
 
         def traced(stream: str, value: Any, *, headers: HeadersLike | None = None, **others: Any) -> Pending:
             own = None if headers is None else Headers(headers)
-            if own and TRACEPARENT in own:  # its own creation context, which is not ours to replace
+            if own and TRACEPARENT in own:  # the caller's creation context, which must stay
                 pending = send(stream, value, headers=own, **others)
                 note(pending, TraceContext.parse(own[TRACEPARENT], own.get(TRACESTATE)))
                 return pending
@@ -77,7 +76,7 @@ class ProducerTraces:
     def sending_batches(
         self, send_batch: SendBatch, described: Callable[[str], Awaitable[StreamDescription]]
     ) -> SendBatch:
-        """`send_batch` of a producer, with spans. `described`: what a stream is."""
+        """Return `send_batch` of a producer, with spans. `described`: describes a stream by its name."""
         tracing = self._tracing
 
         async def traced(stream: str, batch: Columns, *, streamlet: int | None = None) -> BatchDelivery:
@@ -104,7 +103,7 @@ class ProducerTraces:
         return traced
 
     def _note(self, pending: Pending, context: TraceContext | None) -> None:
-        self._note_chunk(pending._accumulator.delivered, context)  # noqa: SLF001 - the chunk that it will be in
+        self._note_chunk(pending._accumulator.delivered, context)  # noqa: SLF001 - the outcome of its chunk
 
     def _note_chunk(self, outcome: Outcome, context: TraceContext | None) -> None:
         if context is None or not context.sampled:
@@ -114,7 +113,7 @@ class ProducerTraces:
             known.append(context)
 
     def begin(self, request: Request, broker_id: int) -> Span | None:
-        """The span of a request that is about to be sent; None: nobody traces anything of it."""
+        """Begin the span of a request that is about to be sent; None: none of its chunks is traced."""
         if not self._of_chunks:
             return None
         traced = [(chunk, found) for chunk in request.chunks if (found := self._of_chunks.get(chunk.delivered))]
@@ -143,7 +142,7 @@ class ProducerTraces:
 
 
 class RequestSpans(SenderHooks):
-    """The spans of the requests to one broker that are under way."""
+    """The spans of the requests in flight to one broker."""
 
     def __init__(self, traces: ProducerTraces, broker_id: int) -> None:
         self._traces = traces
@@ -157,14 +156,14 @@ class RequestSpans(SenderHooks):
             self._spans[request] = span
 
     def on_failure(self, request: Request, error: BaseException) -> None:
-        """It was not sent, or not answered."""
+        """End the span of a request that was not sent, or not answered."""
         span = self._spans.pop(request, None)
         if span is not None:
             span.fail(error)
             span.end()
 
     def on_answer(self, request: Request, answer: broker_pb2.MultiWriteChunksResponse, now_s: float) -> None:  # noqa: ARG002
-        """It was answered; a chunk may have been refused."""
+        """End the span of an answered request; it fails if a chunk was refused."""
         span = self._spans.pop(request, None)
         if span is None:
             return
@@ -178,7 +177,7 @@ class RequestSpans(SenderHooks):
 
 
 def with_context(batch: Columns, context: TraceContext) -> Columns:
-    """The batch with a context in the headers of its first record; unchanged if it has headers, or is a table."""
+    """Put a context into the headers of a batch's first record; leaves a batch with headers, or a table, unchanged."""
     if not isinstance(batch, pa.RecordBatch) or not batch.num_rows:
         return batch
     at = batch.schema.get_field_index(_HEADERS.name)

@@ -1,6 +1,7 @@
-"""Batches with exactly the columns of a stream: what users give becomes what chunks are made of, or is refused.
+"""Conform users' batches to exactly the columns of a stream, or refuse them.
 
-Pure functions over Arrow data, and what is remembered of the batch before: mostly the next one has the same columns.
+Pure functions over Arrow data, and a class that remembers the columns of the last batch: mostly the next one has the
+same.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _REQUIRED = [field.name for field in DEFAULT_SCHEMA if not field.nullable]
 
 
 def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa.RecordBatch:
-    """`batch` with exactly the columns of the stream's schema, in its order.
+    """Return `batch` with exactly the columns of the stream's schema, in its order.
 
-    Columns that may be null are added where they are missing; so is the timestamp of the default schema. What has the
-    right type is not copied; of the others those are converted that keep all their values (`arrow_input.as_type`).
-    Raises `SchemaMismatch` for anything else that differs, and for values that readers would refuse, such as text that
-    is not UTF-8: a batch may have been made of any memory.
+    Adds missing columns that may be null, and the timestamp of the default schema. Does not copy columns of the right
+    type; converts other columns if all their values stay the same (`arrow_input.as_type`). Raises `SchemaMismatch` for
+    any other difference, and for values that readers would refuse, such as text that is not UTF-8: a batch may have
+    been made from arbitrary memory.
     """
     try:
         batch.validate(full=True)
@@ -70,21 +71,22 @@ def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """How batches of one schema become those of a stream's, where no column has to be converted."""
+    """How batches of one schema become batches of the stream's schema, when no column has to be converted."""
 
     schema: pa.Schema
-    """Theirs."""
+    """The schema of the batches."""
     wanted: pa.Schema
+    """The schema of the stream."""
     sources: tuple[int, ...]
-    """Where each column of the stream comes from, as `encode_completed` has it."""
+    """The source of each column of the stream, in the form that `encode_completed` takes."""
     required: tuple[int, ...]
     """The batch's columns that take no nulls."""
     lean: bool
-    """Nothing but the size of a batch says whether it can be one lean chunk."""
+    """Whether every batch that is small enough can be one lean chunk."""
     keyed: bool
-    """Keys decide where its rows go."""
+    """Whether keys decide the streamlets of rows."""
     timed: bool
-    """Batches have the column that is the time of records."""
+    """Whether batches have the column with the times of records."""
 
     def columns(self, batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
         """`batch` with the stream's columns."""
@@ -100,7 +102,7 @@ class _Fit:
         return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
     def has_forbidden_nulls(self, batch: pa.RecordBatch) -> bool:
-        """Whether a column of it that takes no nulls has some."""
+        """Whether a column of `batch` that takes no nulls has some."""
         return any(batch.column(at).null_count for at in self.required)
 
 
@@ -122,9 +124,9 @@ class Conformer:
     def payload(
         self, batch: pa.RecordBatch, stream: StreamDescription, now_us: int, *, keyless: bool
     ) -> Payload | None:
-        """A lean payload of all of a batch that has the columns of the one before; None: there is more to be done.
+        """Return one lean payload of a whole batch with the columns of the last one, or None if that is not possible.
 
-        `keyless`: only if there are no keys that decide where its rows go.
+        `keyless`: return one only if no keys decide the streamlets of its rows.
         """
         fit = self._fit
         if fit is None or not fit.lean or (keyless and fit.keyed) or self._fitting(batch, stream) is None:
@@ -136,9 +138,9 @@ class Conformer:
         return Payload(made, batch.num_rows, low, high, stream.schema_id, LEAN_VERSION)
 
     def small(self, batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa.RecordBatch | None:
-        """A batch that all is well with, in columns that need no look at the values to be those of the stream.
+        """Return a valid batch in columns that become the stream's columns without a look at the values.
 
-        None: it is none that is gathered with others.
+        None: such a batch is not gathered with others.
         """
         if may_grow(stream.schema) or not is_lean(stream.schema) or not batch.num_columns:
             return None
@@ -151,7 +153,7 @@ class Conformer:
         return batch if self.takes(batch, stream) else conforming
 
     def takes(self, batch: pa.RecordBatch, stream: StreamDescription) -> bool:
-        """Whether all is well with a batch that has the columns of the one before, which needed no conversion."""
+        """Whether the batch is valid, and has the columns of the last one, which needed no conversion."""
         return self._fitting(batch, stream) is not None
 
     def _fitting(self, batch: pa.RecordBatch, stream: StreamDescription) -> _Fit | None:
@@ -166,7 +168,7 @@ class Conformer:
 
 
 def _fit_of(schema: pa.Schema, stream: StreamDescription) -> _Fit | None:
-    """The fit of batches like one that has conformed; None: columns have to be converted."""
+    """Return the fit for batches with the schema of one that has conformed; None: columns have to be converted."""
     wanted = stream.schema
     at = {name: number for number, name in enumerate(schema.names)}
     if any(schema.field(field.name).type != field.type for field in wanted if field.name in at):
@@ -199,7 +201,7 @@ def _one_time(now_us: int, count: int) -> pa.Array:
 
 
 def _has_forbidden_nulls(batch: pa.RecordBatch, stream: StreamDescription) -> bool:
-    """Whether a column of the stream that takes no nulls has some; it may not be there at all."""
+    """Whether the batch has nulls in a column that takes none in the stream; the batch may lack the column."""
     for name in _required(stream):
         at = batch.schema.get_field_index(name)
         if at >= 0 and batch.column(at).null_count:
@@ -219,7 +221,7 @@ def _left_out(field: pa.Field, count: int, stream: StreamDescription) -> pa.Arra
 
 
 def _required(stream: StreamDescription) -> Sequence[str]:
-    """Which columns take no nulls."""
+    """Return the names of the columns that take no nulls."""
     if not stream.typed:
         return _REQUIRED
     return [field.name for field in stream.schema if not field.nullable]

@@ -1,7 +1,7 @@
-"""Where the epochs of a stream end, for what a producer makes chunks of: a chunk is of one epoch. Pure functions.
+"""Cut a producer's rows where the epochs of a stream end, so that each chunk is of one epoch. Pure functions.
 
-A chunk of several would be of the last one as a whole, and its records of earlier ones late (docs/epochs.md). What is
-older than the chunk that it comes to is late wherever it goes, so it goes there.
+A chunk with rows of several epochs would belong to the last of them as a whole, and its earlier records would be late
+(docs/epochs.md). A record that is older than the open chunk is late in any chunk, so it joins this one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kera.client.producing.encoding.payloads import times_of
 from kera.client.types import StreamDescription
 
 NEVER_US = 1 << 63
-"""Behind all times: there the epochs of a stream end that has none."""
+"""Later than all times: the end of the only epoch of a stream without epochs."""
 _NONE = np.iinfo(np.int64).min
-"""The epoch of what has no time: before all others."""
+"""The epoch of a row without a time: before all others."""
 _MARGIN_S = 1e-6
-"""Half of it for what is rounded up to an end; and times of day as floats are exact to a quarter of it."""
+"""Half of it covers times that are rounded up to an end; and times of day as floats are exact to a quarter of it."""
 
 
 def epoch_end_us(time_us: int, epoch_ms: int) -> int:
-    """Where the epoch of a time ends."""
+    """Return the end of the epoch that a time is in, in microseconds; it is the first time of the next epoch."""
     if not epoch_ms:
         return NEVER_US
     epoch_us = epoch_ms * 1000
@@ -33,20 +33,20 @@ def epoch_end_us(time_us: int, epoch_ms: int) -> int:
 
 
 def in_seconds(end_us: int) -> float:
-    """A time of day, in seconds, before all that are at or behind an end when they are rounded to microseconds."""
+    """Return a bound in seconds: every time that reaches `end_us` when rounded to microseconds is later than it."""
     return math.inf if end_us == NEVER_US else end_us / 1e6 - _MARGIN_S
 
 
 def is_one_epoch(low_us: int, high_us: int, epoch_ms: int) -> bool:
-    """Whether all from one time to another is in the same epoch."""
+    """Whether all times from `low_us` to `high_us` are in the same epoch."""
     return not epoch_ms or high_us < epoch_end_us(low_us, epoch_ms)
 
 
 def cut_at_epochs(partition: Partition, stream: StreamDescription) -> Partition:
-    """The same, with the rows of a streamlet in several parts: a new one begins with each row of a later epoch.
+    """Cut the rows of each streamlet into parts: a new part begins with each row of a later epoch.
 
-    A row without a time goes with those before it, or with those behind it, if it is the first of its streamlet. Where
-    none has a time, all of it is as it was.
+    A row without a time goes with the rows before it, or with those behind it if it is the first of its streamlet. If
+    no row has a time, the partition stays as it is.
     """
     if not stream.config.epoch_ms:
         return partition
@@ -64,7 +64,7 @@ def cut_at_epochs(partition: Partition, stream: StreamDescription) -> Partition:
 
 
 def rows_of_first_epoch(rows: pa.RecordBatch, stream: StreamDescription) -> int:
-    """How many of the first rows come before the first one of a later epoch; see `cut_at_epochs`."""
+    """Return the number of rows before the first row of a later epoch; see `cut_at_epochs`."""
     epochs = _epochs_of(rows, stream) if stream.config.epoch_ms else None
     if epochs is None:
         return int(rows.num_rows)
@@ -73,7 +73,7 @@ def rows_of_first_epoch(rows: pa.RecordBatch, stream: StreamDescription) -> int:
 
 
 def _epochs_of(rows: pa.RecordBatch, stream: StreamDescription) -> npt.NDArray[np.int64] | None:
-    """The epoch of each row, `_NONE` for those without a time. None: no two are of different ones."""
+    """Return the epoch of each row, `_NONE` for a row without a time. None: all rows are of the same epoch."""
     times = times_of(rows, stream)
     if times is None or times.null_count == len(times):
         return None

@@ -1,4 +1,4 @@
-"""The payloads of a batch that was partitioned: those of streamlets with few rows are made together. Pure functions."""
+"""Payloads of a partitioned batch: payloads of streamlets with few rows are made together. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from kera.core.format.record_batch import DECOMPRESSED_BYTES_MAX
 from kera.core.format.written_out import may_grow
 
 TOGETHER_BYTES_MAX = 4 << 20
-"""Size of chunks whose payloads are made at once: about as much memory is taken for them."""
+"""Total size of the chunks whose payloads are made at once: they take about as much memory."""
 ROWS_TOGETHER_MAX = 1024
-"""Chunks of more rows are made one by one: what each costs by itself is little beside its bytes."""
+"""Chunks of more rows are made one by one: the fixed cost of each is small beside the cost of its bytes."""
 
 
 class Payloads(NamedTuple):
@@ -40,11 +40,11 @@ class Payloads(NamedTuple):
     version: int = LEAN_VERSION
 
     def ends(self) -> Numbers:
-        """Where each chunk ends."""
+        """Return the offset in `chunks` at which each chunk ends."""
         return np.cumsum(HEADER_BYTES + (self.payload_bytes + ALIGNMENT_BYTES - 1 & -ALIGNMENT_BYTES))
 
     def all(self) -> Iterator[Payload]:
-        """Each by itself."""
+        """Yield the payloads one by one."""
         columns = (self.payload_bytes, self.record_counts, self.min_timestamps_us, self.max_timestamps_us)
         at = HEADER_BYTES
         for size, count, low, high in zip(*(column.tolist() for column in columns), strict=True):
@@ -52,12 +52,12 @@ class Payloads(NamedTuple):
             at += padded(size) + HEADER_BYTES
 
     def part(self, first: int, last: int) -> Payloads:
-        """Some that follow each other, up to the `last`."""
+        """Return consecutive payloads from number `first` up to, but without, number `last`."""
         starts = np.concatenate(([0], self.ends()))
         return self._columns(slice(first, last), self.chunks[int(starts[first]) : int(starts[last])])
 
     def some(self, chosen: Sequence[int] | npt.NDArray[np.bool_]) -> Payloads:
-        """Those that are chosen, as chunks that follow each other again."""
+        """Copy the chosen payloads, so that their chunks follow each other again."""
         which, ends = np.asarray(chosen), self.ends()
         starts = np.concatenate(([0], ends[:-1]))
         pieces = [
@@ -76,7 +76,7 @@ class Payloads(NamedTuple):
         )
 
     def cut(self, bytes_max: int, chunks_max: int) -> Iterator[Payloads]:
-        """The same in parts of which each is so many chunks at most, of so many bytes, or a single one."""
+        """Yield parts of at most `chunks_max` chunks and `bytes_max` bytes; a larger chunk is a part on its own."""
         count = len(self.streamlets)
         if count <= chunks_max and len(self.chunks) <= bytes_max:
             yield self
@@ -98,9 +98,10 @@ def partition_payloads(
     *,
     lean: bool,
 ) -> Iterator[Payloads | tuple[int, Iterator[Payload]]]:
-    """The payloads of chunks with few rows, made together; or a streamlet, and `payloads` of some of its rows.
+    """Yield payloads of chunks with few rows, made together; or a streamlet, and `payloads` of some of its rows.
 
-    They come in the order of the rows, and a row of a later epoch than those before it begins a chunk.
+    The payloads come in the order of the rows. A row of a later epoch than the rows before it begins a chunk.
+    `chunk_bytes`: the length of a chunk of all rows.
     """
     partition = cut_at_epochs(partition, stream)
     target = min(chunk_bytes_max, limit_of(stream, chunk_bytes_max))
@@ -138,7 +139,7 @@ def partition_payloads(
 
 
 def one_by_one(made: Payloads | tuple[int, Iterator[Payload]]) -> Iterator[tuple[int, Payload]]:
-    """The result of `partition_payloads`, chunk by chunk, each with its streamlet."""
+    """Yield a result of `partition_payloads` chunk by chunk, each with its streamlet."""
     if isinstance(made, Payloads):
         yield from zip(made.streamlets.tolist(), made.all(), strict=True)
     else:
@@ -150,9 +151,9 @@ def one_by_one(made: Payloads | tuple[int, Iterator[Payload]]) -> Iterator[tuple
 def spread(
     batch: pa.RecordBatch, chunk_bytes: int, first: int, streamlets: int, chunk_bytes_max: int, *, lean: bool
 ) -> Partition:
-    """Rows that may go anywhere: a chunk for each streamlet in turn, from the `first` on.
+    """Spread rows without keys: a chunk for each streamlet in turn, from the `first` on.
 
-    `chunk_bytes`: of a chunk of all rows.
+    `chunk_bytes`: the length of a chunk of all rows.
     """
     rows = batch.num_rows
     if lean:
@@ -163,9 +164,9 @@ def spread(
 
 
 def _divided(partition: Partition, target: int, chunk_bytes: int) -> Partition:
-    """The same, with the rows of a streamlet in several parts where these make more than one chunk of few rows.
+    """Divide the rows of a streamlet into several parts if they make more than one chunk of few rows.
 
-    `chunk_bytes`: of a chunk of all rows.
+    `chunk_bytes`: the length of a chunk of all rows.
     """
     room, row_count = lean_room(target), partition.batch.num_rows
     if partition.sized or chunk_bytes <= target or row_count * room > ROWS_TOGETHER_MAX * chunk_bytes:
@@ -185,9 +186,10 @@ def _divided(partition: Partition, target: int, chunk_bytes: int) -> Partition:
 def _made_together(
     partition: Partition, stream: StreamDescription, target: int, now_us: int
 ) -> tuple[Payloads | None, set[int]]:
-    """A payload of the rows up to each end, but those of the streamlets whose parts have to be looked at.
+    """Make a payload of the rows up to each end; return the payloads, and the streamlets left out.
 
-    All of such a streamlet's: they stay in their order.
+    A streamlet is left out with all its parts, so that they stay in order, when one of them cannot be a lean chunk of
+    the `target` size.
     """
     batch, streamlets, ends = partition.batch, partition.streamlets, partition.ends
     chunks, sizes = begin_chunks(batch, partition.order, ends.astype(np.uint32), DECOMPRESSED_BYTES_MAX)
@@ -211,7 +213,7 @@ def _made_together(
 def _time_ranges(
     partition: Partition, starts: Numbers, ends: Numbers, stream: StreamDescription, now_us: int
 ) -> tuple[Numbers, Numbers]:
-    """The first and the last time of the rows up to each end, of which each has some."""
+    """Return the first and the last time of each part; every part has rows."""
     times = times_of(partition.batch, stream)
     if times is None:
         return np.full(len(ends), now_us, np.int64), np.full(len(ends), now_us, np.int64)

@@ -1,8 +1,8 @@
 """Which streamlet a record goes to: by its primary key, or spread evenly. Pure functions.
 
 The partitioner is part of the contract between all producers of a stream: by default CRC-32C of the key's bytes, modulo
-M. Two others place keys as Kafka's clients do (`PARTITIONERS`). A key of a typed column is first brought to bytes: text
-as UTF-8, binary as it is, anything else as the text of its value.
+M. Two others place keys as Kafka's clients do (`PARTITIONERS`). A key of a typed column is first converted to bytes:
+text to UTF-8, any other value but binary to its text.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from kera.core.format.checksum import crc32c, crc32c_each
 from kera.core.format.key_hashes import crc32, crc32_each, murmur2, murmur2_each
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
-"""A column of streamlets, or of what else there is one of for each."""
+"""A column of numbers: streamlets, or a number for each streamlet."""
 
 
 class Partitioner(NamedTuple):
-    """How keys decide streamlets. The sender in C (``core/native/key_hash.c``) knows the same ones by their names."""
+    """How keys decide streamlets. The sender in C (``core/native/key_hash.c``) knows the same partitioners by name."""
 
     name: str
     hash_of: Callable[[bytes], int]
     hash_each: Callable[[Any, Any], bytes]
-    """Hashes each piece of some bytes: see `crc32c_each`."""
+    """Hashes each piece of a buffer: see `crc32c_each`."""
     mask: int = (1 << 32) - 1
     """The bits of the hash that count."""
     takes_empty: bool = True
-    """Whether an empty key decides; if not, a record with an empty key goes where one without a key goes."""
+    """Whether an empty key decides the streamlet; if not, its record is placed like a record without a key."""
 
     def decides(self, key: bytes) -> bool:
         """Whether the streamlet depends on `key`."""
@@ -54,12 +54,12 @@ PARTITIONERS = {
 
 
 def streamlet_of(key: bytes, streamlets: int, partitioner: Partitioner = CRC32C) -> int:
-    """The streamlet of a key that decides."""
+    """Return the streamlet of a key that decides."""
     return (partitioner.hash_of(key) & partitioner.mask) % streamlets
 
 
 def streamlet_of_keys(keys: Sequence[bytes], streamlets: int, partitioner: Partitioner) -> int | None:
-    """The streamlet of a record with these keys; None: they do not decide."""
+    """Return the streamlet of a record with these keys; None: they do not decide it."""
     return streamlet_of(keys[0], streamlets, partitioner) if keys and partitioner.decides(keys[0]) else None
 
 
@@ -69,32 +69,32 @@ class Partition(NamedTuple):
     batch: pa.RecordBatch
     streamlets: Numbers
     ends: Numbers
-    """Where the rows of each streamlet end."""
+    """The end of each streamlet's rows, in their order."""
     order: Numbers | None = None
-    """Which row of `batch` is the next one, so that those of a streamlet follow each other; None: as they are."""
+    """The rows of `batch` in an order in which a streamlet's rows follow each other; None: `batch` is in that order."""
     sized: bool = False
-    """The rows of each fit into a chunk."""
+    """Whether the rows up to each end fit into a chunk."""
 
     def grouped(self) -> Partition:
-        """The same, with its rows in this order.
+        """Return the partition with the rows of its batch in `order`.
 
-        They are taken once, and cut: a take for each streamlet would cost as much as all rows.
+        Takes all rows once, to be sliced later: a take for each streamlet would cost as much as a take of all rows.
         """
         if self.order is None:
             return self
         batch, rows = self.batch, pa.array(self.order)
-        # Without the columns of nulls, which are alike.
+        # Columns of nothing but nulls stay: they look the same in any order.
         columns = [column if column.null_count == len(column) else column.take(rows) for column in batch.columns]
         return self._replace(batch=pa.RecordBatch.from_arrays(columns, schema=batch.schema), order=None)
 
     def rows(self, start: int, end: int) -> Partition:
-        """Some of the rows, by their order, as those of one streamlet or of several."""
+        """Return the rows from `start` to `end` in `order`; the caller replaces `streamlets` and `ends`."""
         if self.order is None:
             return self._replace(batch=self.batch.slice(start, end - start))
         return self._replace(order=self.order[start:end])
 
     def parts(self) -> list[tuple[int, pa.RecordBatch]]:
-        """The rows of each streamlet as a batch."""
+        """Return the rows of each streamlet as a batch."""
         batch = self.grouped().batch
         streamlets = self.streamlets.tolist()
         if len(streamlets) == 1:
@@ -109,9 +109,9 @@ class Partition(NamedTuple):
 def partition_by_key(
     batch: pa.RecordBatch, keys: pa.Array, streamlets: int, keyless: int, partitioner: Partitioner = CRC32C
 ) -> Partition:
-    """The rows of `batch` by streamlet, those of each in their order; rows without a key go to streamlet `keyless`.
+    """Partition the rows of `batch` by streamlet, keeping their order; rows without a key go to streamlet `keyless`.
 
-    Has work for the interpreter only with keys that are neither text nor binary: for each distinct one.
+    Python code runs per key only if keys are neither text nor binary, and then once for each distinct key.
     """
     if streamlets == 1:
         return whole(batch, 0)
@@ -144,11 +144,11 @@ def _numbers(*numbers: int) -> Numbers:
 
 
 def primary_keys(keys: pa.Array) -> pa.Array:
-    """The first key of each row of a ``list<binary>`` column; null for a row without keys."""
+    """Return the first key of each row of a ``list<binary>`` column; null for a row without keys."""
     if isinstance(keys, pa.ChunkedArray):
         keys = keys.combine_chunks()
     if not keys.null_count and np.all(np.diff(keys.offsets) == 1):
-        return keys.flatten()  # as it mostly is
+        return keys.flatten()  # the usual case: one key in each row
     lengths = pc.fill_null(pc.list_value_length(keys), 0)
     present = pc.greater(lengths, 0)
     rows = pc.indices_nonzero(present)
@@ -158,7 +158,7 @@ def primary_keys(keys: pa.Array) -> pa.Array:
 
 
 def _hashes(keys: pa.Array, partitioner: Partitioner) -> npt.NDArray[np.uint32]:
-    """The hash of each key; arbitrary for a missing key."""
+    """Return the hash of each key; it is arbitrary for a missing key."""
     if pa.types.is_string(keys.type) or pa.types.is_binary(keys.type):
         _, offsets, data = keys.buffers()
         if not len(keys) or data is None:  # all are empty or null

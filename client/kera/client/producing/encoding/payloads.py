@@ -40,7 +40,7 @@ _TIMESTAMP = DEFAULT_SCHEMA.field("timestamp").type
 Timestamps: TypeAlias = "array[int] | npt.NDArray[np.int64]"
 """Microseconds since the Unix epoch."""
 _FEW = 16
-"""So many times are converted one by one: numpy's calls take longer."""
+"""Up to this many times are converted one by one: numpy's calls would take longer."""
 
 
 class Payload(NamedTuple):
@@ -51,13 +51,13 @@ class Payload(NamedTuple):
     min_timestamp_us: int
     max_timestamp_us: int
     schema_id: int
-    """Schema id of the columns that it was made with: a stream may get more."""
+    """Schema id of the columns that it was made with: columns may be added to the stream later."""
     version: int = ARROW_VERSION
     """Version of the chunk format."""
 
 
 def timestamps(times_s: Sequence[float], given_us: Mapping[int, int] | None) -> Timestamps:
-    """Microseconds from seconds; `given_us` has others, by index."""
+    """Convert seconds to microseconds; `given_us` replaces some of them, by index."""
     if len(times_s) <= _FEW:
         few = array("q", [round(time_s * 1e6) for time_s in times_s])
         if given_us is not None:
@@ -80,9 +80,9 @@ def record_payloads(
     *,
     lean: bool = False,
 ) -> Iterator[Payload]:
-    """Records as payloads of chunks of about `chunk_bytes_max`; None where no record has any keys or headers.
+    """Yield payloads of chunks of about `chunk_bytes_max`; `keys` or `headers` is None if no record has any.
 
-    `lean`: of version 2 of the format. Raises `RecordTooLarge` when a single record does not fit into a segment.
+    `lean`: write version 2 of the format. Raises `RecordTooLarge` when a single record does not fit into a segment.
     """
     if lean and headers is None and stream.codec is Codec.NONE:
         made = encode_records(values, timestamps_us, keys, DECOMPRESSED_BYTES_MAX)
@@ -109,7 +109,7 @@ def encode_records(
     keys: Sequence[Sequence[bytes] | None] | None,
     bytes_max: int,
 ) -> bytes | None:
-    """The payload of version 2 of records without headers; see `kera.core.format.lean.encode`."""
+    """Return a payload of format version 2, of records without headers; see `kera.core.format.lean.encode`."""
     return encode(records_to_batch(values, timestamps_us, keys, None), None, bytes_max=bytes_max)
 
 
@@ -117,13 +117,13 @@ def _as_message(values: Any, timestamps_us: Timestamps, keys: Any) -> pa.Buffer 
     try:
         return write_message(timestamps_us, values, keys)
     except (TypeError, OverflowError):
-        return None  # some record has no value, or no keys where others have some; or it is too much for one message
+        return None  # a record has no value, or no keys while others have some; or a message cannot hold that much
 
 
 def _ends(times: Timestamps) -> tuple[int, int]:
     if isinstance(times, array):
         return min(times), max(times)
-    return int(np.minimum.reduce(times)), int(np.maximum.reduce(times))  # min() and max() are twice as much
+    return int(np.minimum.reduce(times)), int(np.maximum.reduce(times))  # min() and max() would take twice as long
 
 
 def records_to_batch(
@@ -132,7 +132,7 @@ def records_to_batch(
     keys: Sequence[Sequence[bytes] | None] | None,
     headers: Sequence[Sequence[Header] | None] | None,
 ) -> pa.RecordBatch:
-    """Columns of the default schema from lists; None where no record has any keys or headers."""
+    """Make columns of the default schema from lists; `keys` or `headers` is None if no record has any."""
     count = len(values)
     return pa.RecordBatch.from_arrays(
         [
@@ -146,11 +146,10 @@ def records_to_batch(
 
 
 def check_rows(batch: pa.RecordBatch, stream: StreamDescription) -> int:
-    """Raises `RecordTooLarge` when a single row does not fit into a segment, or is more than readers take.
+    """Return the length of the chunk that all rows together would be.
 
-    Cheap: it looks at sizes only.
-
-    Returns the length of the chunk that all rows together would be.
+    Raises `RecordTooLarge` when a single row does not fit into a segment, or is more than readers take. Cheap: it looks
+    at sizes only.
     """
     limit, chunk_bytes = stream.segment_bytes_min, chunk_bytes_of(batch)
     if limit and chunk_bytes > limit:
@@ -163,7 +162,7 @@ def check_rows(batch: pa.RecordBatch, stream: StreamDescription) -> int:
 
 
 def checked_size(batch: pa.RecordBatch, stream: StreamDescription, chunk_bytes_max: int, *, lean: bool) -> int:
-    """The length of the chunk that all rows together would be, at most. Raises as `check_rows`."""
+    """Return the maximum length of the chunk that all rows together would be. Raises what `check_rows` does."""
     chunk_bytes = check_rows(batch, stream)
     if lean and chunk_bytes > chunk_bytes_max and is_lean(stream.schema):
         return size_of(batch, lean=True)
@@ -171,7 +170,7 @@ def checked_size(batch: pa.RecordBatch, stream: StreamDescription, chunk_bytes_m
 
 
 def size_of(batch: pa.RecordBatch, *, lean: bool) -> int:
-    """The size of a batch's chunk without compression: exact for version 1, about the maximum for version 2."""
+    """Return the size of a batch's chunk without compression: exact for version 1, about the maximum for version 2."""
     return HEADER_BYTES + OVERHEAD_BYTES + lean_bytes_of(batch) if lean else chunk_bytes_of(batch)
 
 
@@ -184,11 +183,10 @@ def payloads(
     *,
     lean: bool = False,
 ) -> Iterator[Payload]:
-    """`batch` as payloads of chunks of about `chunk_bytes_max`; `now_us` stands in for times that are not there.
+    """Yield `batch` as payloads of chunks of about `chunk_bytes_max`; `now_us` stands in for missing times.
 
-    `chunk_bytes`: of a chunk of all of it, if that is known; `lean`: of version 2 of the format, as far as there is one
-    for the schema. Raises `RecordTooLarge` when a single row does not fit into
-    a segment.
+    `chunk_bytes`: the length of a chunk of the whole batch, if it is known. `lean`: write version 2 of the format,
+    where the schema permits it. Raises `RecordTooLarge` when a single row does not fit into a segment.
     """
     limit = limit_of(stream, chunk_bytes_max)
     target = min(chunk_bytes_max, limit)
@@ -200,7 +198,7 @@ def payloads(
 
 
 def _readable(batch: pa.RecordBatch, stream: StreamDescription) -> Iterator[pa.RecordBatch]:
-    """`batch` in parts that readers take: a few bytes of it can be gigabytes of values that lie in the same ones."""
+    """Yield parts of `batch` that readers take: many values can share the same few bytes, and be gigabytes expanded."""
     rows = batch.num_rows
     if is_readable(batch, compressed=stream.codec is not Codec.NONE):
         yield batch
@@ -233,7 +231,7 @@ def _encoded(
         low, high = time_range(batch, stream, now_us)
         yield Payload(payload, batch.num_rows, low, high, stream.schema_id, version)
         return
-    # Compressed, what cannot be compressed is somewhat larger than before.
+    # Data that cannot be compressed becomes somewhat larger when a codec is applied.
     if batch.num_rows == 1:
         raise too_large(chunk_bytes, limit, stream)
     half = batch.num_rows // 2
@@ -266,11 +264,11 @@ def _pieces(
 
 
 def _solid(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """`batch` without hollow columns, which are copied.
+    """Return `batch` with its hollow columns copied, so that they are no longer hollow.
 
-    A list column (or map) whose lists are all empty or null is hollow: Arrow's writer leaves out the part of a column
-    that a slice does not show, except for children without any value, whose buffers it writes as long as they are.
-    Then each slice of a batch would carry the offsets of the whole, and so does what `pa.nulls` makes.
+    A list column (or map) is hollow if all its lists are empty or null. Arrow's writer normally omits the part of a
+    column outside a slice, but it writes the buffers of children without values at full length. So each slice of a
+    batch would carry the offsets of the whole batch, and so does a column made by `pa.nulls`.
     """
     hollow = [_is_hollow(column) for column in batch.columns]
     if not any(hollow):
@@ -292,7 +290,7 @@ def _is_hollow(column: pa.Array) -> bool:
 
 
 def too_large(size: int, limit: int, stream: StreamDescription) -> RecordTooLarge:
-    """The error for a record that fits into no segment, or into no request."""
+    """Return the error for a record that fits into no segment, or into no request."""
     return RecordTooLarge(
         f"record of {size} bytes does not fit into {room_in_words(limit, stream)}",
         stream=stream.name,
@@ -302,7 +300,7 @@ def too_large(size: int, limit: int, stream: StreamDescription) -> RecordTooLarg
 
 
 def room_in_words(limit: int, stream: StreamDescription) -> str:
-    """The container that a record has to fit into, and the way out when it does not."""
+    """Describe the container that a record has to fit into, and what to do when it does not."""
     if stream.message_bytes_max and limit == stream.message_bytes_max & -ALIGNMENT_BYTES:
         return f"a request ({limit} bytes); split it, or set message_bytes_max higher, of the client and of brokers"
     return (
@@ -311,7 +309,7 @@ def room_in_words(limit: int, stream: StreamDescription) -> str:
 
 
 def times_of(batch: pa.RecordBatch, stream: StreamDescription) -> pa.Array | None:
-    """The times of its rows; None if they have none."""
+    """Return the times of the rows; None if the stream has no column of times."""
     name = stream.timestamp_column if stream.typed else "timestamp"
     if name is None:
         return None
@@ -322,12 +320,12 @@ def times_of(batch: pa.RecordBatch, stream: StreamDescription) -> pa.Array | Non
 
 
 def time_range(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> tuple[int, int]:
-    """The first and the last time of its rows; `now_us` stands in for times that are not there."""
+    """Return the first and the last time of the rows; `now_us` for both if no row has a time."""
     times = times_of(batch, stream)
     if times is None:
         return now_us, now_us
     if not times.null_count:
-        # In the buffer: of a small chunk a fraction of what min_max costs, and half of what a view as an array does.
+        # Reading the buffer costs, for a small chunk, a fraction of min_max, and half of a view as an array.
         return _ends(np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset))
     ends = pc.min_max(times)
     low, high = ends["min"].value, ends["max"].value

@@ -1,8 +1,8 @@
 """Records of the default schema as an Arrow IPC message, written without Arrow.
 
-Arrow makes an array of each column, and copies them into the message; when a chunk has few records, that is the largest
-part of what it costs. Only the buffers and a few numbers in a message depend on the records; the rest is a table (a
-flatbuffer) that the schema determines. The bytes are those that Arrow writes; a test holds them equal.
+Arrow makes an array of each column, and copies them into the message; for a chunk of few records, that is most of the
+cost. Only the buffers and a few numbers in a message depend on the records; the rest is a table (a flatbuffer) that the
+schema determines. A test checks that the bytes are equal to those that Arrow writes.
 
     0     always the same
     40    length of the body
@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 _FEW = 100
-"""Up to so many items, Python makes a list sooner than numpy an array."""
+"""Up to this many items, Python makes a list faster than numpy makes an array."""
 _OFFSET_MAX = (1 << 31) - 1
 _TABLE = struct.Struct("<40sq24sq8s38q8s16q")
 _START = bytes.fromhex("ffffffff0802000014000000000000000c0016000600050008000c000c0000000003040018000000")
@@ -36,10 +36,10 @@ _ARRAYS = struct.pack("<ii", 0, 8)
 
 
 def write_message(timestamps_us: Any, values: Sequence[bytes], keys: Sequence[Sequence[bytes]] | None) -> pa.Buffer:
-    """The message of records without headers; `keys` is None where no record has any.
+    """Return the message of records without headers; `keys` is None if no record has any.
 
-    `timestamps_us`: a buffer of numbers of 64 bits. Raises `TypeError` if a value is None, or what a record has for
-    keys; `OverflowError` for 2 GiB of values or keys.
+    `timestamps_us`: a buffer of numbers of 64 bits. Raises `TypeError` if a value or the keys of a record are None;
+    `OverflowError` for 2 GiB of values or keys.
     """
     ends, value_bytes = _offsets(values)
     if keys is None:
@@ -55,10 +55,11 @@ def write_message(timestamps_us: Any, values: Sequence[bytes], keys: Sequence[Se
 
 @functools.lru_cache(maxsize=64)
 def _constants(rows: int, value_bytes: int, keyed: tuple[int, int] | None) -> tuple[bytes, ...]:
-    """The constant bytes before each buffer that depends on the records, and after the last: the table, buffers of
-    zeros, padding.
+    """Return the constant bytes before each buffer that depends on the records, and after the last: the table, buffers
+    of zeros, padding.
 
-    `keyed`: how many keys there are in all, and their bytes. Small chunks at a low rate often have the same of all.
+    `keyed`: the number of keys in all records, and their bytes. The cache pays off because small chunks at a low rate
+    often have the same number of rows and bytes.
     """
     nulls, no_lists = (rows + 7) // 8, 4 * rows + 4
     if keyed is None:
@@ -87,7 +88,7 @@ def _constants(rows: int, value_bytes: int, keyed: tuple[int, int] | None) -> tu
 
 
 def _offsets(items: Sequence[Any]) -> tuple[bytes, int]:
-    """Where items of different lengths begin and the last ends, as numbers of 32 bits; and where the last ends."""
+    """Return the offsets at which items begin and the last one ends, as numbers of 32 bits; and the end of the last."""
     if len(items) <= _FEW:
         few = array("i", accumulate(map(len, items), initial=0))
         return few.tobytes(), few[-1]

@@ -1,6 +1,6 @@
-"""How many bytes rows take in payloads of format version 2, before these are made: estimated, hardly ever from below.
+"""Estimates of the bytes that rows take in payloads of format version 2, before these are made: hardly ever too low.
 
-Where a chunk ends is decided by these. A payload that turns out to be larger than there is room for is divided again.
+The estimates decide where a chunk ends. A payload that turns out larger than its room is divided again.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import pyarrow as pa
 from kera.core.format.chunk import HEADER_BYTES
 
 OVERHEAD_BYTES = 64
-"""Size of a payload of a few columns, beside their values."""
+"""Size of a payload of a few columns, without their values."""
 LENGTH_BYTES = 2
 """Size of the length of a text or binary value."""
 
 
 def lean_room(chunk_bytes: int) -> int:
-    """Room for rows in a chunk of that size."""
+    """Return the bytes left for rows in a chunk of this size."""
     return max(1, chunk_bytes - HEADER_BYTES - OVERHEAD_BYTES)
 
 
 def lean_bytes_of(batch: pa.RecordBatch) -> int:
-    """The size of all rows of a batch."""
+    """Return the estimated bytes of all rows of a batch."""
     rows, size = batch.num_rows, 0
     for column in batch.columns:
         offsets = _offsets(column)
@@ -50,17 +50,20 @@ class RowSizes:
             elif not _is_one_value(column):
                 each += column.nbytes / rows
         self._up_to = up_to - up_to[0] + each * np.arange(rows + 1)
-        """The rows before each."""
+        """The bytes of the rows before each row, and of all rows."""
         self._same = rows > 0 and bool((np.diff(up_to) == (up_to[-1] - up_to[0]) / rows).all())
         """Whether all rows are of one size."""
         self._list: list[float] | None = None
 
     def largest(self, ends: npt.NDArray[np.int64]) -> float:
-        """The largest of the parts up to each end, which follow each other."""
+        """Return the bytes of the largest of the consecutive parts that end at `ends`."""
         return float(np.max(np.diff(self._up_to[ends], prepend=self._up_to[0]), initial=0.0))
 
     def ends(self, start: int, end: int, room: int) -> npt.NDArray[np.int64]:
-        """Where to cut the rows from `start` to `end`, so that each part has room, or is one row; the last is `end`."""
+        """Return where to cut the rows from `start` to `end`, so that each part fits into `room` or is one row.
+
+        The last cut is `end`.
+        """
         if self._same:
             return cut_evenly(start, end, int(room / self._up_to[1]) if self._up_to[1] else end - start)
         if self._list is None:
@@ -73,13 +76,13 @@ class RowSizes:
 
 
 def cut_evenly(start: int, end: int, rows_max: int) -> npt.NDArray[np.int64]:
-    """Where to cut rows into parts of so many, or of one; the last is `end`."""
+    """Return where to cut rows into parts of `rows_max` (at least one); the last cut is `end`."""
     cuts = np.arange(start, end, max(1, rows_max), dtype=np.int64)
     return np.append(cuts[1:], end)
 
 
 def _offsets(column: pa.Array) -> npt.NDArray[np.int32] | None:
-    """Where the values of a column of text or binary begin, and the last one ends."""
+    """Return the offsets at which the values of a text or binary column begin and the last one ends; else None."""
     kind, rows = column.type, len(column)
     if not rows or column.null_count == rows or not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
         return None
@@ -87,7 +90,7 @@ def _offsets(column: pa.Array) -> npt.NDArray[np.int32] | None:
 
 
 def _is_one_value(column: pa.Array) -> bool:
-    """Whether all rows have the same, so that it takes nothing: no value, or one time."""
+    """Whether all rows have the same content (null, or one time), so that the column takes no space."""
     rows = len(column)
     if column.null_count == rows:
         return True

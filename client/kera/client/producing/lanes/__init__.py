@@ -1,1 +1,1 @@
-"""The chunks of one producer on their way: a ``lane`` for each streamlet, and a ``bundle`` of many lanes' chunks."""
+"""The pending chunks of one producer: a ``lane`` for each streamlet, and a ``bundle`` of chunks of many lanes."""

@@ -2,10 +2,10 @@
 
     made ──► queued ──► sent ──all stored──► gone
                 │          │
-                └──────────┴── anything else ──► taken apart: from then on each chunk is by itself, in its lane
+                └──────────┴── anything else ──► taken apart: from then on each chunk is a single one in its lane
 
-A chunk in a bundle is in flight for its lane from the start on, with the lane's next sequence: so nothing of the lane
-is taken before it, and it is only put in when nothing of the lane waits (`LaneColumns.busy`).
+A chunk in a bundle counts as in flight in its lane from the start, with the lane's next sequence. So no other chunk of
+the lane may go before it: a chunk joins a bundle only when no chunk of its lane waits (`LaneColumns.busy`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Bundle:
         created_us: int,
         deadline_s: float,
     ) -> None:
-        """`epochs`, `sequences`: of the chunks; `deadline_s`: on the loop's clock; after it they are given up."""
+        """`epochs`, `sequences`: of the chunks. `deadline_s`: on the loop's clock; after it the chunks are given up."""
         self._lanes = lanes
         self.columns = lanes.columns
         self.created_us = created_us
@@ -57,20 +57,20 @@ class Bundle:
         """The chunks, one after the other."""
 
     def lane(self, streamlet: int) -> Lane:
-        """One of the stream's."""
+        """Return the lane of a streamlet."""
         return self._lanes.lanes[streamlet]
 
     @property
     def lanes(self) -> list[Lane]:
-        """Those of the chunks; one may come several times."""
+        """The lanes of the chunks, in their order; a lane may occur several times."""
         return [*map(self.lane, self.streamlets.tolist())]
 
     def taken(self) -> None:
-        """It is sent."""
+        """Note that the bundle is sent."""
         self.sent = True
 
     def take_apart(self) -> list[PendingChunk]:
-        """Its chunks, each by itself: always the same ones."""
+        """Return the chunks as single ones: the same objects each time."""
         if self._apart is None:
             self._apart, start = [], 0
             numbers = self._sequences.tolist()

@@ -1,4 +1,4 @@
-"""One producer's chunks for one streamlet, on their way: a state machine without I/O.
+"""The pending chunks of one producer for one streamlet: a state machine without I/O.
 
     add → waiting ──take──► in flight ──acknowledged──► gone
               ▲                 │
@@ -9,18 +9,17 @@ will come back as well (`OutOfSequence`), or have been stored by an attempt whos
 until nothing is in flight, and sends again from the oldest chunk on. The broker's deduplication makes that exact. At
 most `UNANSWERED_CHUNKS_MAX` chunks are in flight: a broker recognises that many of a producer's last ones.
 
-A chunk that is given up leaves a hole: the broker takes nothing behind it. What is before the hole is brought to its
-end first; then the lane begins a new epoch of the producer, in which the chunks left count from 0. Its producer id
-stays, and so does the entry, and the order. The broker cannot tell a repeat across epochs. So when it is not known
-whether the chunk of the hole is stored, those behind it of which that is not known either are given up with it: sent in
-the new epoch, they might be there twice.
+A chunk that is given up leaves a hole: the broker takes nothing behind it. The lane first finishes the chunks before
+the hole. Then it begins a new epoch of the producer, in which the remaining chunks count from 0. Producer id, entry and
+order stay. The broker cannot recognise a repeat across epochs. So if the chunk of the hole may be stored, the lane also
+gives up the chunks behind it that may be stored: sent in the new epoch, they might be stored twice.
 
-Epochs are not for nothing: a named producer has a share of them, and above it is the next instance of the name. So an
-epoch in which nothing can have been stored is used again, from sequence 0. When the last epoch of the share is used,
-too, the lane is exhausted, and sends nothing more.
+Epochs are scarce: a named producer has a range of them, and the next instance of the name has the range above. So the
+lane reuses an epoch in which nothing can have been stored, from sequence 0. When it has used the last epoch of the
+range, the lane is exhausted, and sends nothing more.
 
-Invariants: sequences of waiting and in-flight chunks ascend; nothing is taken while any chunk is kept so; nothing
-behind a hole is taken.
+Invariants: sequences of waiting and in-flight chunks ascend; no chunk is taken while a returned one is kept, and none
+behind a hole.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ LAST_EPOCH = (1 << 32) - 1
 class PendingChunk:
     """A chunk that is not acknowledged yet.
 
-    What most chunks leave as it is, is not set in each of them but in the class.
+    Attributes that most chunks never change are set in the class instead of in each chunk.
     """
 
     sequence = 0
     header = b""
-    """The header as of the last time that it was given a sequence."""
+    """The header with the sequence that the chunk got last."""
     in_flight = False
-    """Sent, and not answered yet."""
+    """Whether it is sent and not answered yet."""
     uncertain = False
-    """An attempt was sent and its outcome is not known."""
+    """Whether an attempt was sent whose outcome is not known."""
     cause: KeraError | None = None
-    """The last error of an attempt that says what is wrong, see `_says_why`."""
+    """The last error of an attempt that names a cause, see `_says_why`."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class PendingChunk:
     ) -> None:
         """`deadline_s`: on the loop's clock; after it the chunk is given up.
 
-        `closed_s`: when it was decided that its records go, likewise; None: that is not known, or too long ago.
+        `closed_s`: when its open chunk was closed, on the same clock; None: that is not known, or too long ago.
         """
         self.lane = lane
         self.payload = payload
@@ -79,7 +78,7 @@ class PendingChunk:
         self.chunk_bytes = HEADER_BYTES + padded(payload_bytes)
 
     def was_bundled(self, sequence: int, header: bytes, *, sent: bool) -> None:
-        """It was in a bundle up to now, with that sequence."""
+        """Take over the chunk's state from its bundle, which was taken apart."""
         self.sequence, self.header, self.in_flight = sequence, header, sent
 
 
@@ -108,13 +107,13 @@ class Lane:
     def __init__(
         self, identity: LaneIdentity, columns: LaneColumns, at: int = 0, *, last_epoch: int = LAST_EPOCH
     ) -> None:
-        """Its numbers are in `columns`, at this place; `last_epoch`: the last one that the producer may use."""
+        """`columns`, at index `at`, has the numbers of the lane; `last_epoch`: the last one the producer may use."""
         self.identity = identity
         self._columns = columns
         self._at = at
         self._flags = flags_of(identity.codec, typed=identity.typed)
         self.exhausted = False
-        """It needs another epoch, and there is none."""
+        """Whether the lane needs another epoch and the producer has none left."""
         self._last_epoch = last_epoch
         self.waiting: deque[PendingChunk] = deque()
         self._returned: list[tuple[PendingChunk, KeraError]] = []
@@ -123,17 +122,17 @@ class Lane:
 
     @property
     def in_flight(self) -> int:
-        """How many chunks are sent and not answered, or in a bundle."""
+        """Number of chunks that are sent and not answered, or in a bundle."""
         return self._columns.in_flight[self._at]
 
     @property
     def producer_epoch(self) -> int:
-        """That of the chunks that come next."""
+        """The epoch of the next chunks."""
         return self._columns.producer_epoch[self._at]
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is in flight."""
+        """Whether no chunk waits and none is in flight."""
         return not (self.waiting or self.in_flight or self._returned)
 
     @property
@@ -164,13 +163,13 @@ class Lane:
         self._columns.busy[self._at] = True
 
     def put_back(self, chunk: PendingChunk) -> list[Failure]:
-        """A chunk that was in a bundle was not sent: it waits, before all others. Returns those that are given up."""
+        """Let an unsent chunk of a bundle wait before all others. Returns the chunks that are given up now."""
         self._columns.in_flight[self._at] -= 1
         self.waiting.appendleft(chunk)
         return self.line_up()
 
     def take(self) -> PendingChunk:
-        """The next chunk to send."""
+        """Remove and return the next chunk to send."""
         if self._returned or self.exhausted or self._hole_in_sequence is not None:
             invariant(self.next, "a lane sends nothing while it waits for what comes back, and nothing behind a hole")
         chunk = self.waiting.popleft()
@@ -181,14 +180,14 @@ class Lane:
         return chunk
 
     def acknowledged(self, chunk: PendingChunk) -> list[Failure]:
-        """`chunk` is stored. Returns others that are given up now."""
+        """Note that `chunk` is stored. Returns other chunks that are given up now."""
         chunk.in_flight = False
         self._columns.epoch_used[self._at] = True
         self._columns.in_flight[self._at] -= 1
         return self.line_up() if self._returned or self._hole_in_sequence is not None else []
 
     def refused(self, chunk: PendingChunk, error: KeraError, now_s: float) -> list[Failure]:
-        """`chunk` came back. Returns the chunks that are given up now; if it is not among them it is sent again."""
+        """Note that `chunk` came back. Returns the chunks that are given up now; if it is not one, it is sent again."""
         self._columns.in_flight[self._at] -= 1
         chunk.in_flight = False
         chunk.uncertain = chunk.uncertain or isinstance(error, Uncertain)
@@ -206,7 +205,7 @@ class Lane:
         return failures + self.line_up()
 
     def abandon(self, error: KeraError) -> list[Failure]:
-        """Give up all that is not in flight: nothing is sent any more. Returns it."""
+        """Give up and return all chunks that are not in flight."""
         chunks = [*(chunk for chunk, _ in self._returned), *self.waiting]
         self._returned.clear()
         self.waiting.clear()
@@ -214,10 +213,10 @@ class Lane:
         return [Failure(chunk, self._final(chunk, error)) for chunk in chunks]
 
     def _final(self, chunk: PendingChunk, error: KeraError) -> KeraError:
-        """Why `chunk` is given up after `error`: with the cause, where `error` itself does not say it."""
+        """Return why `chunk` is given up after `error`: with the cause, if `error` does not state it."""
         cause = chunk.cause
         if cause is None and self._hole_in_sequence is not None and isinstance(error, OutOfSequence):
-            cause = self._hole_in_sequence.error  # the one before it that is missing
+            cause = self._hole_in_sequence.error  # the chunk that is missing before it
         if chunk.uncertain and not isinstance(error, Uncertain):
             error = Uncertain(f"not known to be stored; last: {error.message}", **error.attributes)
         if cause is None or _says_why(error) or cause.message in error.message:
@@ -229,7 +228,10 @@ class Lane:
         return self._hole_in_sequence is None or chunk.sequence < self._hole_in_sequence.chunk.sequence
 
     def line_up(self) -> list[Failure]:
-        """When nothing is in flight any more: line up what came back, in a new epoch if the old one is at its end."""
+        """Once nothing is in flight, queue the returned chunks again, in a new epoch if necessary.
+
+        Returns the chunks that are given up now.
+        """
         failures = self._lined_up()
         self._note_whether_busy()
         return failures
@@ -248,7 +250,7 @@ class Lane:
             self.waiting.extendleft(chunk for chunk, _ in reversed(self._returned))
             self._returned.clear()
             if isinstance(error, OutOfSequence) and self._before_hole(oldest):
-                self._new_epoch()  # nothing is missing before it: the broker has forgotten what it had of this producer
+                self._new_epoch()  # no chunk before it is missing: the broker has forgotten this producer's chunks
                 return []
         if self._hole_in_sequence is None or (self.waiting and self._before_hole(self.waiting[0])):
             return []
@@ -257,7 +259,7 @@ class Lane:
         return doubtful
 
     def _remove_doubtful(self, cause: KeraError) -> list[Failure]:
-        """Remove the chunks behind a hole that may be stored, if the chunk of the hole may be."""
+        """Remove and return the chunks behind a hole that may be stored, if the chunk of the hole may be stored."""
         if not isinstance(cause, Uncertain):
             return []
         doubtful = [chunk for chunk in self.waiting if chunk.uncertain]
@@ -291,5 +293,5 @@ class Lane:
 
 
 def _says_why(error: KeraError) -> bool:
-    """Whether `error` is a cause: a missing answer is none, nor is that a chunk came before its predecessors."""
+    """Whether `error` names a cause: a missing answer does not, nor does a chunk that came before its predecessors."""
     return type(error) is not Uncertain and not isinstance(error, OutOfSequence)

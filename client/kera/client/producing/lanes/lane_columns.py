@@ -1,6 +1,6 @@
-"""Columns with the state of all lanes of a stream: a bundle for a thousand of them takes one look, not a thousand.
+"""Columns with the state of all lanes of a stream: a bundle for a thousand lanes takes one look-up, not a thousand.
 
-Each `Lane` keeps its own place in them up to date; whole bundles go through `join`, `leave` and `stored`.
+Each `Lane` keeps its own place in the columns up to date; whole bundles go through `join`, `leave` and `stored`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NOBODY = -1
 
 
 class LaneColumns:
-    """By streamlet. The arrays are for one lane at a time; bundles use the same memory as columns of numpy's."""
+    """The state of lanes, indexed by streamlet. A lane uses the arrays; bundles use the same memory through numpy."""
 
     def __init__(self, count: int, producer_epoch: int) -> None:
         zeros = bytes(8 * count)
@@ -24,7 +24,7 @@ class LaneColumns:
         """Chunks that are sent and not answered, and those in bundles."""
         self.producer_epoch = array("q", [producer_epoch]) * count
         self.epoch_used = bytearray(count)
-        """Something of this epoch is stored, or may be."""
+        """Whether a chunk of this epoch is stored, or may be."""
         self.busy = bytearray(count)
         """Lanes whose new chunks have to wait for earlier ones, or cannot be sent at all."""
         self._next_sequence, self._in_flight, self._producer_epoch = (
@@ -36,19 +36,19 @@ class LaneColumns:
     # -- where chunks go -------------------------------------------------------------------------------------------
 
     def settle(self, streamlet: int, broker_id: int) -> None:
-        """All is well with a lane, and that broker has its streamlet; `NOBODY`: that is not so."""
+        """Note that a broker serves the streamlet, and the lane has no trouble; `NOBODY`: that is not known."""
         self._settled[streamlet] = broker_id
 
     def is_settled(self, streamlet: int) -> bool:
-        """Whether it is known who has it."""
+        """Whether it is known which broker serves the streamlet."""
         return bool(self._settled[streamlet] != NOBODY)
 
     def unsettle(self) -> None:
-        """Forget for all lanes where their chunks go."""
+        """Forget for all lanes which broker serves them."""
         self._settled.fill(NOBODY)
 
     def brokers(self, streamlets: Numbers) -> Numbers:
-        """Where chunks of bundles go; `NOBODY`: these do not go in a bundle."""
+        """Return the brokers for chunks of bundles; `NOBODY`: the chunk cannot go in a bundle."""
         found = self._settled[streamlets]
         found[self._busy[streamlets]] = NOBODY
         return found
@@ -56,9 +56,9 @@ class LaneColumns:
     # -- bundles ---------------------------------------------------------------------------------------------------
 
     def join(self, streamlets: Numbers) -> tuple[Numbers, Numbers]:
-        """A chunk for each of these goes in a bundle, in flight from now on: epochs and sequences of the chunks.
+        """Count a chunk for each streamlet as in flight, in a bundle. Returns the epochs and sequences of the chunks.
 
-        A streamlet may come several times, its chunks in their order. None of the lanes is busy.
+        A streamlet may occur several times, its chunks in order. None of the lanes may be busy.
         """
         sequences = self._next_sequence[streamlets]
         ordered = np.argsort(streamlets, kind="stable")
@@ -72,12 +72,12 @@ class LaneColumns:
         return self._producer_epoch[streamlets], sequences
 
     def leave(self, streamlets: Numbers) -> None:
-        """The chunks that joined last are in no bundle after all."""
+        """Undo the last `join` of these streamlets."""
         np.subtract.at(self._next_sequence, streamlets, 1)
         np.subtract.at(self._in_flight, streamlets, 1)
 
     def stored(self, streamlets: Numbers) -> list[int]:
-        """The chunks of a bundle are stored. Returns the streamlets whose lanes have more to do."""
+        """Note that the chunks of a bundle are stored. Returns the streamlets whose lanes are busy."""
         self._epoch_used[streamlets] = True
         np.subtract.at(self._in_flight, streamlets, 1)
         busy = streamlets[self._busy[streamlets]]

@@ -1,4 +1,4 @@
-"""The lanes of one stream, and where its streamlets are as far as is known."""
+"""The lanes of one stream, and the known owners of its streamlets."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ProducerIdentity(NamedTuple):
 
 
 class StreamLanes:
-    """The lanes of one stream, with the known owners of its streamlets. `Routes` brings it up to date."""
+    """The lanes of one stream, with the known owners of its streamlets. `Routes` keeps it up to date."""
 
     def __init__(self, stream: StreamDescription, identity: ProducerIdentity) -> None:
         self.stream = stream
         self.deleted: UnknownStream | None = None
-        """Says that the stream is not there any more."""
+        """The error of a stream that no longer exists."""
         self.columns = LaneColumns(stream.config.streamlets, identity.first_epoch)
         self.lanes = [
             Lane(
@@ -40,19 +40,19 @@ class StreamLanes:
         ]
 
     def owner(self, lane: Lane) -> int:
-        """The broker that has a lane's streamlet."""
+        """Return the broker that owns a lane's streamlet."""
         return self.stream.assignments[lane.identity.streamlet_id].broker_id
 
     def settle(self, lane: Lane, broker_id: int) -> None:
-        """All is well with a lane, as the stream is now: that broker has its streamlet, and serves it."""
+        """Note that the broker owns the lane's streamlet, as the stream is now, and serves it."""
         self.columns.settle(lane.identity.streamlet_id, broker_id)
 
     def unsettle(self, lane: Lane) -> None:
-        """That is not so any more."""
+        """Forget which broker serves the lane's streamlet."""
         self.columns.settle(lane.identity.streamlet_id, NOBODY)
 
     def update(self, stream: StreamDescription) -> bool:
-        """The stream looks like this now, unless that is older; whether streamlets have moved."""
+        """Replace the description by `stream`, unless that is older. Returns whether streamlets have moved."""
         if stream.is_older_than(self.stream):
             return False
         moved = stream.assignments != self.stream.assignments
@@ -62,5 +62,5 @@ class StreamLanes:
         return moved
 
     def delete(self, error: UnknownStream) -> None:
-        """The stream is not there any more."""
+        """Note that the stream no longer exists."""
         self.deleted = error

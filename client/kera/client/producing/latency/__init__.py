@@ -1,1 +1,1 @@
-"""Latency constraints and targets: how long chunks may fill, what is measured of their way, and brokers' advice."""
+"""Latency constraints and targets: how long chunks may fill, measurements of their delays, and brokers' advice."""

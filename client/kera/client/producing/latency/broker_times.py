@@ -1,11 +1,11 @@
 """The time of day at brokers, by a clock that is never set: for chunks of streams with a latency constraint.
 
-Readers compare a chunk's ``created_us`` with the broker's time of day. A writer's own may be set while it runs, by
-seconds, and would be in what they find out for as long as such chunks are measured. So chunks of a stream that somebody
-measures have the time of the broker that they are for, as its last answers tell it, to within half of their round trip.
+Readers compare a chunk's ``created_us`` with the broker's time of day. A writer's own clock may be set by seconds while
+it runs, and the readers' results would be wrong for as long as such chunks are measured. So chunks of a measured stream
+carry the time of the broker that they go to, estimated from its last answers to within half of their round trip.
 
-A stream with columns and epochs is an exception: rows without a time count as of their chunk's, and its epochs were
-decided by the writer's. Nothing here does I/O; times in seconds are on the loop's clock.
+A stream with columns and epochs is an exception: rows without a time count as of their chunk's time, and the writer's
+clock decided their epoch. Nothing here does I/O; times in seconds are on the loop's clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kera.client.types import StreamDescription
 from kera.core.latency.offset import Offset, PeerClockOffset
 
 KEPT_S = 60.0
-"""So long after the last advice about a stream its chunks have a broker's time: also while its broker is recovered."""
+"""A stream's chunks have a broker's time for so long after the last advice: also while its broker is recovered."""
 BROKERS_MAX = 1000
 
 
@@ -26,12 +26,12 @@ class BrokerTimes:
     def __init__(self) -> None:
         self._offsets: dict[int, PeerClockOffset] = {}
         self._until_s: dict[int, float] = {}
-        """Streams that are measured, with the end of the measurement."""
+        """Measured streams, with the end of the measurement."""
         self.own: set[int] = set()
-        """Those of these streams whose chunks have their writer's time, whatever is known of brokers' times."""
+        """Measured streams whose chunks have their writer's time even if brokers' times are known."""
 
     def answered(self, broker_id: int, asked_s: float, answered_s: float, broker_us: int) -> None:
-        """A broker has told its time of day between these two."""
+        """Note a broker's time of day, which it answered between `asked_s` and `answered_s`."""
         offset = self._offsets.get(broker_id)
         if offset is None:
             if len(self._offsets) >= BROKERS_MAX:
@@ -40,17 +40,17 @@ class BrokerTimes:
         offset.answered(round(asked_s * 1e6), round(answered_s * 1e6), broker_us)
 
     def advised(self, stream_ids: Iterable[int], now_s: float) -> None:
-        """There is advice about these streams."""
+        """Note that a broker has given advice about these streams."""
         for stream_id in stream_ids:
             self._until_s[stream_id] = now_s + KEPT_S
 
     def best(self, broker_id: int) -> Offset | None:
-        """How far a broker's time of day is ahead of the loop's; None: that is not known."""
+        """Return how far a broker's time of day is ahead of the loop's clock; None: that is not known."""
         offset = self._offsets.get(broker_id)
         return None if offset is None else offset.best
 
     def created_us(self, broker_id: int, stream: StreamDescription, at_s: float) -> int | None:
-        """The time of day at a broker at that moment; None: a chunk of this stream has its writer's time."""
+        """Return the time of day at a broker at `at_s`; None: a chunk of this stream has its writer's time."""
         if not self._until_s:
             return None
         until_s = self._until_s.get(stream.stream_id)

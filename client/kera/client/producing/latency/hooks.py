@@ -1,7 +1,7 @@
 """Plug-ins of a producer for latency constraints and targets; see `kera.client.producing.sending.hooks`.
 
-`ProducerLatency` is plugged into a producer, and `BrokerLatency` into the sender of each broker. Reports to a broker
-have what was measured of streams with a constraint. They go with requests or alone; advice comes in the answers.
+`ProducerLatency` is plugged into a producer, and `BrokerLatency` into the sender of each broker. Reports carry the
+measurements of streams with a constraint to a broker. They go with requests or alone; the answers carry advice.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class _Written:
 
 
 class ProducerLatency(ChunkHooks):
-    """The latency of one producer's chunks. `AtWork` is told of accepted records, while somebody asks there."""
+    """The latency of one producer's chunks. Reports accepted records to `AtWork`, while a question is pending there."""
 
     def __init__(self, settings: ProducerSettings, at_work: AtWork, now_us: Callable[[], int]) -> None:
-        """`now_us`: the time of day, as chunks have it."""
+        """`now_us`: the time of day, on the clock that chunks carry."""
         self.times = BrokerTimes()
         self.late_s = 0.0
-        """For how long chunks were left beyond their deadlines with nothing in the way."""
+        """Total time that chunks stayed open beyond their deadlines although they could have been sent."""
         self._settings = settings
         self._now_us = now_us
         self._at_work = at_work
         self._written: dict[int, _Written] = {}
-        """By stream; `AtWork` forgets them when they are dropped."""
+        """Streams by id; `AtWork` forgets a stream when this object drops it."""
 
     def at_broker(self, port: SenderPort) -> BrokerLatency:
-        """For the sender of a broker."""
+        """Return the plug-in for the sender of a broker."""
         return BrokerLatency(self, port, self._settings, self._now_us)
 
     def on_prepared(self, stream_id: int, open_chunks: Mapping[int, Accumulator]) -> None:
@@ -54,12 +54,12 @@ class ProducerLatency(ChunkHooks):
         self._at_work.add_writer(stream_id, written)
 
     def on_accepted(self, stream_id: int, at_s: float) -> None:
-        """Somebody may wait for it."""
+        """Report it to `AtWork`, which may have a pending question."""
         if self._at_work.pending:
             self._at_work.accepted(stream_id, at_s)
 
     def on_chunk_closed(self, stream_id: int, chunk: Accumulator) -> None:
-        """Somebody may wait for its records."""
+        """Report its records to `AtWork`, which may have a pending question."""
         if self._at_work.pending:
             self._at_work.closing(stream_id, chunk)
 
@@ -84,32 +84,32 @@ class BrokerLatency(SenderHooks):
         self._lateness.begins()
 
     def on_round_end(self) -> None:
-        """A report may go by itself."""
+        """Send a report alone if it is due."""
         if self.pace.advised:
             self._lone.look()
 
     def on_chunk_opened(self) -> None:
-        """Reports have something to say from now on."""
+        """Let lone reports go from now on: a chunk waits."""
         self._lone.waits = True
         if self.pace.advised:
             self._port.wake_at(self._lone.next_s)
 
     def on_looked(self, due: Due, now_s: float) -> None:
-        """Chunks that were due may be late."""
+        """Add up how late the due chunks are."""
         self._producer.late_s += self._lateness.looked(due, now_s)
         self._lone.waits = due.next_s is not None
 
     def on_connected(self, now_s: float) -> None:
-        """Chunks that waited for it say nothing of the next ones."""
+        """Leave chunks that waited for the connection out of the measurements: they do not predict the next ones."""
         self.pace.connected_s = now_s
 
     def on_request(self, request: Request) -> None:
-        """It may carry a report."""
+        """Add a report to the request if one is due."""
         self._lateness.sent()
         self._reports.add_to(request.message, self._port.stream_ids, request.sent_s)
 
     def on_answer(self, request: Request, answer: broker_pb2.MultiWriteChunksResponse, now_s: float) -> None:
-        """It says how long the chunks took, and may have advice."""
+        """Measure how long the chunks took, and take advice from the answer."""
         if request.message.HasField("latency"):
             self._reports.answered(request.sent_s, answer, now_s)
             self._lateness.told(now_s)

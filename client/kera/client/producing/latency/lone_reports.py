@@ -1,9 +1,9 @@
-"""Reports of a producer that go by themselves: where chunks fill for long, no request comes that they could ride on.
+"""Reports of a producer that go alone: while chunks fill for long, no request could carry them.
 
-Without them, what was measured would be known when the next chunk is full, and so would the advice that ends meanwhile:
-writers that send every seven seconds would go by their settings from the fifth one on. A report is a request without
-chunks, and goes only where there is advice, and something to tell or a chunk that waits. Whatever becomes of it, chunks
-are sent as if there was none: without an answer advice ends, and settings count.
+Without lone reports, the broker would get measurements only when the next chunk is full, and advice would expire in
+between: a writer that sends every seven seconds would go by its own settings from the fifth second on. A lone report is
+a request without chunks. It goes only if there is advice, and measurements to report or a chunk that waits. Its outcome
+does not affect chunks: without an answer the advice expires, and the settings count.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class LoneReports:
         self._loop = loop
         self._port = port
         self.waits = False
-        """There is a chunk that waits."""
+        """Whether a chunk waits."""
         self._in_flight = False
 
     @property
     def next_s(self) -> float:
-        """When the next one is due, if a chunk waits; infinity: none will be."""
+        """Time when the next report is due, if a chunk waits; infinity if none will be."""
         return self._reports.lone_s if self._pace.advised and not self._in_flight else math.inf
 
     def look(self) -> None:
-        """Send one if it is time; to be called whenever a sender has done what is to be done, while there is advice."""
+        """Send a report if it is due. Called at the end of each round of the sender, while there is advice."""
         if self._in_flight or not (self.waits or self._reports.has_samples):
             return
         channel = self._port.channel()
@@ -59,7 +59,7 @@ class LoneReports:
         try:
             future = channel.submit(api.MULTI_WRITE_CHUNKS, request, timeout_s=TIMEOUT_S)
         except KeraError:
-            return  # chunks find out what is wrong
+            return  # requests with chunks will report what is wrong
         self._in_flight = True
         future.when_done(lambda done: self._answered(now_s, done))
 

@@ -1,22 +1,22 @@
-"""How long an open chunk may fill: of one producer's chunks for one broker. Nothing here does I/O.
+"""How long an open chunk of one producer for one broker may fill. Nothing here does I/O.
 
-A latency target gives each chunk a deadline (Lohrmann, Warneke and Kao, *Nephele Streaming*, 3.2 to 3.5, where a size
-is searched for in steps; here time is reckoned with, in one step):
+A latency target gives each chunk a deadline (Lohrmann, Warneke and Kao, *Nephele Streaming*, 3.2 to 3.5; the paper
+searches for a size in steps, this module computes a time in one step):
 
-    when its oldest record was accepted + the target - what the rest of the way takes - a tenth of the target
+    time when its oldest record was accepted + the target - the send time - a tenth of the target
 
-The rest of the way is from when a chunk is closed until it is acknowledged, as measured of the last requests: their
-p99, so that a pause that comes now and then is reckoned with. Where that leaves less than half of the target, a lower
-quantile is taken that leaves it, down to the median: some are late whatever is done, and small chunks would make more
-load, and more of them late. As long as nothing is measured, or the target leaves no time at all, chunks go as if there
-were no target: when nothing is in flight.
+The send time is from closing a chunk until its acknowledgement, measured on the last requests. It is their p99, to
+allow for occasional pauses. If that leaves less than half of the target, the pace takes a lower quantile that leaves
+half of it, down to the median: some chunks are late in any case, and smaller chunks would add load and make more of
+them late. As long as nothing is measured, or the target leaves no time at all, chunks go as if there were no target:
+when nothing is in flight.
 
-Of a stream with a latency constraint its broker advises how long chunks may fill, for a while; of advice and target
-what is less counts. Neither makes a chunk wait for more than half of ``delivery_timeout_ms``, which counts from
-acceptance: what is left is for requests. ``linger_ms`` wins where it is given.
+For a stream with a latency constraint, its broker advises how long chunks may fill; advice holds for a while. The
+smaller of advice and target counts. Neither makes a chunk wait for more than half of ``delivery_timeout_ms``, which
+counts from acceptance: the rest is for requests. ``linger_ms`` overrides both.
 
-Brokers hold acknowledgements back for the constraint as well, so that replication gathers. They are told for how long
-they may, where that goes against the producer's own settings.
+Brokers also hold acknowledgements back for the constraint, so that replication can gather chunks. The producer limits
+how long they may, if its own settings require it.
 """
 
 from __future__ import annotations
@@ -32,55 +32,56 @@ from kera.core.latency.window import Running
 from kera.v1 import latency_pb2
 
 WINDOW_S = 10.0
-"""Measurements count for so long."""
+"""How long measurements count."""
 MARGIN = 0.1
 """Share of a target for delays that are not measured, such as a busy event loop."""
 QUANTILES = (0.99, 0.95, 0.9, 0.75, 0.5)
 LEFT = 0.5
-"""Share of a target that has to be left for a quantile to be taken, but for the last one."""
+"""Share of a target that a quantile has to leave to be taken; the last quantile need not."""
 SLACK, SLACK_OF_FEW, FEW = 1 / 8, 1 / 2, 16
-"""A chunk may go this part of its time early with one that is due, and the second one if fewer than so many go then.
+"""A chunk may go along with a due one early, by the first share of its wait; by the second if fewer than `FEW` go.
 
-A request costs as much as some eight chunks: it is worth a few that are not as full as they could be, but not many.
+A request costs as much as some eight chunks: saving one is worth a few chunks that are less full, but not many.
 """
 WAIT_SHARE_MAX, HELD_SHARE_MAX = 1 / 2, 1 / 4
-"""Shares of the delivery timeout: the maximum for which a chunk waits by advice or target, and for which a broker holds
-it back."""
+"""Shares of the delivery timeout: how long a chunk waits at most by advice or target, and how long a broker may hold
+its acknowledgement back."""
 ADVICE_MAX = 1000
-"""Streams about which there is advice."""
+"""Maximum number of streams with advice."""
 ADVISED_S_MAX = 3600.0
 VALID_S_MAX = 60.0
-"""For so long advice counts at most, whoever says what."""
+"""Maximum time for which advice counts, whatever the broker says."""
 
 
 class Lateness:
-    """How long chunks are left beyond their deadlines with nothing in the way: as the event loop is busy.
+    """Measures how long chunks stay open beyond their deadlines although nothing blocks them: the event loop is busy.
 
-    What is in the way: no connection, or no room for another request; chunks are looked at as soon as it is gone. And
-    what is due by advice that has just come was not due before. Times are on the loop's clock.
+    A missing connection blocks chunks, and so does a lack of room for another request; the sender looks at chunks as
+    soon as the blockage is gone. A chunk that is due by advice that has just come was not due before. Times are on the
+    loop's clock.
     """
 
     def __init__(self) -> None:
         self._was_free = False
-        """The last round ended with a look at open chunks."""
+        """Whether the last round ended with a look at open chunks."""
         self._is_free = False
         self._free_s = 0.0
-        """Since when nothing is in the way."""
+        """Time since which nothing blocks chunks."""
 
     def begins(self) -> None:
-        """Another round: chunks may be looked at in it."""
+        """Note that another round begins; the sender may look at chunks in it."""
         self._was_free, self._is_free = self._is_free, False
 
     def sent(self) -> None:
-        """There may be no room for another request."""
+        """Note that a request was sent: there may be no room for another one."""
         self._is_free = False
 
     def told(self, now_s: float) -> None:
-        """Other deadlines count from now on."""
+        """Note that deadlines may change from now on."""
         self._free_s = now_s
 
     def looked(self, due: Due, now_s: float) -> float:
-        """Open chunks were looked at: how long the first of those that are closed was left beyond its deadline."""
+        """Note a look at open chunks. Returns how long the first closed chunk stayed open beyond its deadline."""
         if not self._was_free:
             self._was_free, self._free_s = True, now_s
         self._is_free = True
@@ -88,7 +89,7 @@ class Lateness:
 
 
 class Pace:
-    """Limits the time that a chunk for one broker may fill, by latency target and advice.
+    """Limits how long a chunk for one broker may fill, by latency target and advice.
 
     Times are on the loop's clock.
     """
@@ -99,38 +100,38 @@ class Pace:
         self._target_s = None if target_ms is None or self._linger_s is not None else target_ms / 1000
         self._wait_s_max = WAIT_SHARE_MAX * settings.delivery_timeout_ms / 1000
         self.held_us_max = held_us_max(settings)
-        """For how long brokers may hold its acknowledgements back; None: for as long as a constraint leaves time."""
-        # Looked at for each request, and so no properties.
+        """How long brokers may hold acknowledgements back; None: for as long as a constraint leaves time."""
+        # Attributes, not properties: they are read for each request.
         self.measures = self._target_s is not None
-        """It wants to know what requests take."""
+        """Whether it needs the durations of requests."""
         self.advised = False
-        """There is, or was, advice about a stream."""
+        """Whether there is advice about a stream, or was at the last answer."""
         self.holds = bool(self._linger_s) or self.measures
-        """Chunks may have to wait: for a time, not for an answer."""
+        """Whether chunks may have to wait for a time, and not only for an answer."""
         self.grace_s = 0.0 if self._linger_s is None else TIMER_S
-        """How much later than it is due a look at a chunk is soon enough."""
+        """How long after its time the sender may look at a due chunk."""
         self._advice: dict[int, tuple[float, float]] = {}
-        """By stream: how long a chunk may fill, and until when that counts."""
+        """By stream: how long a chunk may fill, and until when the advice counts."""
         self.connected_s = 0.0
-        """Since when there is a connection."""
+        """Time of the last connection."""
         self._rest = Running(WINDOW_S)
         self._rest_s: float | None = None
         self._rest_until_s = 0.0
 
     @property
     def own_linger_us(self) -> int:
-        """For how long chunks wait whatever is advised; 0: they do not, or it goes by advice."""
+        """How long chunks wait by the producer's own setting, whatever is advised; 0: they do not, or advice counts."""
         return round(min((self._linger_s or 0.0) * 1e6, TIME_US_MAX))
 
     def acknowledged(self, chunks: Iterable[PendingChunk], now_s: float) -> None:
-        """These were answered together. What waited for a connection says nothing of those that come."""
+        """Measure chunks that were answered together, unless the first waited for a connection."""
         closed_s = min((chunk.closed_s for chunk in chunks if chunk.closed_s is not None), default=None)
         if closed_s is not None and closed_s >= self.connected_s:
             self._rest.add(now_s, round((now_s - closed_s) * 1e6))
             self._rest_until_s = 0.0
 
     def rest_s(self, now_s: float) -> float | None:
-        """The time that the rest of the way takes; None: unknown."""
+        """Return the send time to reckon with; None: not measured."""
         if now_s >= self._rest_until_s:
             sample = self._rest.sample(now_s)
             self._rest_s = self._reckoned_s(sample) if sample.count else None
@@ -146,7 +147,7 @@ class Pace:
         return rest_s
 
     def wait_s(self, stream_id: int, now_s: float) -> float:
-        """How long a chunk of a stream may fill; 0: until nothing is in flight."""
+        """Return how long a chunk of a stream may fill; 0: until nothing is in flight."""
         if self._linger_s is not None:
             return self._linger_s
         advised_s = self._advised_s(stream_id, now_s) if self._advice else None
@@ -161,7 +162,7 @@ class Pace:
         return stream_id in self._advice
 
     def advise(self, advice: Iterable[latency_pb2.WriterAdvice], now_s: float) -> None:
-        """Take a broker's advice. Odd values are bounded; old advice is forgotten."""
+        """Take a broker's advice. Bounds odd values, and forgets expired advice."""
         self._advice = {stream_id: each for stream_id, each in self._advice.items() if each[1] > now_s}
         for each in advice:
             if each.stream_id in self._advice or len(self._advice) < ADVICE_MAX:
@@ -175,7 +176,7 @@ class Pace:
         return wait_s if now_s < until_s else None
 
     def early_s(self, wait_s: float, others: int) -> float:
-        """How much earlier than after `wait_s` a chunk may go with so many others; 0: it has to be due by itself."""
+        """Return how much before the end of `wait_s` a chunk may go along with `others` due ones; 0: it may not."""
         if self._linger_s is not None:
             return 0.0
         slack = (SLACK if others >= FEW else SLACK_OF_FEW) if others else 0.0
@@ -183,7 +184,7 @@ class Pace:
 
 
 def held_us_max(settings: ProducerSettings) -> int | None:
-    """For how long brokers may hold acknowledgements back, as settings say; None: they say nothing of it."""
+    """Return how long brokers may hold acknowledgements back by the settings; None: the settings do not limit it."""
     if settings.linger_ms is not None or settings.latency_target_ms is not None:
         return 0
     if settings.requests_in_flight_max <= HELD_REQUESTS_MAX:

@@ -1,9 +1,9 @@
 """Measurements of a producer's requests to one broker, for streams with a latency constraint, and the broker's advice.
 
-Once per interval a request names the streams that are written to; the answer has advice about those with a constraint,
-and the broker's time of day (`broker_times`). From then on, as long as advice comes, chunks of such a stream are
-measured: what they waited until they were closed (GATHER), and from then until they were acknowledged (SEND). Nothing
-is done per record, and nothing at all for other streams. See ``latency.proto``.
+Once per interval a request names the streams that are written to. The answer has advice about streams with a
+constraint, and the broker's time of day (`broker_times`). From then on, as long as advice comes, the producer measures
+chunks of such a stream: the time until they are closed (GATHER), and from then until the acknowledgement (SEND).
+Nothing is done per record, and nothing at all for other streams. See ``latency.proto``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.v1 import broker_pb2
 
 LONE_S = 1.25 * INTERVAL_S
-"""After so long without a report one goes by itself: a little later than it would have gone with a request."""
+"""Interval after which a report goes alone: a little longer than the one for reports that go with requests."""
 
 
 class WriterReports:
@@ -38,7 +38,10 @@ class WriterReports:
         now_us: Callable[[], int],
         now_s: float,
     ) -> None:
-        """`now_us`: the time of day, as chunks have it; `delivery_timeout_s`: from acceptance to a chunk's deadline."""
+        """`now_us`: the time of day, on the clock that chunks carry.
+
+        `delivery_timeout_s`: from acceptance to a chunk's deadline.
+        """
         self._broker_id = broker_id
         self._times = times
         self._pace = pace
@@ -48,9 +51,9 @@ class WriterReports:
             now_s if pace.held_us_max is not None else now_s + INTERVAL_S
         )  # its first answer may be held back
         self.lone_s = now_s + LONE_S
-        """When one goes by itself, see `lone_reports`."""
+        """Time when a report goes alone, see `lone_reports`."""
         self._samples: dict[tuple[int, int], tuple[Sample, Sample]] = {}
-        """By stream and streamlet: of GATHER and SEND."""
+        """Samples of GATHER and SEND, by stream and streamlet."""
 
     def add_to(
         self,
@@ -60,15 +63,16 @@ class WriterReports:
         *,
         lone: bool = False,
     ) -> bool:
-        """Have a request carry a report of these streams if it is time for one; whether it does.
+        """Add a report on these streams to a request if one is due. Returns whether it did.
 
-        `lone`: it carries nothing else. Others carry one as soon as if there had been none.
+        `lone`: the request carries nothing else. A lone report does not delay the next one that goes with a request.
         """
         if now_s < (self.lone_s if lone else self._next_s):
             return False
         report = request.latency
         whose = self._times.own
-        own = bool(self._samples) and next(iter(self._samples))[0] in whose  # what is ahead is of these or of others
+        # One report is either of streams with their writer's time or of others: `clock_ahead_us` differs.
+        own = bool(self._samples) and next(iter(self._samples))[0] in whose
         for stream_id, streamlet in [key for key in self._samples if (key[0] in whose) == own]:
             if len(report.samples) >= SAMPLES_MAX - 1:
                 break
@@ -93,11 +97,11 @@ class WriterReports:
 
     @property
     def has_samples(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether there are measurements to report."""
         return bool(self._samples)
 
     def answered(self, asked_s: float, answer: broker_pb2.MultiWriteChunksResponse, now_s: float) -> None:
-        """A request that carried a report is answered. `asked_s`: when it was sent."""
+        """Take the answer to a request that carried a report. `asked_s`: when the request was sent."""
         if answer.broker_time_us:
             self._times.answered(self._broker_id, asked_s, now_s, answer.broker_time_us)
         self._pace.advise(answer.advice, now_s)
@@ -106,7 +110,7 @@ class WriterReports:
             del self._samples[key]
 
     def delivered(self, bundles: Iterable[Bundle], chunks: Iterable[PendingChunk], now_s: float) -> None:
-        """These were acknowledged. To be called where there is advice, see `Pace.advised`."""
+        """Measure acknowledged chunks. Called only if there is advice, see `Pace.advised`."""
         for bundle in bundles:
             accepted_s = bundle.deadline_s - self._delivery_timeout_s
             key = bundle.identity.stream_id, int(bundle.streamlets[0])

@@ -1,4 +1,4 @@
-"""The open chunk of a streamlet: records as they come, until the chunk is closed and encoded."""
+"""The open chunk of a streamlet: collects records until the chunk is closed and encoded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from kera.client.types import Delivery, StreamDescription
 from kera.core.errors import KeraError
 from kera.core.native import native
 
-# Bases with what `native.sender` changes for each record, where it has put it; see `records`.
+# Base classes with the attributes that `native.sender` changes for each record; the native core has its own, see
+# `records`.
 if TYPE_CHECKING or native is None:
 
     class Gathered:
@@ -23,17 +24,17 @@ if TYPE_CHECKING or native is None:
 
         values: list[bytes | None]
         times_s: list[float]
-        """When each record was accepted, on the wall clock: a float costs half of what whole microseconds do."""
+        """When each record was accepted, on the wall clock: a float costs half as much as whole microseconds."""
         keys: list[Sequence[bytes] | None] | None
         """None until the first record with a key."""
         headers: list[Sequence[Header] | None] | None
         size: int
         """Estimate of the chunk's bytes, from above."""
         epoch_end_s: float
-        """A record that is accepted then, or later, is of a later epoch than the chunk."""
+        """A record accepted at this time, or later, is of a later epoch than the chunk."""
 
     class Accepted:
-        """Which record it is."""
+        """A reference to an accepted record: its chunk and index."""
 
         __slots__ = ("_accumulator", "_index")
 
@@ -45,10 +46,10 @@ else:
 
 
 class Pending(Accepted, Awaitable[Delivery]):
-    """A record that was accepted; await it for its `Delivery`."""
+    """An accepted record; await it for its `Delivery`."""
 
     __slots__ = ()
-    # Without __init__, as there is one for each record: two assignments are half the price of a call.
+    # No __init__, because there is one object for each record: two assignments cost half as much as a call.
     _accumulator: Accumulator
     _index: int
 
@@ -65,20 +66,20 @@ class Pending(Accepted, Awaitable[Delivery]):
         return chunk._replace(record=record, record_count=1)
 
     def done(self) -> bool:
-        """Whether it is known what became of the record."""
+        """Whether the record is delivered or has failed."""
         return self._accumulator.part_of(self._index)[1].done()
 
     def result(self) -> Delivery:
-        """The result of awaiting it, without waiting. Raises the record's error, or `asyncio.InvalidStateError`."""
+        """Return the delivery without waiting. Raises the record's error, or `asyncio.InvalidStateError`."""
         first, outcome = self._accumulator.part_of(self._index)
         return self._of(outcome.result(), first)
 
     def exception(self) -> KeraError | None:
-        """The record's error, if that is what became of it. Raises `asyncio.InvalidStateError`."""
+        """Return the record's error if it has failed. Raises `asyncio.InvalidStateError` if that is not known yet."""
         return self._accumulator.part_of(self._index)[1].exception()
 
     def add_done_callback(self, callback: Callable[[Pending], object]) -> None:
-        """Have the event loop call `callback` with this when it is known what became of the record."""
+        """Have the event loop call `callback` with this object when the record is delivered or has failed."""
         outcome = self._accumulator.part_of(self._index)[1]
 
         def known() -> None:
@@ -91,7 +92,7 @@ class Pending(Accepted, Awaitable[Delivery]):
 
 
 class Accumulator(Gathered):
-    """Records of one chunk to come."""
+    """The records of one open chunk."""
 
     __slots__ = ("_parts", "delivered", "epoch_end_us", "opened_s", "stream", "streamlet", "timestamps_us")
 
@@ -102,14 +103,14 @@ class Accumulator(Gathered):
         self.opened_s = opened_s
         """When the first record was accepted, on the loop's clock."""
         self.delivered = Outcome()
-        """Outcome of the chunk; of its first part, if it is split."""
+        """Outcome of the chunk, or of its first part if it is split."""
         self.epoch_end_us = epoch_end_us
         self.epoch_end_s = in_seconds(epoch_end_us)
         self.size = 0
         self.values = []
         self.times_s = []
         self.timestamps_us: dict[int, int] | None = None
-        """Timestamps that were given, by index; the other records have the time when they were accepted."""
+        """Timestamps that the caller gave, by index; the other records have the time of their acceptance."""
         self.keys = None
         self.headers = None
         self._parts: list[tuple[int, Outcome]] | None = None
@@ -120,7 +121,7 @@ class Accumulator(Gathered):
         return round(self.times_s[0] * 1e6)
 
     def append(self, value: bytes | None, time_s: float, size: int) -> Pending:
-        """Add a record. `Producer.send` does the same for most of them, in place."""
+        """Add a record. `Producer.send` does the same inline for most records."""
         pending = Pending()
         pending._accumulator, pending._index = self, len(self.values)  # noqa: SLF001 - it has no __init__
         self.values.append(value)
@@ -151,11 +152,11 @@ class Accumulator(Gathered):
             self.headers[index] = headers
 
     def chunks(self, stream: StreamDescription, chunk_bytes_max: int, *, lean: bool) -> list[tuple[Payload, Outcome]]:
-        """The chunks that the records become, each with its outcome: one, unless that would be too large.
+        """Make chunks of the records, each with its outcome: one chunk, unless that would be too large.
 
-        To be called once. Raises what `record_payloads` does.
+        Can be called once. Raises what `record_payloads` does.
         """
-        # The estimate is about a chunk's size, but a single record may be as large as a segment.
+        # The estimate is usually about a chunk's size, but a single record may be as large as a segment.
         bytes_max = max(self.size * 2, chunk_bytes_max)
         times_us = timestamps(self.times_s, self.timestamps_us)
         made = list(record_payloads(self.values, times_us, self.keys, self.headers, stream, bytes_max, lean=lean))
@@ -166,14 +167,14 @@ class Accumulator(Gathered):
         return [*zip(made, outcomes, strict=True)]
 
     def split(self, record_counts: Sequence[int], outcomes: Sequence[Outcome]) -> None:
-        """The records have become several chunks: so many in each, with these outcomes."""
+        """Note that the records have become several chunks, with these record counts and outcomes."""
         self._parts, first = [], 0
         for count, outcome in zip(record_counts, outcomes, strict=True):
             self._parts.append((first, outcome))
             first += count
 
     def part_of(self, index: int) -> tuple[int, Outcome]:
-        """The chunk that record number `index` has gone into: the number of its first record, and its outcome."""
+        """Return the index of the first record in the chunk that record `index` is in, and the chunk's outcome."""
         found = (0, self.delivered)
         for part in self._parts or ():
             if part[0] <= index:
@@ -181,5 +182,5 @@ class Accumulator(Gathered):
         return found
 
     def fail(self, error: KeraError) -> None:
-        """None of the records will be delivered."""
+        """Fail all records with `error`."""
         self.delivered.settle(error)

@@ -1,4 +1,4 @@
-"""Batches as `Producer.send_batch` accepts them: small ones are gathered, others become chunks as there is room."""
+"""Accepts the batches of `Producer.send_batch`: gathers small ones, and makes chunks of others as there is room."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kera.core.errors import SchemaMismatch
 
 
 class Batches:
-    """Takes the batches of one producer."""
+    """Accepts the batches of one producer."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Batches:
         clock: Clock,
         request_chunks_max: int,
     ) -> None:
-        """`clock`: says when rows are accepted that have no time."""
+        """`clock`: gives rows without a time the time of their acceptance."""
         self._cluster = cluster
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
         self._lean = settings.lean
@@ -85,7 +85,7 @@ class Batches:
         return BatchDelivery(outcomes)
 
     async def _accept(self, writer: StreamWriter, streamlet: int, payload: Payload, now_us: int) -> Outcome:
-        """Have a chunk of a batch sent, when there is room for it."""
+        """Queue a chunk of a batch when there is room for it."""
         outcome = Outcome()
         await self._room_for(len(payload.payload), writer.stream.name)
         writer.close_open_chunk(streamlet)  # records that were sent before stay before
@@ -94,21 +94,21 @@ class Batches:
         return outcome
 
     async def _room_for(self, payload_bytes: int, stream: str) -> None:
-        """Until so much of a batch may be queued."""
+        """Wait until so many bytes of a batch may be queued."""
         if self._buffer.is_full(payload_bytes):
             await self._buffer.wait_for_room(payload_bytes, self._writers.close_open_chunks)
         if self._buffer.ended:  # while we waited, or while the loop ran
             raise self._writers.not_ready(stream)
 
     async def _let_send(self) -> None:
-        """Without it nothing of a batch is sent before the buffer is full: what has room does not wait."""
+        """Let the event loop run if a request is full: else nothing would be sent until the buffer is full."""
         if self._buffer.queued_bytes >= self._request_bytes_max:
             await self._buffer.let_loop_run()
 
     async def _conforming(
         self, writer: StreamWriter, batch: Sequence[pa.RecordBatch]
     ) -> tuple[StreamDescription, list[tuple[pa.RecordBatch, int]]]:
-        """The parts of a batch, and the stream as it was described when they were made."""
+        """Return the stream's description and the parts of a batch, checked against that description."""
         known = writer.stream
         try:
             return known, writer.checked_parts(batch, self._clock.now_us())

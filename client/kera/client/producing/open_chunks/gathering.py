@@ -1,10 +1,10 @@
-"""Small batches on their way to chunks: gathered as they come, until they are sent as one batch.
+"""Gathers small batches until they are sent as one batch.
 
-What is accepted is copied (into an Arrow stream in memory): the memory of a batch is its owner's when `add` returns.
-Which rows go to which streamlet, and into which chunk, is decided for all of them together, when the gathering is
-closed; until then a batch knows which rows of it are its own.
+A gathering copies the batches it accepts (into an Arrow stream in memory), so their owner may reuse the memory when
+`add` returns. When the gathering is closed, all its rows are assigned to streamlets and chunks together. Each batch
+remembers which rows of the gathering are its own.
 
-Left to `kera.client.producing.open_chunks.stream_writer`: which batches may be gathered, and when it is closed.
+`kera.client.producing.open_chunks.stream_writer` decides which batches may be gathered, and when to close a gathering.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _RowStream:
         self._writer.write_batch(batch)
 
     def take(self) -> pa.RecordBatch:
-        """All of them as one; once. Who keeps a delivery does not keep the rows."""
+        """Return all batches as one, and free them: a delivery that is kept does not keep the rows. Works once."""
         self._writer.close()
         stream = self._sink.getvalue()
         del self._sink, self._writer
@@ -50,17 +50,18 @@ class Gathering:
     """Batches of one stream with the same columns, all for one streamlet or all to be partitioned."""
 
     def __init__(self, schema: pa.Schema, lane: Lane, created_us: int, opened_s: float) -> None:
-        """`lane`: whose sender closes it when it is due. `created_us`, `opened_s`: on both clocks, when it was opened.
+        """`lane`: its sender closes the gathering when it is due.
 
-        Batches without a column that has the time of each row get it here: when they were accepted.
+        `created_us`, `opened_s`: time of opening, in microseconds of the day and on the loop's clock. Batches without a
+        column of times get one here: the time when they were accepted.
         """
         self.lane = lane
         self.created_us = created_us
         self.opened_s = opened_s
         self.delivered = Outcome()
-        """Outcome of the first chunk that it becomes, or the reason why it has become none."""
+        """Outcome of the first chunk made of the gathering, or the error if none could be made."""
         self.size = 0
-        """Estimate of its bytes, from above."""
+        """Estimate of the bytes of its rows, from above."""
         self.row_count = 0
         self.schema = schema
         self._stream = _RowStream(schema)
@@ -72,7 +73,7 @@ class Gathering:
         self._places: npt.NDArray[np.int64] | None = None
 
     def add(self, batch: pa.RecordBatch, size: int, now_us: int) -> GatheredDelivery:
-        """Take a batch of these columns."""
+        """Add a batch with the columns of `schema`, accepted at `now_us`; `size` is the estimate of its bytes."""
         self._stream.add(batch)
         first, count = self.row_count, batch.num_rows
         self._times_us.append(now_us)
@@ -82,7 +83,10 @@ class Gathering:
         return GatheredDelivery(self, first, self.row_count)
 
     def batch(self, *, with_times: bool) -> pa.RecordBatch:
-        """All rows, in the order in which they came; nothing is added after that. `with_times`: if they have none."""
+        """Return all rows in the order of their arrival; call this last.
+
+        `with_times`: add the column with times of acceptance, if it is missing.
+        """
         rows = self._stream.take()
         if not with_times or _TIMESTAMP.name in self.schema.names:
             return rows
@@ -90,13 +94,13 @@ class Gathering:
         return pa.RecordBatch.from_arrays([*rows.columns, times], schema=rows.schema.append(_TIMESTAMP))
 
     def sent_as(self, chunks: Sequence[Outcome], counts: Sequence[int], order: npt.NDArray[Any] | None) -> None:
-        """It has become these chunks, of so many rows each. `order`: of the rows, if they were partitioned."""
+        """Note the chunks that the rows became, with their row counts. `order`: of partitioned rows, else None."""
         self._chunks, self._ends, self._order = chunks, np.cumsum(counts, dtype=np.int64), order
 
     def parts(self, first: int, end: int) -> list[tuple[Outcome, int, int]]:
-        """The chunks of the rows from `first` to `end`: the outcome, the first row there, and the number of rows.
+        """Return the chunks of the rows from `first` to `end`: outcome, first row in the chunk, and number of rows.
 
-        Rows that follow each other in a batch do so in each chunk.
+        The rows of a batch that are in the same chunk follow each other there.
         """
         if not self._chunks:
             return [(self.delivered, 0, 0)]
@@ -116,12 +120,12 @@ class Gathering:
         return found
 
     def fail(self, error: KeraError) -> None:
-        """Nothing of it will be delivered."""
+        """Fail all rows with `error`."""
         self.delivered.settle(error)
 
 
 class GatheredDelivery(BatchDelivery):
-    """The deliveries of the rows of a batch that was gathered: its parts of the chunks that they are in."""
+    """The deliveries of a gathered batch: one for each chunk with some of its rows, reduced to these rows."""
 
     __slots__ = ("_end", "_first", "_gathering")
 
@@ -133,7 +137,7 @@ class GatheredDelivery(BatchDelivery):
         self._end = end
 
     def _parts(self) -> list[tuple[Outcome, int, int]]:
-        """Once `delivered` of the gathering is known; before that it may not be known which they are."""
+        """Return the batch's parts of chunks. Only meaningful once `delivered` of the gathering is known."""
         return self._gathering.parts(self._first, self._end)
 
     def __await__(self) -> Generator[Any, None, Sequence[Delivery]]:
@@ -159,7 +163,7 @@ class GatheredDelivery(BatchDelivery):
         return next((error for outcome, _, _ in self._parts() if (error := outcome.exception()) is not None), None)
 
     def add_done_callback(self, callback: Callable[[BatchDelivery], object]) -> None:
-        """Tell it when all is known."""
+        """Have the event loop call `callback` with this object when all chunks are delivered or have failed."""
 
         def known() -> None:
             delivered = self._gathering.delivered

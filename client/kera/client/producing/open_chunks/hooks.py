@@ -1,4 +1,4 @@
-"""The places at which something can be plugged into open chunks; nothing of it is needed to fill and close them."""
+"""Hooks for plug-ins of open chunks; chunks are filled and closed without any plug-in as well."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from kera.client.producing.open_chunks.accumulator import Accumulator
 
 
 class ChunkHooks:
-    """Called for the streams of one producer, never for a record. By default nothing happens.
+    """Hooks for the streams of one producer; no hook is called per record. By default they do nothing.
 
-    What is plugged in overrides the methods that it needs; they must not raise. Times are on the loop's clock.
+    A plug-in overrides the methods that it needs; they must not raise. Times are on the loop's clock.
     """
 
     def on_prepared(self, stream_id: int, open_chunks: Mapping[int, Accumulator]) -> None:
-        """A stream is written to from now on. `open_chunks` are those of each moment, in the order they were opened."""
+        """A stream was prepared for writing. `open_chunks` is a live view, in the order in which they were opened."""
 
     def on_accepted(self, stream_id: int, at_s: float) -> None:
         """The first record of a chunk, or rows of a batch, were accepted."""
 
     def on_chunk_closed(self, stream_id: int, chunk: Accumulator) -> None:
-        """A chunk is not open any more; its records are sent next."""
+        """A chunk was closed; its records are queued next."""

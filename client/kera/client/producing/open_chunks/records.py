@@ -1,9 +1,9 @@
-"""Records as `Producer.send` accepts them: checked, copied where the caller could change them, counted in bytes.
+"""Accepts the records of `Producer.send`: checks them, copies what the caller could change, and counts their bytes.
 
-Most records are a value, or a value and a key, for a chunk that is open, stays so, and is of the record's epoch. Such a
-record is appended to the chunk's lists, its bytes are taken from the producer's room, and that is all. Where the native
-core is there, a function in C does it (``core/native/send.c``), and calls `Records.send`, its twin, for all other
-records. The classes of what both change are in C as well: `Room`, `Gathered` and `Accepted`.
+Most records are a value, or a value and a key, for a chunk that is open, stays open, and is of the record's epoch. For
+such a record, `send` only appends to the chunk's lists and takes its bytes from the producer's room. With the native
+core, a function in C does this (``core/native/send.c``), and calls its twin `Records.send` for all other records. The
+classes that both of them change are in C as well: `Room`, `Gathered` and `Accepted`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kera.core.errors import InvalidArgument
 NO_KEYS = ()
 """The default of `Producer.send` for keys."""
 RECORD_OVERHEAD_BYTES = 32
-"""Size of a record in a chunk besides its value and keys: timestamp and offsets; estimated from above."""
+"""Size of a record in a chunk without its value and keys: timestamp and offsets; estimated from above."""
 _TIMESTAMP_US_MAX = (1 << 63) - 1
 
 
 class Records:
-    """Takes the records of one producer, one by one."""
+    """Accepts the records of one producer, one by one."""
 
     def __init__(
         self, settings: ProducerSettings, buffer: Buffer, writers: StreamWriters, now_s: Callable[[], float]
@@ -53,7 +53,7 @@ class Records:
         """See `Producer.send`."""
         plain = keys is NO_KEYS and timestamp_us is None and headers is None and streamlet is None
         if plain and value.__class__ is bytes and stream in self._filling:
-            # All that is done for most records, in one place: each call would add a tenth to what a record costs.
+            # The whole path of most records, inline: each call would add a tenth to the cost of a record.
             accumulator = self._filling[stream]
             buffer = self._buffer
             size = RECORD_OVERHEAD_BYTES + len(value)
@@ -92,7 +92,7 @@ class Records:
         if writer is None or self._buffer.ended:
             raise self._writers.not_ready(stream)
         size = RECORD_OVERHEAD_BYTES + (0 if value is None else bytes_of("value", value))
-        accepted_keys: Sequence[bytes] = ()  # copies, as is accepted_headers: what is accepted must not change
+        accepted_keys: Sequence[bytes] = ()  # copies, like accepted_headers: the caller may change its own lists later
         accepted_headers: Sequence[Header] = ()
         if not plain:
             timestamp_us = None if timestamp_us is None else checked_time(timestamp_us)
@@ -133,21 +133,21 @@ class Records:
 
 
 def listed_keys(keys: Any) -> Sequence[bytes]:
-    """A copy. Raises `InvalidArgument`."""
+    """Return a copy of `keys`. Raises `InvalidArgument` if they are not a list or another iterable of keys."""
     if isinstance(keys, str | bytearray | memoryview | Mapping) or not isinstance(keys, Iterable):
         raise arguments.wrong("keys", keys, "bytes, or a list of bytes; encode them first")
     return tuple(keys)
 
 
 def bytes_of(what: str, value: bytes) -> int:
-    """Length of what has to be bytes. Raises `InvalidArgument`."""
+    """Return the length of a value. Raises `InvalidArgument` if it is not bytes."""
     if not isinstance(value, bytes):
         raise InvalidArgument(f"{what} is {type(value).__name__}, not bytes; encode it first")
     return len(value)
 
 
 def headers_bytes(headers: Iterable[Header]) -> int:
-    """Bytes of headers in a chunk, estimated from above."""
+    """Return the bytes of headers in a chunk, estimated from above."""
     size = 0
     for name, value in headers:
         size += (len(name) if name.isascii() else len(name.encode())) + (0 if value is None else len(value)) + 16
@@ -155,6 +155,6 @@ def headers_bytes(headers: Iterable[Header]) -> int:
 
 
 def checked_time(timestamp_us: int) -> int:
-    """Raises `InvalidArgument`."""
+    """Return a checked timestamp. Raises `InvalidArgument` if it is not a whole number within 64 bits."""
     unit = " (whole microseconds since the Unix epoch)"
     return arguments.whole("timestamp_us", timestamp_us, -_TIMESTAMP_US_MAX, _TIMESTAMP_US_MAX, what=unit)

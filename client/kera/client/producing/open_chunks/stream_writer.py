@@ -1,11 +1,11 @@
-"""From records to chunks of one stream: its open chunks, one per streamlet at most, until they are closed and queued.
+"""The open chunks of one stream, at most one per streamlet, until they are closed and queued.
 
-An open chunk is closed when it is full, when it is due, and before anything that must come behind it. It is
-encoded then, and its lane has it; who sends it is left to `kera.client.producing.sending.routes`. So it is with small
-batches, which are gathered: those for one streamlet, or those that will be partitioned.
+An open chunk is closed when it is full, when it is due, and before anything that must come behind it. Then it is
+encoded and queued in its lane; `kera.client.producing.sending.routes` decides which sender sends it. Small batches are
+gathered and closed in the same way: those for one streamlet together, or those that will be partitioned.
 
-Invariant: there are open chunks, or gatherings for single streamlets, or one that will be partitioned, and never two of
-these at the same time: what comes later is sent later.
+Invariant: at any time there are either open chunks, or gatherings for single streamlets, or one gathering that will be
+partitioned. This keeps rows and records in their order.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from kera.core.format.chunk import HEADER_BYTES, padded
 from kera.core.format.lean import is_lean
 
 GATHERED_ROW_BYTES = 16
-"""Size of a row of a gathered batch besides its values; estimated from above."""
+"""Size of a row of a gathered batch without its values; estimated from above."""
 BATCH_OVERHEAD_BYTES = 1024
-"""Chunk header, and what Arrow adds to a batch of one row; estimated from above."""
+"""Size of the chunk header, and of Arrow's overhead for a batch of one row; estimated from above."""
 
 
 class StreamWriter:
@@ -64,19 +64,19 @@ class StreamWriter:
         filling: dict[str, Accumulator],
         hooks: ChunkHooks,
     ) -> None:
-        """`filling`: the producer's; what is not the one to take its stream's next record any more, goes from it."""
+        """`filling`: see `StreamWriters.filling`; the writer removes a chunk that no longer takes the next record."""
         self.lanes = StreamLanes(stream, identity)
         self.streamlet_count = stream.config.streamlets
         self.sticky_streamlet = identity.producer_id % self.streamlet_count
-        """Where records without keys go; moves on with each chunk."""
+        """Streamlet of records without keys; moves on with each chunk."""
         self.open_chunks: dict[int, Accumulator] = {}
         """By streamlet: the chunk that takes its next record."""
         self._gatherings: dict[int | None, Gathering] = {}
-        """Small batches by the streamlet that they are for; None: they will be partitioned."""
+        """Gatherings of small batches, by streamlet; None: the batches will be partitioned."""
         self._conformer = Conformer()
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
         self._small_bytes_max = min(self._chunk_bytes_max, stream.segment_bytes_min or self._chunk_bytes_max) // 2
-        """A batch is gathered up to this size: so each of its rows fits into a segment."""
+        """Batches up to this size are gathered: each of their rows fits into a segment."""
         self._gathered_bytes_max = max(
             self._chunk_bytes_max, min(int(settings.request_bytes_max), self._chunk_bytes_max * self.streamlet_count)
         )
@@ -94,19 +94,19 @@ class StreamWriter:
 
     @property
     def stream(self) -> StreamDescription:
-        """As it was last seen."""
+        """The last known description of the stream."""
         return self.lanes.stream
 
     @property
     def deleted(self) -> UnknownStream | None:
-        """Says that the stream is not there any more."""
+        """The error of a stream that no longer exists."""
         return self.lanes.deleted
 
     def open_chunk(self, streamlet: int, record_bytes: int, time_us: int, *, spread: bool = False) -> Accumulator:
-        """The open chunk of a streamlet, if it is of the epoch of a time, or of a later one; else a new one.
+        """Return the open chunk of a streamlet, if it is of the epoch of `time_us`, or of a later one; else a new one.
 
-        `spread`: the streamlet is where records without keys go. Raises `StreamletOutOfRange`, `RecordTooLarge`,
-        `SchemaMismatch`.
+        `spread`: the record has no keys, so its streamlet may change when a chunk is closed. Raises
+        `StreamletOutOfRange`, `RecordTooLarge`, `SchemaMismatch`.
         """
         accumulator = self.open_chunks.get(streamlet)
         while accumulator is not None and time_us >= accumulator.epoch_end_us:
@@ -144,15 +144,15 @@ class StreamWriter:
             )
 
     def checked_streamlet(self, streamlet: object) -> int:
-        """`streamlet` as a number of one. Raises `InvalidArgument`, `StreamletOutOfRange`."""
+        """Return `streamlet` as a checked number. Raises `InvalidArgument`, `StreamletOutOfRange`."""
         number = streamlet_number(streamlet)
         self._check_streamlet(number)
         return number
 
     def gather(self, batch: pa.RecordBatch, streamlet: int | None, now_us: int) -> GatheredDelivery | None:
-        """Take a batch that is small and as it should be; None, and nothing is taken, for any other.
+        """Gather a small batch that conforms; return None, and take nothing, for any other.
 
-        Nor is one that need not wait for anything.
+        Also returns None if the batch need not wait for anything.
         """
         if not self._gatherings and self._buffer.idle:
             lane = self.lanes.lanes[self.sticky_streamlet if streamlet is None else streamlet]
@@ -222,7 +222,7 @@ class StreamWriter:
             self._routes.enqueue(self.lanes, place, payload, now_us, outcome, gathering.opened_s, closed_s)
 
     def whole_chunk(self, batch: pa.RecordBatch, streamlet: int | None, now_us: int) -> tuple[int, Payload] | None:
-        """A batch as one chunk, and its streamlet, if that is easily seen; None, and nothing is changed, if not."""
+        """Return the streamlet and payload of a batch that obviously makes one chunk; else None, and change nothing."""
         limit = min(self._chunk_bytes_max, limit_of(self.stream, self._chunk_bytes_max)) - HEADER_BYTES
         if not self._lean or not batch.num_rows or _bytes_of(batch, limit) + OVERHEAD_BYTES > limit:
             return None
@@ -239,16 +239,16 @@ class StreamWriter:
         return streamlet or 0, payload
 
     def checked_parts(self, parts: Sequence[pa.RecordBatch], now_us: int) -> list[tuple[pa.RecordBatch, int]]:
-        """The parts of a batch, with the length of the chunk that each would be.
+        """Return the parts of a batch, each with the length of the chunk that it would be.
 
-        All that can be wrong with a batch is found here, before any of its rows is accepted.
+        Finds all faults of a batch before any of its rows is accepted. Raises `SchemaMismatch`, `RecordTooLarge`.
         """
         stream = self.stream
         conforming = [self._conformer.conform(part, stream, now_us) for part in parts if part.num_rows]
         return [(part, checked_size(part, stream, self._chunk_bytes_max, lean=self._lean)) for part in conforming]
 
     def partition(self, batch: pa.RecordBatch, chunk_bytes: int, streamlet: int | None) -> Partition:
-        """`batch`, which would be a chunk of that length, by streamlet, all of it in the one that is given."""
+        """Partition `batch`, which would be a chunk of `chunk_bytes`; with a `streamlet`, all rows go there."""
         if streamlet is not None:
             return whole(batch, streamlet)
         if self.streamlet_count == 1:
@@ -260,7 +260,7 @@ class StreamWriter:
             return partition_by_key(batch, keys, self.streamlet_count, first, self.partitioner)
         if chunk_bytes <= bytes_max:
             partition = whole(batch, first)
-        else:  # a chunk for each streamlet, as of records
+        else:  # a chunk for each streamlet in turn, as for records
             lean = self._lean and is_lean(stream.schema)
             partition = spread(batch, chunk_bytes, first, self.streamlet_count, bytes_max, lean=lean)
         self._move_on(len(partition.ends))
@@ -271,13 +271,13 @@ class StreamWriter:
         self.sticky_streamlet = (self.sticky_streamlet + chunks) % self.streamlet_count
 
     def close_open_chunk(self, streamlet: int) -> None:
-        """Send what has gathered for a streamlet."""
+        """Close the open chunk of a streamlet, if there is one."""
         accumulator = self.open_chunks.get(streamlet)
         if accumulator is not None:
             self.close_chunk(accumulator)
 
     def close_open_chunks(self) -> None:
-        """Send what has gathered."""
+        """Close all gatherings and open chunks."""
         self.close_gatherings()
         self._close_open_chunks()
 
@@ -286,9 +286,9 @@ class StreamWriter:
             self.close_chunk(accumulator)
 
     def close_due_chunks(self, lanes: set[Lane], fill_time: FillTime, *, idle: bool) -> Due:
-        """Send what has gathered for any of `lanes` and is due; what was closed, and when the next one is due.
+        """Close open chunks and gatherings of `lanes` that are due. Returns what was due, and when the next one is.
 
-        What need not wait for a time goes when `idle`: nothing is in flight.
+        Chunks that need not wait for a time are closed when `idle`: nothing is in flight.
         """
         if not self.open_chunks and not self._gatherings:
             return NOTHING_DUE
@@ -303,7 +303,7 @@ class StreamWriter:
                 continue
             if accumulator.opened_s > since_s + fill_time.early_s(wait_s, closed):
                 next_s = accumulator.opened_s + later_s
-                break  # those behind it were opened later
+                break  # the chunks behind it were opened later
             due_s = accumulator.opened_s + later_s if due_s is None else due_s
             self.close_chunk(accumulator, now_s)
             closed += 1
@@ -321,7 +321,7 @@ class StreamWriter:
     def close_chunk(self, accumulator: Accumulator, now_s: float | None = None) -> None:
         """Encode the records of an open chunk and queue them; the next record opens another.
 
-        `now_s`: when that was decided, if others were closed before it.
+        `now_s`: when the decision to close it was made, if other chunks were closed in between.
         """
         closed_s = self._loop.time() if now_s is None else now_s
         del self.open_chunks[accumulator.streamlet]
@@ -341,9 +341,9 @@ class StreamWriter:
             self._routes.enqueue(self.lanes, streamlet, payload, created_us, outcome, opened_s, closed_s)
 
     def _not_encoded(self, error: Exception) -> KeraError:
-        """For who waits, and for `flush`.
+        """Return the error for waiting callers, and note it for `flush`.
 
-        What is taken is checked before, so this is rare. A timer may have called: nobody could catch it.
+        Rare, because rows are checked when they are accepted. Raising would not do: the caller may be a timer.
         """
         if not isinstance(error, KeraError):
             error = InvalidArgument(f"records cannot be encoded: {error}", stream=self.stream.name)
@@ -351,12 +351,12 @@ class StreamWriter:
         return error
 
     def enqueue(self, streamlet: int, payload: Payload, created_us: int, outcome: Outcome, accepted_s: float) -> None:
-        """Have a chunk of a batch sent: the last one of its streamlet."""
+        """Queue a chunk of a batch, as the last one of its streamlet."""
         self._hooks.on_accepted(self.stream.stream_id, accepted_s)
         self._routes.enqueue(self.lanes, streamlet, payload, created_us, outcome, accepted_s, accepted_s)
 
     def enqueue_together(self, payloads: Payloads, created_us: int, accepted_s: float) -> list[Outcome | BundleOutcome]:
-        """Have chunks sent that are the last ones of their streamlets."""
+        """Queue chunks of a batch, as the last ones of their streamlets: in bundles, as far as possible."""
         if self.open_chunks:
             for streamlet in payloads.streamlets.tolist():
                 self.close_open_chunk(streamlet)  # records that were sent before stay before
@@ -370,18 +370,18 @@ class StreamWriter:
         return outcomes
 
     def open_records(self) -> int:
-        """How many records are in open chunks, and gathered."""
+        """Return the number of records in open chunks and gatherings."""
         in_chunks = sum(len(accumulator.values) for accumulator in self.open_chunks.values())
         return in_chunks + sum(gathering.row_count for gathering in self._gatherings.values())
 
     def forked(self) -> None:
-        """See `kera.core.base.forks`: the parent sends what is in open chunks."""
+        """Forget all open chunks, which the parent process sends; see `kera.core.base.forks`."""
         self._filling.pop(self.stream.name, None)
         self.open_chunks.clear()
         self._gatherings.clear()
 
     def abandon(self, error: KeraError) -> None:
-        """Send nothing more; what has gathered fails with `error`."""
+        """Fail all records in open chunks and gatherings with `error`."""
         for accumulator in self.open_chunks.values():
             accumulator.fail(error)
         self.open_chunks.clear()
@@ -392,15 +392,15 @@ class StreamWriter:
 
 
 def _bytes_of(batch: pa.RecordBatch, limit: int) -> int:
-    """The size of a batch's rows. Up to `limit` the size of its buffers is good enough: a slice has those of the
-    whole.
+    """Return the size of a batch's rows. Returns the size of the buffers if that is within `limit`: it is an upper
+    bound, because a slice has the buffers of the whole.
     """
     size: int = batch.get_total_buffer_size()
     return size if size <= limit else int(batch.nbytes)
 
 
 def _keys_of(batch: pa.RecordBatch, stream: StreamDescription) -> pa.Array | None:
-    """The keys that decide where rows go; None: there are none."""
+    """Return the keys that decide the streamlets of rows; None: there are none."""
     if stream.typed:
         return None if stream.key_column is None else batch.column(stream.key_column)
     column = batch.column("keys")

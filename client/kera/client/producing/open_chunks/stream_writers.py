@@ -1,4 +1,4 @@
-"""The streams that a producer writes to, each with a `StreamWriter`; and the identity that all of them write under."""
+"""The streams that a producer writes to, each with a `StreamWriter`; and the producer's identity."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class StreamWriters:
         plugins: Plugins | None = None,
         hooks: ChunkHooks | None = None,
     ) -> None:
-        """`fail`: the producer as a whole, see `Routes`; `hooks`: None: nothing is plugged in."""
+        """`fail`: fails the producer as a whole, see `Routes`. `hooks`: None if nothing is plugged in."""
         self.by_name: dict[str, StreamWriter] = {}
         self.filling: dict[str, Accumulator] = {}
-        """By stream: the open chunk that takes its next record, if that is a value and nothing else."""
+        """By stream: the open chunk that takes its next record, if that record is only a value."""
         self.open_chunks: dict[str, tuple[int, dict[int, Accumulator]]] = {}
-        """By stream: how many streamlets it has, and the open chunks of its writer."""
+        """By stream: its number of streamlets, and the open chunks of its writer."""
         self.routes = Routes(
             cluster, settings, buffer, close_due_chunks=self.close_due_chunks, fail=fail, limits=limits, plugins=plugins
         )
@@ -57,7 +57,7 @@ class StreamWriters:
         self._preparing = asyncio.Lock()
 
     async def writer(self, name: str) -> StreamWriter:
-        """The writer of a stream; one that turned out to be deleted is looked up again. Raises `UnknownStream`."""
+        """Return the writer of a stream; looks a deleted stream up again. Raises `UnknownStream`."""
         arguments.text("stream", name, "the name of a stream")
         writer = self.by_name.get(name)
         if writer is not None and writer.deleted is None and not self._buffer.is_inherited:
@@ -71,7 +71,7 @@ class StreamWriters:
                 if self.identity is None:
                     self.identity = await self._init()
                 if writer is not None:
-                    writer.close_open_chunks()  # they fail like those before them
+                    writer.close_open_chunks()  # they fail, like the chunks before them
                 writer = self.by_name[name] = StreamWriter(
                     stream, self.identity, self._settings, self._buffer, self.routes, self.filling, self._hooks
                 )
@@ -85,13 +85,13 @@ class StreamWriters:
         return ProducerIdentity(answer.producer_id, answer.producer_epoch, last_epoch)
 
     async def look_again(self, name: str) -> None:
-        """Somebody has said that a stream was deleted: learn whether it was."""
+        """Look up a stream again after a broker has called it unknown."""
         if (writer := self.by_name.get(name)) is not None:
             with suppress(Unavailable):
                 await self.routes.refresh(writer.lanes)
 
     def not_ready(self, stream: str) -> KeraError:
-        """Why a stream takes nothing now."""
+        """Return the error that explains why a stream takes no records now."""
         if self._buffer.closed:
             return ClosedError("the producer is closed")
         if self._buffer.failure is not None:
@@ -99,25 +99,25 @@ class StreamWriters:
         return UnknownStream(f"stream {stream!r} is not prepared; await producer.prepare({stream!r})", stream=stream)
 
     def close_due_chunks(self, lanes: set[Lane], fill_time: FillTime, *, idle: bool) -> Due:
-        """Send what has gathered for any of `lanes` and is due, see `StreamWriter.close_due_chunks`."""
+        """Close the due chunks and gatherings of all streams, see `StreamWriter.close_due_chunks`."""
         return all_of([writer.close_due_chunks(lanes, fill_time, idle=idle) for writer in self.by_name.values()])
 
     def close_open_chunks(self) -> None:
-        """Send what has gathered."""
+        """Close all open chunks and gatherings."""
         for writer in self.by_name.values():
             writer.close_open_chunks()
 
     def open_records(self) -> Counter[str]:
-        """How many records are in open chunks, and gathered, by stream."""
+        """Return the number of records in open chunks and gatherings, by stream."""
         return Counter({name: writer.open_records() for name, writer in self.by_name.items()})
 
     def fail(self, error: KeraError) -> None:
-        """Give up all that is not in flight."""
+        """Give up all chunks that are not in flight, and all open ones."""
         for writer in self.by_name.values():
             writer.abandon(error)
             self.routes.abandon(writer.lanes, error)
 
     def close(self, error: KeraError) -> None:
-        """Send nothing more; what has gathered fails with `error`."""
+        """Fail all records in open chunks and gatherings with `error`."""
         for writer in self.by_name.values():
             writer.abandon(error)

@@ -1,1 +1,1 @@
-"""The outcome of each chunk, which is told once, and the deliveries that are made of it on demand."""
+"""The outcome of each chunk, which is set once, and the deliveries that are made from it on demand."""

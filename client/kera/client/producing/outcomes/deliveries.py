@@ -1,4 +1,4 @@
-"""Results for chunks that are stored: brokers' answers, from which deliveries are made on demand."""
+"""Results of stored chunks: brokers' answers, and the deliveries that are made from them on demand."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kera.core.base.ids import EntryId, Position
 from kera.v1 import broker_pb2
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
-"""A column with something of each chunk."""
+"""A column with a number for each chunk."""
 
 
 class Stored(NamedTuple):
-    """A broker's word that a chunk is stored; a `Delivery` is made of it when somebody asks."""
+    """A broker's answer that a chunk is stored; the `Delivery` is made on demand."""
 
     stream: str
     stream_id: int
@@ -30,9 +30,9 @@ class Stored(NamedTuple):
     backups: tuple[int, ...]
 
     def delivery(self) -> Delivery:
-        """The same, as users see it."""
+        """Return the delivery that users see."""
         status = self.status
-        known = bool(status.group_id)  # of a repeat, the broker may not know its place any more
+        known = bool(status.group_id)  # the broker may no longer know the place of a duplicate
         return Delivery(
             stream=self.stream,
             entry=EntryId(self.stream_id, self.streamlet_id, status.entry),
@@ -47,7 +47,7 @@ class Stored(NamedTuple):
 
 
 class StoredBundle(NamedTuple):
-    """The same of chunks that were sent together, for different streamlets of one stream."""
+    """A broker's answer that the chunks of a bundle are stored."""
 
     stream: str
     stream_id: int
@@ -60,7 +60,7 @@ class StoredBundle(NamedTuple):
     """The backups of virtual segments."""
 
     def delivery(self, index: int) -> Delivery:
-        """That of one of the chunks, as users see it."""
+        """Return the delivery of chunk number `index`, as users see it."""
         status = self.statuses[self.first + index]
         backups = self.places.get(status.virtual_segment_id, ())
         count, streamlet = int(self.record_counts[index]), int(self.streamlets[index])
@@ -68,9 +68,9 @@ class StoredBundle(NamedTuple):
 
 
 class Deliveries(Sequence[Delivery]):
-    """The deliveries of the chunks of a batch, in a sequence that makes them as they are asked for.
+    """The deliveries of the chunks of a batch, in a sequence that makes each one on demand.
 
-    A batch for many streamlets has many, and mostly nobody looks at them: all that matters is that there is no error.
+    A batch for many streamlets has many deliveries, and most callers only care that there is no error.
     """
 
     __slots__ = ("_ends", "_parts")
@@ -103,7 +103,7 @@ class Deliveries(Sequence[Delivery]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and [*self] == [*other]
 
-    __hash__ = None  # type: ignore[assignment]  # as that of a list
+    __hash__ = None  # type: ignore[assignment]  # like a list
 
     def __repr__(self) -> str:
         return f"Deliveries({[*self]})"

@@ -1,7 +1,8 @@
-"""Delivery result of a chunk: told once, to all who wait for its records.
+"""Delivery result of a chunk: set once, and shared by all waiters for its records.
 
-Not an `asyncio.Future`, for two reasons. A task that stops waiting cancels the future that it waits for, and a chunk's
-is shared by all its records. And of most chunks nobody asks: then it costs one small object, and no round of the loop.
+It is not an `asyncio.Future`, for two reasons. A cancelled task cancels the future that it awaits, but all records of a
+chunk share its outcome. And most outcomes are never awaited: such an outcome costs one small object, and no round of
+the loop.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from kera.core.errors import KeraError
 
 
 class _Told:
-    """Something that is told once, to all who wait for it.
+    """An outcome that is set once; it wakes its waiters and has its callbacks called.
 
-    Without __init__, as there is one for each chunk: what nobody has set is in the class.
+    Has no __init__, because there is one for each chunk: unset attributes are in the class.
     """
 
     _outcome: Any = None
@@ -27,7 +28,7 @@ class _Told:
     _callbacks: list[Callable[[], object]] | None = None
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call `callback` in a round of the loop of its own when the outcome is known, also if that is so already."""
+        """Have the event loop call `callback` once the outcome is known, also if it is known already."""
         if self._outcome is not None:
             asyncio.get_running_loop().call_soon(callback)
         elif self._callbacks is None:
@@ -36,11 +37,11 @@ class _Told:
             self._callbacks.append(callback)
 
     def done(self) -> bool:
-        """Whether it is known."""
+        """Whether the outcome is known."""
         return self._outcome is not None
 
     def wait(self) -> Generator[Any, None, None]:
-        """For ``yield from``: until it is known, whatever it is. Who gives up waiting leaves the others waiting."""
+        """Wait, with ``yield from``, until the outcome is known. A cancelled waiter does not affect the others."""
         if self._outcome is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             if self._waiters is None:
@@ -62,31 +63,31 @@ class _Told:
 
 
 class Outcome(_Told, Awaitable[Delivery]):
-    """The outcome of one chunk; await it for its `Delivery`, or its error."""
+    """The outcome of one chunk; await it for the `Delivery`. Awaiting raises the chunk's error."""
 
     _outcome: Delivery | Stored | KeraError | None = None
 
     def exception(self) -> KeraError | None:
-        """The chunk's error, if that is what became of it."""
+        """Return the chunk's error if it has failed. Raises `asyncio.InvalidStateError` if that is not known yet."""
         if self._outcome is None:
             raise _not_known()
         return self._outcome if isinstance(self._outcome, KeraError) else None
 
     def settle(self, outcome: Delivery | Stored | KeraError) -> None:
-        """Tell it; what is told later does not count."""
+        """Set the outcome; later calls have no effect."""
         if self._outcome is None:
             self._tell(outcome)
 
     async def settled(self) -> None:
-        """Wait until it is known, whatever it is."""
+        """Wait until the outcome is known; raises no error of the chunk."""
         with contextlib.suppress(KeraError):
             await self
 
     def result(self) -> Delivery:
-        """The delivery, of an outcome that is known. Raises the chunk's error."""
+        """Return the delivery. Raises the chunk's error, or `asyncio.InvalidStateError` if that is not known yet."""
         outcome = self._outcome
         if isinstance(outcome, KeraError):
-            raise outcome.with_traceback(None)  # it is raised to many, and each would add to it
+            raise outcome.with_traceback(None)  # it is raised several times, and the traceback would grow each time
         if outcome is None:
             raise _not_known()
         if isinstance(outcome, Stored):
@@ -94,7 +95,7 @@ class Outcome(_Told, Awaitable[Delivery]):
         return outcome
 
     def results(self) -> list[Delivery | StoredBundle]:
-        """The same, as those of a bundle."""
+        """Return the delivery in a list, like `BundleOutcome.results`."""
         return [self.result()]
 
     def __await__(self) -> Generator[Any, None, Delivery]:
@@ -103,16 +104,16 @@ class Outcome(_Told, Awaitable[Delivery]):
 
 
 class BundleOutcome(_Told):
-    """The outcome of chunks that were sent together: all are stored, or each has an outcome of its own."""
+    """The outcome of a bundle: all its chunks are stored, or each has its own outcome."""
 
     _outcome: StoredBundle | tuple[Outcome, ...] | None = None
 
     def settle(self, stored: StoredBundle) -> None:
-        """All of them are stored."""
+        """Note that all chunks are stored."""
         self._tell(stored)
 
     def take_apart(self, outcomes: Sequence[Outcome]) -> None:
-        """They have these outcomes from now on."""
+        """Give each chunk its own outcome; callbacks and waiters now depend on these."""
         callbacks, self._callbacks = self._callbacks, None
         self._tell(tuple(outcomes))
         for callback in callbacks or ():
@@ -133,21 +134,21 @@ class BundleOutcome(_Told):
             waiting.when_done(lambda: self.when_done(callback))
 
     def done(self) -> bool:
-        """Whether all are known."""
+        """Whether all chunks are stored or have failed."""
         return self._outcome is not None and self._waiting() is None
 
     def wait(self) -> Generator[Any, None, None]:
-        """Until all are known."""
+        """Wait, with ``yield from``, until all chunks are stored or have failed."""
         yield from super().wait()
         while (waiting := self._waiting()) is not None:
             yield from waiting.wait()
 
     async def settled(self) -> None:
-        """Wait until all are known."""
+        """Wait until all chunks are stored or have failed; raises no error of theirs."""
         await _Waited(self)
 
     def exception(self) -> KeraError | None:
-        """The first error."""
+        """Return the first error, if there is one. Raises `asyncio.InvalidStateError`."""
         each = self._outcome
         if each is None:
             raise _not_known()
@@ -156,7 +157,7 @@ class BundleOutcome(_Told):
         return next((error for one in each if (error := one.exception()) is not None), None)
 
     def results(self) -> list[Delivery | StoredBundle]:
-        """The results that deliveries are made from. Raises the first error."""
+        """Return the results that deliveries are made from. Raises the first error, or `asyncio.InvalidStateError`."""
         each = self._outcome
         if each is None:
             raise _not_known()
@@ -176,9 +177,9 @@ def _not_known() -> asyncio.InvalidStateError:
 
 
 class BatchDelivery(Awaitable[Sequence[Delivery]]):
-    """The deliveries of the chunks that a batch became; await it for them, those of each streamlet in their order.
+    """The deliveries of the chunks of a batch; await it for them, those of each streamlet in order.
 
-    Raises the error of the first one that has failed.
+    Awaiting raises the error of the first chunk that has failed.
     """
 
     __slots__ = ("_outcomes",)
@@ -193,19 +194,19 @@ class BatchDelivery(Awaitable[Sequence[Delivery]]):
         return self.result()
 
     def done(self) -> bool:
-        """Whether it is known what became of all chunks."""
+        """Whether all chunks are delivered or have failed."""
         return all(outcome.done() for outcome in self._outcomes)
 
     def result(self) -> Sequence[Delivery]:
-        """The result of awaiting it, without waiting. Raises the first error, or `asyncio.InvalidStateError`."""
+        """Return the deliveries without waiting. Raises the first error, or `asyncio.InvalidStateError`."""
         return Deliveries(part for outcome in self._outcomes for part in outcome.results())
 
     def exception(self) -> KeraError | None:
-        """The first error, if there is one. Raises `asyncio.InvalidStateError`."""
+        """Return the first error, if there is one. Raises `asyncio.InvalidStateError`."""
         return next((error for outcome in self._outcomes if (error := outcome.exception()) is not None), None)
 
     def add_done_callback(self, callback: Callable[[BatchDelivery], object]) -> None:
-        """Have the event loop call `callback` with this when it is known what became of all chunks."""
+        """Have the event loop call `callback` with this object when all chunks are delivered or have failed."""
 
         def known() -> None:
             waiting = next((outcome for outcome in self._outcomes if not outcome.done()), None)

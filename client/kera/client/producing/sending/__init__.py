@@ -1,4 +1,4 @@
-"""From lanes to brokers: a ``sender`` for each broker, ``routes`` to the one that owns a streamlet, and the ``buffer``.
+"""From lanes to brokers: a ``sender`` per broker, ``routes`` to the owners of streamlets, and the ``buffer``.
 
-Nothing here knows of latency constraints, of quotas or of traces: these are plugged in (``hooks``).
+Nothing here knows about latency constraints, quotas or traces: these are plugged in (``hooks``).
 """

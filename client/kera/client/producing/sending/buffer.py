@@ -1,7 +1,7 @@
 """Records that a producer has accepted and not delivered yet, within ``buffer_bytes_max``; and whether it takes more.
 
-Records of open chunks count with an estimate of their bytes, chunks that are closed with their payload's. Each chunk
-is finished once: `finish` tells its outcome and makes room. Errors are kept for `flush`, the first one since the last.
+Records in open chunks count with an estimate of their bytes, closed chunks with the bytes of their payload. Each chunk
+is finished once: `finish` sets its outcome and makes room. The buffer keeps the first error since the last `flush`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from kera.core.errors import BufferFull, ClosedError, KeraError, Uncertain
 from kera.core.native import native
 
 _CHUNK_COST_BYTES = 16 << 10
-"""Cost of a chunk besides its bytes, in bytes: it keeps a queue of small chunks short."""
+"""Fixed cost of a chunk, in bytes, added to its size: it keeps a queue of small chunks short."""
 _BUNDLED_CHUNK_COST_BYTES = 1 << 10
-"""The same for a chunk in a bundle."""
+"""Fixed cost of a chunk in a bundle, in bytes."""
 
 if TYPE_CHECKING or native is None:
 
     class Room:
-        """How much more a producer takes."""
+        """The room that is left in a producer's buffer."""
 
         left_bytes: int
-        """Below 0 when a record is larger than the buffer."""
+        """Bytes left; below 0 when a record is larger than the buffer."""
 
 else:
     Room = native.Room
-"""Base class with what `native.sender` changes for each record, see `kera.client.producing.open_chunks.records`."""
+"""Base class with the attribute that `native.sender` changes per record, see `producing.open_chunks.records`."""
 
 
 class Buffer(Room):
@@ -43,19 +43,19 @@ class Buffer(Room):
         self.bytes_max = bytes_max
         self.left_bytes = bytes_max
         self.room_bytes = bytes_max // 2
-        """So much room is enough for `drain`, unless more was asked for."""
+        """Room that is enough for `drain`, unless the last refused record needs more."""
         self.refused_bytes = 0
-        """Size of the last record that there was no room for; 0: there was room for all since the last `drain`."""
+        """Size of the last record that was refused; 0: none was since the last `drain`."""
         self.queued_bytes = 0
-        """Bytes and costs of chunks that were queued since the event loop last had a chance to send."""
+        """Bytes and fixed costs of chunks that were queued since the event loop last had a chance to send."""
         self.failure: KeraError | None = None
-        """Why nothing more is taken, though nobody has closed the producer."""
+        """Why the producer has failed as a whole; None: it has not."""
         self.ended = False
-        """Nothing more is taken: the producer is closed, or has failed."""
+        """Whether the producer accepts nothing more: it is closed, or has failed."""
         self.closed = False
-        """Somebody has closed the producer."""
+        """Whether the producer was closed."""
         self.is_inherited = False
-        """This is a child process, and everything here is its parent's."""
+        """Whether this is a child process, which has inherited the buffer from its parent."""
         self._unfinished: set[PendingChunk] = set()
         self._bundles: set[Bundle] = set()
         self._room = asyncio.Event()
@@ -68,23 +68,23 @@ class Buffer(Room):
         return not (self._unfinished or self._bundles)
 
     def is_full(self, wanted_bytes: int) -> bool:
-        """Whether there is no room for so much. What is larger than the buffer goes when the buffer is empty."""
+        """Whether there is no room for so many bytes. An empty buffer has room for any record, however large."""
         return wanted_bytes > self.left_bytes and self.left_bytes < self.bytes_max
 
     async def wait_for_room(self, wanted_bytes: int, close_open_chunks: Callable[[], None]) -> None:
-        """Until there is room for so much, or the end. Room comes from what is sent: nothing lingers meanwhile."""
+        """Wait until there is room for so many bytes, or the producer ends. Closes open chunks: sending makes room."""
         while self.is_full(wanted_bytes) and not self.ended:
-            self._room.clear()  # before: what is closed may fail at once, and make room
+            self._room.clear()  # first, because closed chunks may fail at once, and make room
             close_open_chunks()
             await self._room.wait()
 
     def refuse(self, size: int) -> BufferFull:
-        """The error for a record of so many bytes, for which there is no room."""
+        """Note that there is no room for a record of so many bytes, and return the error."""
         self.refused_bytes, limit = size, self.bytes_max
         return BufferFull(f"{limit} bytes wait to be acknowledged; await drain() before sending more", limit=limit)
 
     async def drain(self, close_open_chunks: Callable[[], None]) -> None:
-        """Until there is `room_bytes`, and for the record that was refused last. Also lets the loop run."""
+        """Wait until there is room for `room_bytes` and for the last refused record. Lets the loop run if necessary."""
         wanted, self.refused_bytes = max(self.refused_bytes, self.room_bytes), 0
         if self.is_full(wanted):
             await self.wait_for_room(wanted, close_open_chunks)
@@ -92,41 +92,41 @@ class Buffer(Room):
             await self.let_loop_run()
 
     async def let_loop_run(self) -> None:
-        """So that what is queued is sent."""
+        """Let the event loop send queued chunks."""
         self.queued_bytes = 0
         await asyncio.sleep(0)
 
     def take(self, size: int) -> None:
-        """A record of so many bytes is in an open chunk."""
+        """Count a record of so many bytes that was added to an open chunk."""
         self.left_bytes -= size
 
     def release(self, size: int) -> None:
-        """An open chunk of so many bytes is closed."""
+        """Give back the bytes of an open chunk that was closed, or of a finished chunk."""
         self.left_bytes += size
         self._room.set()
 
     def add(self, chunk: PendingChunk) -> None:
-        """A chunk is closed and queued."""
+        """Count a chunk that was queued."""
         size = chunk.payload_bytes
         self.left_bytes -= size
         self.queued_bytes += size + _CHUNK_COST_BYTES
         self._unfinished.add(chunk)
 
     def add_bundle(self, bundle: Bundle) -> None:
-        """Chunks are queued together."""
+        """Count the chunks of a bundle that was queued."""
         self.left_bytes -= bundle.payload_bytes
         self.queued_bytes += bundle.payload_bytes + _BUNDLED_CHUNK_COST_BYTES * bundle.chunk_count
         self._bundles.add(bundle)
 
     def deliver_bundle(self, bundle: Bundle, stored: StoredBundle) -> None:
-        """All chunks of a bundle are delivered."""
+        """Finish all chunks of a bundle, as stored."""
         if bundle in self._bundles:  # else the producer was closed before the answer came
             self._bundles.remove(bundle)
             self.release(bundle.payload_bytes)
             bundle.delivered.settle(stored)
 
     def take_apart(self, bundle: Bundle) -> list[PendingChunk]:
-        """The chunks of a bundle, which finish one by one from now on."""
+        """Return the chunks of a bundle, which finish one by one from now on."""
         chunks = bundle.take_apart()
         if bundle in self._bundles:
             self._bundles.remove(bundle)
@@ -134,7 +134,7 @@ class Buffer(Room):
         return chunks
 
     def finish(self, chunk: PendingChunk, outcome: Stored | KeraError) -> None:
-        """`chunk` is delivered, or has failed for good."""
+        """Finish a chunk: it is delivered, or has failed for good."""
         if chunk not in self._unfinished:
             return  # the producer was closed before the answer came
         self._unfinished.remove(chunk)
@@ -144,7 +144,7 @@ class Buffer(Room):
         chunk.delivered.settle(outcome)
 
     def deliver(self, chunks: Sequence[PendingChunk], stored: Sequence[Stored]) -> None:
-        """Chunks that were in flight are delivered."""
+        """Finish chunks that were in flight, as stored."""
         if not self._unfinished:
             return  # the producer was closed before the answer came
         self._unfinished.difference_update(chunks)
@@ -153,18 +153,18 @@ class Buffer(Room):
             chunk.delivered.settle(outcome)
 
     def note_error(self, error: KeraError) -> None:
-        """The next `flush` raises it, if it is the first one."""
+        """Have the next `flush` raise the error, if it is the first one."""
         self._first_error = self._first_error or error
 
     def fail(self, error: KeraError) -> None:
-        """Take nothing more."""
+        """Fail the producer as a whole: it accepts nothing more."""
         self.failure, self.ended = error, True
         self._room.set()
 
     async def flush(self) -> None:
-        """Wait until all chunks of now are finished. Raises the failure, else the first error since the last time.
+        """Wait until the present chunks are finished. Raises the failure, else the first error since the last `flush`.
 
-        The failure comes first because it is final: an error of a single chunk may say that the caller can try again.
+        The failure comes first because it is final, whereas the error of a single chunk may be retriable.
         """
         bundles = list(self._bundles)
         for chunk in list(self._unfinished):
@@ -178,13 +178,13 @@ class Buffer(Room):
             raise error
 
     def forked(self) -> None:
-        """See `kera.core.base.forks`: the parent sends what was accepted, and nothing more is taken here."""
+        """Forget all chunks, which the parent process sends, and accept nothing more; see `kera.core.base.forks`."""
         self._unfinished, self._bundles, self._first_error = set(), set(), None
         self.is_inherited = True
         self.fail(inherited())
 
     def close(self) -> None:
-        """Take nothing more, and give up what is not finished."""
+        """Accept nothing more, and give up unfinished chunks."""
         self.ended = self.closed = True
         self._room.set()
         for bundle in list(self._bundles):
@@ -193,7 +193,7 @@ class Buffer(Room):
             self.finish(chunk, _given_up(chunk))
 
     def record_counts(self) -> Counter[str]:
-        """Records of the unfinished chunks, by stream."""
+        """Return the number of records in unfinished chunks, by stream."""
         records: Counter[str] = Counter()
         for chunk in self._unfinished:
             records[chunk.lane.identity.stream] += chunk.payload.record_count

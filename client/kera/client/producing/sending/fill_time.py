@@ -1,4 +1,4 @@
-"""How long an open chunk may fill, and what comes of a look at open chunks. Times are on the loop's clock."""
+"""How long an open chunk may fill, and the result of closing due chunks. Times are on the loop's clock."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import NamedTuple, Protocol
 from kera.client.producing.lanes.lane import Lane
 
 TIMER_S = 0.001
-"""To which an event loop's timers are exact: one that goes off too early would be set again and again."""
+"""Precision of an event loop's timers: a timer that goes off too early would be set again and again."""
 
 
 class FillTime(Protocol):
-    """Says of one producer's chunks for one broker how long they may fill."""
+    """Decides how long one producer's chunks for one broker may fill."""
 
     @property
     def holds(self) -> bool:
-        """Chunks may have to wait: for a time, not for an answer."""
+        """Whether chunks may have to wait for a time, and not only for an answer."""
         ...
 
     @property
     def grace_s(self) -> float:
-        """How much later than it is due a look at a chunk is soon enough."""
+        """How long after its time the sender may look at a due chunk."""
         ...
 
     def wait_s(self, stream_id: int, now_s: float) -> float:
-        """How long a chunk of a stream may fill; 0: until nothing is in flight."""
+        """Return how long a chunk of a stream may fill; 0: until nothing is in flight."""
         ...
 
     def early_s(self, wait_s: float, others: int) -> float:
-        """How much earlier than after `wait_s` a chunk may go with so many others; 0: it has to be due by itself."""
+        """Return how much before the end of `wait_s` a chunk may go along with `others` due ones; 0: it may not."""
         ...
 
 
@@ -45,20 +45,20 @@ class Linger:
         """See `FillTime`; likewise what follows."""
         return self._linger_s
 
-    def early_s(self, wait_s: float, others: int) -> float:  # noqa: ARG002 - a time that was asked for
-        """None goes early."""
+    def early_s(self, wait_s: float, others: int) -> float:  # noqa: ARG002 - the user has set the time
+        """Return 0: no chunk goes early."""
         return 0.0
 
 
 class Due(NamedTuple):
-    """The result of a look at open chunks."""
+    """The result of closing due chunks."""
 
     closed: bool
-    """Some were due, and are closed."""
+    """Whether any chunk was due, and is closed."""
     next_s: float | None
-    """When the next one is due; None: there is none that waits for a time."""
+    """When the next chunk is due; None: no chunk waits for a time."""
     since_s: float | None = None
-    """Since when the first of those that are closed was due; None: there was none that waited for a time."""
+    """When the first closed chunk was due; None: no closed chunk waited for a time."""
 
 
 NOTHING_DUE = Due(closed=False, next_s=None)
@@ -68,19 +68,19 @@ class CloseDueChunks(Protocol):
     """Closes open chunks."""
 
     def __call__(self, lanes: set[Lane], fill_time: FillTime, *, idle: bool) -> Due:
-        """Close those of these lanes that are due; what need not wait for a time is so when nothing is in flight."""
+        """Close due chunks of `lanes`. A chunk that need not wait for a time is due if `idle`: nothing is in flight."""
         ...
 
 
 def earlier(one_s: float | None, other_s: float | None) -> float | None:
-    """The earlier one of two times; None is not a time."""
+    """Return the earlier one of two times; None is not a time."""
     if one_s is None or other_s is None:
         return other_s if one_s is None else one_s
     return min(one_s, other_s)
 
 
 def all_of(found: Sequence[Due]) -> Due:
-    """The result of several looks."""
+    """Combine several results."""
     if len(found) == 1:
         return found[0]
     next_s = min((each.next_s for each in found if each.next_s is not None), default=None)

@@ -1,10 +1,10 @@
-"""The places at which something can be plugged into the sending of chunks. Nothing of it is needed to send.
+"""Plug-ins and hooks for the sending of chunks; a producer can send without any.
 
-    Plugins        of one producer: says what to plug into the sender of each broker
+    Plugins        of one producer: makes the plug-ins for the sender of each broker
     Plugged        of one sender: how long chunks fill, how large requests may be, and hooks
-    SenderHooks    called when something happens to a sender, see the methods
+    SenderHooks    called on events of a sender, see the methods
 
-`SenderHooks` do nothing: what is plugged in overrides the methods that it needs. Hooks are called for chunks and
+The methods of `SenderHooks` do nothing: a plug-in overrides the methods that it needs. Hooks are called for chunks and
 requests, never for a record, and must not raise.
 """
 
@@ -22,35 +22,35 @@ from kera.v1 import broker_pb2
 
 
 class SenderHooks:
-    """Called by one sender. Times are on the loop's clock."""
+    """Hooks that one sender calls. Times are on the loop's clock."""
 
     def on_round(self) -> None:
-        """A round begins: open chunks may be looked at in it, and requests sent."""
+        """A round begins: the sender may close open chunks in it, and send requests."""
 
     def on_round_end(self) -> None:
-        """All that may be sent now is sent."""
+        """A round ends: the sender has sent all that it may send now."""
 
     def on_chunk_opened(self) -> None:
         """A chunk was opened that may wait for a time."""
 
     def on_looked(self, due: Due, now_s: float) -> None:
-        """Open chunks were looked at, and those that are due are closed."""
+        """The sender has looked at open chunks, and closed due ones."""
 
     def on_connected(self, now_s: float) -> None:
-        """There is a connection."""
+        """The sender has connected to the broker."""
 
     def on_request(self, request: Request) -> None:
-        """A request is about to be sent. Something may be added to its message."""
+        """A request is about to be sent. The hook may add to its message."""
 
     def on_failure(self, request: Request, error: BaseException) -> None:
         """A request was not sent, or not answered."""
 
     def on_answer(self, request: Request, answer: broker_pb2.MultiWriteChunksResponse, now_s: float) -> None:
-        """A request was answered. Whether its chunks are stored is looked at next."""
+        """A request was answered. Next, the sender looks whether its chunks are stored."""
 
 
 class Listeners:
-    """The methods of some hooks that do something, by what they are called for: the others cost nothing."""
+    """The overridden methods of hooks, by event: methods that are not overridden cost nothing."""
 
     def __init__(self, hooks: Sequence[SenderHooks]) -> None:
         def those(method: str) -> list[Any]:
@@ -68,38 +68,38 @@ class Listeners:
 
 
 class RequestBounds(Protocol):
-    """The size of requests to one broker, and how many of them are in flight."""
+    """Bounds on the size of requests to one broker, and on their number in flight."""
 
     @property
     def bytes_max(self) -> int:
-        """Bytes of one request, unless it is a single chunk."""
+        """Maximum bytes of one request, unless it is a single chunk."""
         ...
 
     @property
     def in_flight_max(self) -> int:
-        """Requests that are not answered."""
+        """Maximum number of unanswered requests."""
         ...
 
 
 class FixedBounds(NamedTuple):
-    """Those of the settings."""
+    """The bounds that the settings give."""
 
     bytes_max: int
     in_flight_max: int
 
 
 class SenderPort(NamedTuple):
-    """A sender as plug-ins see it."""
+    """The view of a sender that plug-ins get."""
 
     broker_id: int
     bounds: FixedBounds
-    """The largest ones."""
+    """The upper limits of its bounds."""
     stream_ids: Callable[[], set[int]]
-    """The streams that it writes to."""
+    """Returns the streams that it writes to."""
     channel: Callable[[], Channel | None]
-    """Its connection."""
+    """Returns its connection."""
     wake_at: Callable[[float], None]
-    """Have it begin a round then, or earlier."""
+    """Has it begin a round at this time, or earlier."""
 
 
 class Plugged(NamedTuple):
@@ -114,12 +114,12 @@ class Plugins(NamedTuple):
     """The plug-ins of one producer's senders."""
 
     at_sender: Callable[[SenderPort], Plugged]
-    """Makes those for the sender of one broker."""
+    """Makes the plug-ins for the sender of one broker."""
     created_us: Callable[[int, StreamDescription, float], int | None]
-    """Called with a broker, a stream, and when a chunk was made, on the loop's clock. Returns its time of day; None:
-    the one of the producer's clock counts."""
+    """Takes a broker, a stream, and the time on the loop's clock when a chunk was made. Returns the time of day for the
+    chunk; None: the time on the producer's clock counts."""
 
 
 def without_plugins(settings: ProducerSettings) -> Plugins:
-    """None: chunks linger as settings say, and have the time by the producer's clock."""
+    """Return plug-ins that add nothing: chunks fill for ``linger_ms``, and have the time on the producer's clock."""
     return Plugins(lambda port: Plugged(Linger(settings.linger_ms), port.bounds), lambda *_: None)

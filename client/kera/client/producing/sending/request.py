@@ -10,7 +10,7 @@ from kera.core.format.chunk import padding_of
 from kera.v1 import broker_pb2, common_pb2
 
 JOINED_BYTES_MAX = 4 << 10
-"""Payloads of fewer bytes, on average, are copied so that a request is in one piece."""
+"""Payloads of fewer bytes, on average, are copied into one piece."""
 
 
 class Request:
@@ -25,21 +25,21 @@ class Request:
         durability: common_pb2.Durability.ValueType,
         sent_s: float,
     ) -> None:
-        """`sent_s`: when it is sent, on the loop's clock."""
+        """`sent_s`: when the request is sent, on the loop's clock."""
         self.bundles = bundles
         self.chunks = chunks
         self.chunk_count = count = sum([each.chunk_count for each in bundles]) + len(chunks)
-        """With those in bundles."""
+        """Number of chunks, including those in bundles."""
         self.message = broker_pb2.MultiWriteChunksRequest(chunk_count=count, durability=durability)
         self.sent_s = sent_s
 
     @property
     def deadline_s(self) -> float:
-        """The first deadline of its chunks."""
+        """The earliest deadline of its chunks."""
         return min([each.deadline_s for each in self.bundles] + [each.deadline_s for each in self.chunks])
 
     def bulk(self) -> list[Any]:
-        """The bytes of the chunks, in pieces. Small ones are joined: many cost more than they weigh."""
+        """Return the bytes of the chunks, in pieces. Joins small pieces, because each piece has a fixed cost."""
         bundled: list[Any] = [each.bulk for each in self.bundles]
         pieces: list[Any] = []
         size = 0

@@ -1,18 +1,18 @@
-"""Which sender serves which lane: that of the broker that owns the lane's streamlet, wherever it moves.
+"""Assigns each lane to the sender of the broker that owns its streamlet, also when the streamlet moves.
 
-    sender of the owner ──NotOwner──► looked for: a pause, the coordinator's word ──► sender of the new owner
+    sender of the owner ──NotOwner──► search: a pause, then ask the coordinator ──► sender of the new owner
             ▲                                                                              │ (or the same one)
             └──────────────────────────────────────────────────────────────────────────────┘
 
 Invariants:
 
-* a lane changes its sender only while nothing of it is in flight. So chunks reach the new owner in the order of their
-  sequences, and none of them while the outcome of an earlier one at the old owner is open;
-* nothing is sent of a lane that is being looked for; the other lanes of its sender go on;
+* a lane changes its sender only while none of its chunks is in flight. So chunks reach the new owner in the order of
+  their sequences, and only once the outcomes of earlier chunks at the old owner are known;
+* a lane sends nothing during the search for its owner; the other lanes of its sender go on;
 * a sender without lanes ends.
 
-A broker that cannot be reached is no different in the end: its sender asks the coordinator before each attempt to
-connect, and the lanes that are elsewhere by then leave it.
+An unreachable broker is handled similarly: its sender asks the coordinator before each attempt to connect, and lanes
+whose streamlets have moved leave the sender.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = get_logger("kera.producer")
 
 
 class ProducerLimits(NamedTuple):
-    """Bounds of a producer that no setting says: constants of the protocol, of which tests need not reach the end."""
+    """Bounds of a producer that are not settings: constants of the protocol, which tests make smaller."""
 
     epochs: int = PRODUCER_EPOCHS
     """Producer epochs of one instance of a named producer."""
@@ -62,15 +62,15 @@ LIMITS = ProducerLimits()
 
 @dataclass(slots=True, eq=False)
 class _Route:
-    """Where the chunks of a lane go."""
+    """The route of a lane's chunks."""
 
     lanes: StreamLanes
-    """It is one of these."""
+    """The lanes of the same stream."""
     sender: Sender | None = None
     attempt: int = 0
     """How many times in a row its broker was not the owner."""
     looking: bool = False
-    """The owner is being looked for."""
+    """Whether a search for the owner is under way."""
 
 
 class Routes:
@@ -90,9 +90,9 @@ class Routes:
         limits: ProducerLimits,
         plugins: Plugins | None = None,
     ) -> None:
-        """`close_due_chunks`: see `fill_time.CloseDueChunks`; `fail`: the producer as a whole.
+        """`close_due_chunks`: see `fill_time.CloseDueChunks`. `fail`: fails the producer as a whole.
 
-        `plugins`: for its senders; None: nothing is plugged in.
+        `plugins`: for the senders; None: nothing is plugged in.
         """
         self.close_due_chunks = close_due_chunks
         self.fail = fail
@@ -106,12 +106,12 @@ class Routes:
         self._routes: dict[Lane, _Route] = {}
         """Routes of the lanes that a sender serves."""
         self.unsettled: set[Lane] = set()
-        """Lanes whose broker was not the owner when it was last asked, and those that end when nothing is in flight."""
+        """Lanes whose broker was not the owner at the last request, and abandoned lanes with chunks in flight."""
         self.deleted: set[str] = set()
-        """Names of streams that turned out to be deleted. Their producer has not looked them up again."""
+        """Names of deleted streams that the producer has not looked up again."""
         self._senders: dict[int, Sender] = {}
         self._first_wait_s = (settings.linger_ms or 0.0) / 1000
-        """As long as a lane has no sender."""
+        """How long a chunk of a lane without a sender may fill."""
         self._searches = Tasks()
         self._stopped = False
 
@@ -122,20 +122,20 @@ class Routes:
 
     @property
     def searches(self) -> int:
-        """How many owners are being looked for."""
+        """The number of searches for owners under way."""
         return len(self._searches)
 
-    # -- used by those who fill the lanes ----------------------------------------------------------------------
+    # -- used by the code that fills the lanes -----------------------------------------------------------------
 
     def wait_s(self, lane: Lane) -> float:
-        """How long a chunk of a lane that is opened now may fill; 0: until nothing is in flight."""
+        """Return how long a chunk of a lane, opened now, may fill; 0: until nothing is in flight."""
         route = self._routes.get(lane)
         if route is None or route.sender is None:
             return self._first_wait_s
         return route.sender.fill_time.wait_s(lane.identity.stream_id, self._loop.time())
 
     def chunk_opened(self, lanes: StreamLanes, lane: Lane) -> None:
-        """A chunk of one of `lanes` was opened."""
+        """Note that a chunk of `lane`, one of `lanes`, was opened."""
         self._sender(lane, self._route(lanes, lane)).chunk_opened(lane)
 
     def enqueue(
@@ -148,10 +148,10 @@ class Routes:
         accepted_s: float,
         closed_s: float,
     ) -> None:
-        """Have a chunk sent: the last one of its streamlet, which is one of `lanes`.
+        """Queue a chunk as the last one of its streamlet, which is one of `lanes`.
 
-        `created_us`: by the producer's clock; `accepted_s`: when its oldest record was accepted, `closed_s`: when it
-        was decided that it goes.
+        `created_us`: by the producer's clock; `accepted_s`: when its oldest record was accepted; `closed_s`: when the
+        decision to close it was made.
         """
         lane, broker_id = lanes.lanes[streamlet], lanes.stream.assignments[streamlet].broker_id
         broker_us = self._plugins.created_us(broker_id, lanes.stream, accepted_s)
@@ -161,16 +161,16 @@ class Routes:
         self._buffer.add(chunk)
         route = self._routes.get(lane)
         if route and route.sender and lanes.columns.is_settled(streamlet) and not lane.exhausted:
-            route.sender.lane_ready(lane)  # as the last time
+            route.sender.lane_ready(lane)  # the route is still valid
         else:
             self._serve(lane, self._route(lanes, lane))
 
     def add_bundles(
         self, lanes: StreamLanes, payloads: Payloads, created_us: int, accepted_s: float
     ) -> tuple[list[BundleOutcome], list[int]]:
-        """Have chunks sent together whose lanes are free and settled; those of some of `lanes`, one each.
+        """Queue chunks in bundles if their lanes, which are some of `lanes`, are free and settled.
 
-        Returns the outcomes, and the indexes of the others: they have to be added one by one.
+        Returns the outcomes of the bundles, and the indexes of the other chunks, which have to be added one by one.
         """
         streamlets, columns = payloads.streamlets, lanes.columns
         brokers = columns.brokers(streamlets)
@@ -181,7 +181,7 @@ class Routes:
                 brokers[brokers == broker_id] = NOBODY
                 continue
             goes = brokers == broker_id
-            if sender.queued:  # what is in the queue already goes before all of a bundle
+            if sender.queued:  # a lane with queued chunks cannot join: these must go before its chunk in the bundle
                 goes &= [lanes.lanes[streamlet] not in sender.queued for streamlet in streamlets.tolist()]
                 brokers[(brokers == broker_id) & ~goes] = NOBODY
                 if not goes.any():
@@ -201,14 +201,14 @@ class Routes:
         return outcomes, np.flatnonzero(brokers == NOBODY).tolist()
 
     def abandon(self, lanes: StreamLanes, error: KeraError) -> None:
-        """Send nothing more of a stream. What is in flight comes to its end."""
+        """Send nothing more of a stream. Requests in flight are still finished."""
         for sender in list(self._senders.values()):
             sender.take_bundles_apart()
         for lane in lanes.lanes:
             self._abandon(lane, error)
 
     async def refresh(self, lanes: StreamLanes, gone: UnknownStream | None = None) -> None:
-        """Learn where a stream's streamlets are now, and let lanes go there. `gone`: who said that it is deleted.
+        """Look up the owners of a stream's streamlets, and move lanes there. `gone`: a broker's error if it is deleted.
 
         Raises `Unavailable`.
         """
@@ -227,7 +227,7 @@ class Routes:
                 self.ready(lane)
 
     def stop(self) -> None:
-        """Connect to nobody any more, look for nobody."""
+        """Stop all attempts to connect, and all searches for owners."""
         self._stopped = True
         for sender in self._senders.values():
             sender.stop()
@@ -236,13 +236,13 @@ class Routes:
     # -- used by senders, see `sender.LaneOwner` ------------------------------------------
 
     def ready(self, lane: Lane) -> None:
-        """A lane may have chunks to send."""
+        """Serve a lane, which may have chunks to send."""
         route = self._routes.get(lane)
         if route is not None:
             self._serve(lane, route)
 
     def delivered(self, lane: Lane) -> None:
-        """A chunk of a lane is delivered: its broker is the owner."""
+        """Note that a chunk of a lane is delivered: its broker is the owner."""
         route = self._routes.get(lane)
         if route is not None:
             route.attempt = 0
@@ -253,7 +253,7 @@ class Routes:
                 self._serve(lane, route)
 
     def lost(self, lane: Lane, error: KeraError) -> None:
-        """Its broker does not have the streamlet: `error` says so. Look for the owner; send nothing meanwhile."""
+        """Search for the owner of a lane whose broker refused it with `error`; send nothing meanwhile."""
         route = self._routes.get(lane)
         if route is None or route.sender is None or route.looking:
             return
@@ -270,7 +270,7 @@ class Routes:
         self._searches.start(self._find(lane, route, error))
 
     async def connect(self, sender: Sender) -> Channel | None:
-        """A connection to a sender's broker; None if no lane needs it any more. Raises `Unavailable`."""
+        """Return a connection to a sender's broker; None if no lane needs it any more. Raises `Unavailable`."""
         streams = dict.fromkeys(self._routes[lane].lanes for lane in sender.lanes)
         for lanes in streams:
             await self.refresh(lanes)
@@ -290,7 +290,7 @@ class Routes:
         return route
 
     def _sender(self, lane: Lane, route: _Route) -> Sender:
-        """The sender that serves a lane."""
+        """Return the sender that serves a lane; moves the lane to its owner's sender if possible."""
         owner, sender = route.lanes.owner(lane), route.sender
         if sender is None or (sender.broker_id != owner and not lane.in_flight):
             self._leave(lane, route)
@@ -308,7 +308,7 @@ class Routes:
                 )
             sender.lanes.add(lane)
             route.sender = sender
-            sender.chunk_opened(lane)  # if there is an open chunk, nobody else would close it
+            sender.chunk_opened(lane)  # only this sender will close the lane's open chunk, if there is one
         return sender
 
     def _leave(self, lane: Lane, route: _Route) -> None:
@@ -356,13 +356,13 @@ class Routes:
     async def _find(self, lane: Lane, route: _Route, error: KeraError) -> None:
         gone = error if isinstance(error, UnknownStream) else None
         try:
-            # Not beyond the deadline of its chunks: then there is one attempt left, wherever it goes.
+            # Not beyond the deadline of its chunks: at that time they get one last attempt, at the last known owner.
             async with asyncio.timeout_at(lane.deadline_s):
                 await asyncio.sleep(route_pause_s(self._cluster.settings, route.attempt))
                 await self.refresh(route.lanes, gone)
         except (KeraError, TimeoutError):
-            pass  # as it was when it was last seen
+            pass  # the last known owner stays
         finally:
             route.looking = False
-            if not self._stopped:  # else somebody else has cancelled it, as `asyncio.run` does at its end
+            if not self._stopped:  # a cancellation without `stop` comes from elsewhere, as when `asyncio.run` ends
                 self.ready(lane)

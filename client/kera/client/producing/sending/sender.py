@@ -1,12 +1,11 @@
 """Requests to one broker: gathers queued chunks of all lanes, keeps several requests in flight, retries.
 
-Lanes and bundles are served in turn. A bundle goes as a whole. It is taken apart, into its lanes, when anything is not
-as it should be: no connection, a request that has failed, a chunk that was refused.
+Lanes and bundles are served in turn. A bundle goes as a whole. It is taken apart, into its lanes, when there is no
+connection, when a request has failed, or when a chunk was refused.
 
-All is done in rounds (`Sender._round`). A round begins when a lane or bundle is queued, when an open chunk may be due,
-and when a request is answered. It sends what is queued; while there is room for more requests, it has open chunks
-closed that are due. How long these may fill, and how large requests are, is plugged in, as is what measures all that
-(`hooks`).
+A sender works in rounds (`Sender._round`). A round begins when a lane or bundle is queued, when an open chunk may be
+due, and when a request is answered. It sends queued chunks; while there is room for more requests, it has due open
+chunks closed. Plug-ins decide how long chunks may fill and how large requests are, and measure both (`hooks`).
 """
 
 from __future__ import annotations
@@ -47,33 +46,33 @@ class LaneOwner(Protocol):
 
     @property
     def close_due_chunks(self) -> CloseDueChunks:
-        """See there."""
+        """See `CloseDueChunks`."""
         ...
 
     @property
     def fail(self) -> Callable[[KeraError], None]:
-        """The producer can send nothing more."""
+        """The function that fails the producer as a whole."""
         ...
 
     @property
     def unsettled(self) -> set[Lane]:
-        """The lanes that are told of each chunk that is delivered; the others, while they have more to send."""
+        """Lanes whose deliveries are all passed to `delivered`; other lanes' only while they have more to send."""
         ...
 
     async def connect(self, sender: Sender) -> Channel | None:
-        """A connection to a sender's broker; None if no lane needs it any more."""
+        """Return a connection to a sender's broker; None if no lane needs it any more."""
         ...
 
     def ready(self, lane: Lane) -> None:
-        """A lane may have chunks to send."""
+        """Serve a lane, which may have chunks to send."""
         ...
 
     def delivered(self, lane: Lane) -> None:
-        """A chunk of a lane is delivered."""
+        """Note that a chunk of a lane is delivered."""
         ...
 
     def lost(self, lane: Lane, error: KeraError) -> None:
-        """The broker does not have the lane's streamlet."""
+        """Note that the broker does not own the lane's streamlet."""
         ...
 
 
@@ -91,14 +90,14 @@ class Sender:
         loop: asyncio.AbstractEventLoop,
         plug: Callable[[SenderPort], Plugged],
     ) -> None:
-        """`plug`: says what is plugged in."""
+        """`plug`: makes the plug-ins."""
         self.broker_id = broker_id
         self.lanes: set[Lane] = set()
-        """All that it serves, see `kera.client.producing.sending.routes`."""
+        """All lanes that it serves, see `kera.client.producing.sending.routes`."""
         self._queue: deque[Lane | Bundle] = deque()
         """Bundles, and lanes that may have chunks to send, each at most once; served in turn."""
         self.queued: set[Lane] = set()
-        """The lanes in the queue: a bundle that comes now is behind them."""
+        """The lanes in the queue: a new bundle is queued behind them."""
         self._owner = owner
         self._cluster = cluster
         self._buffer = buffer
@@ -109,7 +108,7 @@ class Sender:
         self._request_chunks_max = request_chunks_max
         self._alarm = Alarm(loop, self._round)  # goes off when an open chunk is due: one for all lanes
         self._requests = 0
-        """In flight."""
+        """Number of requests in flight."""
         self._round_soon = False
         self._retry_at_s = 0.0
         self._attempt = 0
@@ -123,14 +122,14 @@ class Sender:
         self._listeners = Listeners(hooks)
 
     def lane_ready(self, lane: Lane) -> None:
-        """A chunk was added to a lane."""
+        """Queue a lane, which may have chunks to send."""
         if lane not in self.queued:
             self.queued.add(lane)
             self._queue.append(lane)
         self._begin_soon()
 
     def send_bundle(self, bundle: Bundle) -> None:
-        """Chunks were put together, of lanes that are not queued."""
+        """Queue a bundle; none of its lanes is queued."""
         self._queue.append(bundle)
         self._begin_soon()
 
@@ -140,7 +139,7 @@ class Sender:
             self._loop.call_soon(self._round)
 
     def take_bundles_apart(self) -> None:
-        """Those in the queue: their chunks wait in lanes from now on, before what came later."""
+        """Take the queued bundles apart: their chunks now wait in their lanes, before later chunks."""
         bundles = [each for each in self._queue if isinstance(each, Bundle)]
         if not bundles:
             return
@@ -153,13 +152,13 @@ class Sender:
             self._owner.ready(lane)
 
     def remove(self, lane: Lane) -> None:
-        """Send nothing of a lane, until it is ready again."""
+        """Remove a lane from the queue, until it is ready again."""
         if lane in self.queued:
             self.queued.discard(lane)
             self._queue.remove(lane)
 
     def chunk_opened(self, lane: Lane) -> None:
-        """A chunk of a lane was opened: it is due after a while, or when nothing is in flight."""
+        """Note that a chunk of a lane was opened: it is due after a time, or when nothing is in flight."""
         now_s = self._loop.time()
         wait_s = self.fill_time.wait_s(lane.identity.stream_id, now_s)
         if wait_s:
@@ -170,14 +169,14 @@ class Sender:
             self._begin_soon()
 
     def stop(self) -> None:
-        """Connect to nobody any more; `_round` sees by itself that the producer has ended."""
+        """Stop connecting. `_round` notices on its own that the producer has ended."""
         self._alarm.stop()
         if self._connecting is not None and self._connecting is not asyncio.current_task():
             self._connecting.cancel()
 
     def _round(self) -> None:
         """Send as many requests as may be in flight."""
-        self._round_soon = True  # what is closed and queued here asks for no other round
+        self._round_soon = True  # chunks closed and queued here need no further round
         for call in self._listeners.on_round:
             call()
         try:
@@ -188,7 +187,7 @@ class Sender:
             call()
 
     def _send_all(self) -> None:
-        if self._buffer.ended or not self._origin.is_here:  # the parent of a forked process sends what it has accepted
+        if self._buffer.ended or not self._origin.is_here:  # in a forked process: the parent sends accepted records
             return
         if self._retry_at_s and self._loop.time() < self._retry_at_s:
             return  # the retry's timer begins a round
@@ -202,12 +201,12 @@ class Sender:
             if bundles or chunks:
                 self._send(self._channel, bundles, chunks)
             elif self._requests and not self.fill_time.holds:
-                return  # an unfilled chunk goes on filling until an answer is there: so it grows with the load
+                return  # an unfilled chunk goes on filling until an answer comes: so chunks grow with the load
             elif not self._close_due_chunks(idle=not self._requests):
                 return
 
     def _close_due_chunks(self, *, idle: bool) -> bool:
-        """Queue the open chunks that are due; whether there were any. For the next one the alarm is set."""
+        """Queue the open chunks that are due, and set the alarm for the next one. Returns whether any were due."""
         due = self._owner.close_due_chunks(self.lanes, self.fill_time, idle=idle)
         now_s = self._loop.time()
         for call in self._listeners.on_looked:
@@ -218,10 +217,9 @@ class Sender:
         return due.closed
 
     def _gather(self, bytes_max: int) -> tuple[list[Bundle], list[PendingChunk]]:
-        """Take queued chunks for one request: the lanes in turn, each lane's chunks in order; bundles before all of
-        them.
+        """Take queued chunks for one request: lanes in turn, each lane's chunks in order; bundles before all of them.
 
-        What is in a bundle and in the queue before it is never of the same lane.
+        A lane that is queued before a bundle never has a chunk in that bundle.
         """
         bundles: list[Bundle] = []
         chunks: list[PendingChunk] = []
@@ -252,7 +250,7 @@ class Sender:
         request = Request(bundles, chunks, self._durability, now_s)
         for call in self._listeners.on_request:
             call(request)
-        # Not beyond the deadline of a chunk: it is given up then, answered or not.
+        # Not beyond the deadline of a chunk: the chunk is given up then, answered or not.
         timeout_s = min(self._cluster.request_timeout_s, max(request.deadline_s - now_s, REQUEST_TIMEOUT_S_MIN))
         try:
             future = channel.submit(api.MULTI_WRITE_CHUNKS, request.message, request.bulk(), timeout_s=timeout_s)
@@ -299,9 +297,10 @@ class Sender:
         *,
         all_stored: bool,
     ) -> tuple[list[PendingChunk], list[broker_pb2.ChunkStatus]]:
-        """Bundles were answered, and `chunks` behind them. Returns the latter, and those of bundles with failures.
+        """Deliver bundles that are stored. Returns the chunks still to be handled, with their statuses.
 
-        `all_stored`: there are none, which saves a look at each.
+        These are the chunks of bundles with failures, and `chunks`, which came behind the bundles in the request.
+        `all_stored`: the broker says that no chunk has failed, which saves a look at each status.
         """
         apart: list[PendingChunk] = []
         left: list[broker_pb2.ChunkStatus] = []
@@ -342,7 +341,7 @@ class Sender:
         statuses: Iterable[broker_pb2.ChunkStatus],
         places: Mapping[int, tuple[int, ...]],
     ) -> list[tuple[PendingChunk, KeraError]]:
-        """Chunks were answered: those that are stored are delivered, the others are returned with their errors."""
+        """Deliver answered chunks that are stored. Returns the other chunks with their errors."""
         failed: list[tuple[PendingChunk, KeraError]] = []
         stored: list[Stored] = []
         given_up: list[Failure] = []
@@ -371,7 +370,7 @@ class Sender:
         return failed
 
     def _failed(self, request: Request, error: BaseException) -> None:
-        """A request was not sent, or not answered."""
+        """Handle a request that was not sent, or not answered."""
         for call in self._listeners.on_failure:
             call(request, error)
         known = error if isinstance(error, KeraError) else InternalError(f"{type(error).__name__}: {error}")
@@ -407,16 +406,16 @@ class Sender:
             self._pause(retried, now_s)
 
     def _returned(self, chunk: PendingChunk, error: KeraError, now_s: float) -> bool:
-        """A chunk is not acknowledged; whether it is to be sent again."""
+        """Give a chunk that is not acknowledged back to its lane. Returns whether it will be sent again."""
         given_up = chunk.lane.refused(chunk, error, now_s)
         for failure in given_up:
             self._buffer.finish(*failure)
         if isinstance(error, Unavailable) or type(error) is Uncertain:
-            self._channel = None  # gRPC's never closes by itself, and who gave no answer may have been replaced
+            self._channel = None  # a gRPC channel never closes on its own, and the silent broker may be replaced
         return all(failure.chunk is not chunk for failure in given_up)
 
     def _pause(self, error: KeraError, now_s: float) -> None:
-        """Send nothing for a while, growing with each failure."""
+        """Send nothing for a pause that grows with each failure."""
         self._attempt += 1
         pause = pause_s(self._cluster.settings, error, self._attempt)
         deadline_s = _earliest_deadline_s(self._queue)
@@ -430,7 +429,7 @@ class Sender:
     def _connect(self) -> None:
         if self._connecting is None or self._connecting.done():
             self._connecting = self._loop.create_task(self._connected())
-            # `asyncio.run` cancels all tasks before it has producers closed: then connect again, unless this has ended.
+            # `asyncio.run` cancels all tasks before producers are closed: connect again then, unless this has ended.
             self._connecting.add_done_callback(lambda ended: self._round() if ended.cancelled() else None)
 
     async def _connected(self) -> None:
@@ -439,20 +438,20 @@ class Sender:
         try:
             async with asyncio.timeout_at(_earliest_deadline_s(self._queue)):
                 self._channel = await self._owner.connect(self)
-            if self._channel is not None and self._channel.closed:  # again already
+            if self._channel is not None and self._channel.closed:  # it was closed at once
                 raise Unavailable(f"broker {self.broker_id} closed the connection", broker_id=self.broker_id)
         except KeraError as failure:
             error = failure
         except TimeoutError:
             error = Unavailable(f"broker {self.broker_id} cannot be reached", broker_id=self.broker_id)
-        except Exception as failure:  # noqa: BLE001 - nobody may wait for ever
+        except Exception as failure:  # noqa: BLE001 - else the chunks would wait for ever
             error = InternalError(f"{type(failure).__name__}: {failure}")
         else:
             for call in self._listeners.on_connected:
                 call(self._loop.time())
-            self._loop.call_soon(self._round)  # when this has ended: it may have to connect again
+            self._loop.call_soon(self._round)  # once this task has ended, because the round may have to connect again
             return
-        # Records in open chunks have no deadline yet: they join, so that they are not left behind.
+        # Open chunks have no deadline yet: close them now, so that their records share the retries and deadlines.
         self._close_due_chunks(idle=True)
         self.take_bundles_apart()
         lanes = [each for each in self._queue if isinstance(each, Lane)]
@@ -460,7 +459,7 @@ class Sender:
 
 
 def _shut_out(error: ProducerFenced, name: str) -> ProducerFenced:
-    """The error for a broker's refusal that shuts this producer out: another writer has the id or the name."""
+    """Return the error for a refusal that shuts this producer out: another writer has its id or name."""
     if "sequence" in error.attributes:
         return ProducerFenced(f"{error.message}; this producer takes no more records", **error.attributes)
     whose = f"a newer producer with the name {name!r}" if name else "a newer instance of this producer"
