@@ -1,13 +1,13 @@
-"""Consumers: of a range of a stream, or of what a consumer group leaves to each of its members.
+"""Consumers: of a range of a stream, or of the share that a consumer group assigns to each of its members.
 
-``consumer`` and ``group_consumer`` are what users have; ``range_reading`` reads a range to its end. What they are made
-of lies in packages, each on those before it:
+Users have ``consumer`` and ``group_consumer``; ``range_reading`` reads a range to its end. Their parts lie in packages,
+each of which builds on those before it:
 
     fetching    fetches chunks ahead, by push or pull; a queue is between it and the consumer
-    plugins     the places at which something can be plugged into a consumer
-    delivering  opens what has come, and makes batches, records, and Python objects of it
+    plugins     hooks for plug-ins of a consumer
+    delivering  opens fetched chunks, and makes batches, records, and Python objects of them
     groups      a member of a consumer group: leases, rounds with the coordinator, heartbeats
-    latency     what is plugged in: measurements for latency constraints; ``traced``: spans
+    latency     a plug-in: measurements for latency constraints; ``traced`` is another one: spans
 
-How a broker is read from is ``cluster``'s business.
+``cluster`` reads from brokers.
 """

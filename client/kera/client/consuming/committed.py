@@ -1,4 +1,4 @@
-"""How far a consumer group has committed, at the coordinator: of consumers that read for it alone."""
+"""The committed cursors of a consumer group at the coordinator, for consumers that are alone in their group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def report_cursors(
     *,
     unnamed: bool = False,
 ) -> None:
-    """Have the coordinator know how far a consumer is that reads for a consumer group alone. Cursors never go back.
+    """Report to the coordinator how far a consumer that is alone in its group has read. Cursors never go back.
 
     Raises `InvalidArgument` when consumers that share the stream are active in the consumer group.
     """
@@ -37,12 +37,15 @@ async def report_cursors(
 
 
 def streamlets_max(stream: StreamDescription) -> int:
-    """Maximum of streamlets in one request that resets a consumer group."""
+    """Return the maximum number of streamlets in one request that resets a consumer group."""
     return max(1, min(RESET_STREAMLETS_MAX, CURSORS_MAX // stream.config.entries))
 
 
 async def committed_cursors(cluster: Cluster, name: str, stream: StreamDescription) -> dict[EntryId, Position]:
-    """How far a consumer group is in a stream; entries that it has not begun are left out. Raises `InvalidArgument`."""
+    """Return the cursors of a consumer group in a stream, without entries that it has not begun.
+
+    Raises `InvalidArgument` if `name` is empty.
+    """
     if not name:
         raise InvalidArgument("commits belong to a consumer group; name it with consumer_group")
     request = consumer_group_pb2.FetchConsumerGroupRequest(consumer_group=name, stream_id=stream.stream_id)

@@ -1,7 +1,7 @@
 """The consumer: reads chunks of one or more streams from all their brokers (thesis 7.1.2, 7.4).
 
 Chunks are fetched ahead (`fetcher.Fetcher`), by push or pull, in the order of each entry, and the caller takes batches
-or records of them. Between entries there is no order, as between partitions.
+or records from them. There is no order between entries, as there is none between partitions in Kafka.
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ from kera.core.errors import ClosedError, InvalidArgument, KeraError
 from kera.core.format.arrow_types import empty_batch
 
 LOOKED_UP_AT_ONCE_MAX = 64
-"""Streams: of ten thousand, one after the other would take half a minute."""
+"""Number of streams that are looked up at the same time: ten thousand, one by one, would take half a minute."""
 
 
 class OpenChunk:
-    """A chunk whose records are being delivered one by one, or several that have come together.
+    """A chunk, or several that have come together, whose records are being delivered one by one.
 
-    Each chunk is delivered with its last record, so that one is kept back. The records before it are at hand: they are
-    taken without asking anybody.
+    A chunk counts as delivered with its last record, so this one is kept back. The records before it are at hand:
+    callers take them without waiting.
     """
 
     def __init__(self, offer: Callable[[Iterator[Record]], None]) -> None:
-        """`offer` is told what is at hand, whenever that is something else."""
+        """`offer` gets the records at hand, whenever they change."""
         self._offer = offer
         self.chunk: ChunkBatch | None = None
         self.at_hand: Iterator[Record] = iter(())
-        """The records up to the last one of a chunk."""
+        """The records of a chunk before its last one."""
         self._records: Iterator[Record] = iter(())
         self._ends: Iterator[tuple[int, Position]] = iter(())
-        """See `ChunkBatch.ends`: of what comes behind `_span`."""
+        """The ends of the chunks behind `_span`, see `ChunkBatch.ends`."""
         self._span = (0, 0, EARLIEST)
-        """The chunk that is being delivered: its first and last record, and where the next one starts."""
+        """The chunk that is being delivered: its first and last record, and the position behind it."""
 
     def open(self, chunk: ChunkBatch, records: Iterator[Record]) -> None:
-        """Begin with its records."""
+        """Begin to deliver the records of a chunk."""
         self.chunk, self._records, self._ends = chunk, records, chunk.ends()
         self._offer_from(chunk.header.first_record)
 
     def pass_end(self) -> tuple[Position, Record | None]:
-        """Deliver a chunk whose other records were taken: where the next one starts, and its last record, if any."""
+        """End a chunk whose other records were taken. Returns the position behind it, and its last record, if any."""
         first, last, behind = self._span
         record = next(self._records, None) if first <= last else None
         self._offer_from(last + 1)
         return behind, record
 
     def close(self) -> None:
-        """Have no chunk."""
+        """Drop the chunk."""
         self.chunk, self._records, self.at_hand = None, iter(()), iter(())
         self._offer(self.at_hand)
 
@@ -84,12 +84,12 @@ class OpenChunk:
 
 
 class Consumer(DecodedRecords, ReadsTables):
-    """Reads streams from a start on. Made by `Client.consumer`; use it as an async context manager.
+    """Reads streams from a start position. Made by `Client.consumer`; use it as an async context manager.
 
     ``async for record in consumer`` gives records as Python values; ``async for batch in consumer.batches()`` gives
     Arrow batches without turning values into Python objects, which is some forty times faster. A consumer with
-    ``end="latest"`` stops at what was there when it started. Whoever leaves such a loop may begin another one, which
-    goes on where the first one stopped.
+    ``end="latest"`` stops at the end that the streams had when it started. After leaving such a loop, another loop goes
+    on where the first one stopped.
     """
 
     def __init__(  # noqa: PLR0913 - what a consumer is made of
@@ -134,7 +134,7 @@ class Consumer(DecodedRecords, ReadsTables):
         self._make_decoding = make_decoding
         self._turns = Turns()
         self._opening = asyncio.Lock()
-        """Lock for opening a chunk or fetched data: one task at a time. Data at hand need no turn."""
+        """Lock for opening a chunk or fetched data: one task at a time. Records at hand need no lock."""
         self._records = OneByOne(self._next_record)
         self._open = OpenChunk(self._records.take)
         self._closed = False
@@ -148,7 +148,7 @@ class Consumer(DecodedRecords, ReadsTables):
 
     async def start(self) -> None:
         """Look up the streams, decide where to start, begin to fetch. Raises `UnknownStream`, `InvalidArgument`."""
-        async with self._starting:  # of several tasks, one starts; the others find that done
+        async with self._starting:  # one of several tasks starts the consumer; the others wait for it
             if self._started:
                 return
             if self._closed:
@@ -178,9 +178,9 @@ class Consumer(DecodedRecords, ReadsTables):
                 self._fetcher.add(stream, item)
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
-        """Where to go on after what was delivered so far, per streamlet and entry; can be given as a new `start`.
+        """Return the positions behind all that was delivered so far, per streamlet and entry; usable as a new `start`.
 
-        A chunk is delivered when it came out of `batches`, or when its last record came out of `records`. A position
+        A chunk is delivered when `batches` has returned it, or when `records` has returned its last record. A position
         may move on without a chunk, to where the entry goes on after a streamlet has moved.
         """
         name = stream or self._names[0]
@@ -192,7 +192,7 @@ class Consumer(DecodedRecords, ReadsTables):
 
     @property
     def fetched_ahead(self) -> int:
-        """How much has come and is not delivered yet: chunks that came together count as one."""
+        """Number of fetched items that are not delivered yet: chunks that came together count as one."""
         return len(self._fetcher.arrivals)
 
     @property
@@ -202,40 +202,40 @@ class Consumer(DecodedRecords, ReadsTables):
 
     @property
     def throttled_ms(self) -> int:
-        """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
+        """Total time that brokers have held answers back because a quota was used up (docs/quotas.md)."""
         return self._fetcher.throttled_ms
 
     async def commit(self) -> None:
-        """Say how far the consumer group (the setting ``consumer_group``) has read all its streams.
+        """Commit how far the consumer group (the setting ``consumer_group``) has read all its streams.
 
-        That is up to `positions`: all that was delivered, so commit when it has been processed. A consumer with
-        ``start="committed"`` goes on there, and retention waits for it (``retention_consumer_groups``). A consumer
-        group of which several consumers are at work reads with `Client.group_consumer` instead.
+        This is up to `positions`, all that was delivered, so commit once it has been processed. A consumer with
+        ``start="committed"`` goes on there, and retention waits for it (``retention_consumer_groups``). To share
+        streams among several consumers of a group, use `Client.group_consumer` instead.
 
         Raises `InvalidArgument` when ``consumer_group`` is empty or consumers share the streams under its name,
         `UnknownStream` when a stream was deleted, and `Unavailable` or `Uncertain` when the coordinator or a broker
         cannot be reached for longer than ``retry_timeout_ms``.
         """
-        positions = dict(self._positions)  # what is delivered meanwhile is not part of it
+        positions = dict(self._positions)  # a copy: the commit does not cover what is delivered meanwhile
         for stream in self._chunks.streams.values():
             delivered = {entry: at for entry, at in positions.items() if entry.stream_id == stream.stream_id}
             await self._cluster.commit(self._settings.consumer_group, stream.name, delivered)
             await report_cursors(self._cluster, self._settings.consumer_group, stream, delivered)
 
     def batches(self) -> AsyncIterator[ChunkBatch]:
-        """Each chunk as an Arrow batch in place; small ones several together (the setting ``joined_bytes_max``).
+        """Return an iterator over chunks as Arrow batches in place; small ones together (``joined_bytes_max``).
 
-        On the broker's node that place is the broker's memory (the setting ``shared_memory``), and it is kept for as
-        long as anything of the batch is in use. That ends when the broker dies: it may use the memory again some
-        seconds after it is back. Who keeps batches for longer than it takes to deal with them asks `ChunkBatch.intact`
-        when done, and reads what is not intact again from `ChunkBatch.start`.
+        On the broker's node, a batch lies in the broker's memory (the setting ``shared_memory``), which is kept for as
+        long as any part of the batch is in use. This guarantee ends when the broker dies: it may reuse the memory some
+        seconds after it is back. A caller that keeps batches for longer than it takes to process them should check
+        `ChunkBatch.intact` when done, and read a batch that is not intact again from `ChunkBatch.start`.
 
-        Batches of a typed stream have its newest columns: what is older than a column has nulls there. When columns are
-        added while the consumer reads, its batches have them from the first chunk on that does.
+        Batches of a typed stream have its newest columns: records older than a column have nulls there. When columns
+        are added while the consumer reads, its batches have them from the first chunk that has them.
 
-        Raises `DataLost` when what it should read next has been removed, `UnknownStream` when a stream was deleted,
+        Raises `DataLost` when the next data to read have been removed, `UnknownStream` when a stream was deleted,
         `CorruptChunk`, and `Unavailable` when a broker cannot be reached for longer than ``retry_timeout_ms``, or
-        `Recovering` when what a crashed broker had is not back within ``recovery_timeout_ms``.
+        `Recovering` when the data of a crashed broker are not back within ``recovery_timeout_ms``.
         """
         batches = self._each_batch()
         return batches if self._delivery is None else self._delivery.batches(batches)
@@ -249,13 +249,13 @@ class Consumer(DecodedRecords, ReadsTables):
         while (chunk_or_end := self._next_here(copied=False) or await self._chunk_in_turn()) is not None:
             self._positions[chunk_or_end.entry] = chunk_or_end.next
             yield chunk_or_end
-            del chunk_or_end  # and with it the place in the broker's memory, though the next one may be long in coming
+            del chunk_or_end  # frees its place in the broker's memory: the next chunk may take long to come
             await self._turns.give()
 
     async def next_batches(self, batches_max: int) -> list[ChunkBatch]:
-        """The next of `batches`, and those behind it that need no waiting; none at the end.
+        """Return the next of `batches`, and further ones that need no waiting; an empty list at the end.
 
-        Each has been delivered when `deliver` has said so, and those of which it does not go to `give_back`.
+        The caller passes each batch to `deliver` when it is delivered, and the other ones to `give_back`.
         """
         coming = self._several_batches(batches_max)
         return await (coming if self._delivery is None else self._delivery.next_batches(coming))
@@ -273,15 +273,15 @@ class Consumer(DecodedRecords, ReadsTables):
             try:
                 chunk = self._next_here(copied=False) if len(found) < batches_max else None
             except KeraError:
-                break  # who asks for more is told
+                break  # the next call raises it
         return found
 
     def deliver(self, batch: ChunkBatch) -> None:
-        """One of `next_batches` goes to the caller; any thread may say so."""
+        """Note that one of `next_batches` is delivered; any thread may call this."""
         self._positions[batch.entry] = batch.next
 
     def give_back(self, batches: Sequence[ChunkBatch]) -> None:
-        """The rest of `next_batches` is not wanted now: whoever asks for more, in whichever form, gets it first."""
+        """Put back the rest of `next_batches`: the next call for batches or records returns it first."""
         if batches and not self._closed:
             self._chunks.give_back(batches)
 
@@ -300,7 +300,7 @@ class Consumer(DecodedRecords, ReadsTables):
                 yield Rows(chunk.batch, records_of(chunk, stream), stream)
                 chunk = None
         except BaseException:
-            self._positions.update(before)  # nothing was given out
+            self._positions.update(before)  # nothing was delivered
             raise
 
     def _each_record(self) -> AsyncIterator[Record]:
@@ -315,8 +315,8 @@ class Consumer(DecodedRecords, ReadsTables):
         return self._open.chunk is not None
 
     async def _next_record(self) -> Record:
-        """When none is at hand: the last one of a chunk, with which that is delivered, or the next chunk's first."""
-        async with self._opening:  # each of several tasks goes on with what another one has opened meanwhile
+        """Return a record when none is at hand: the last one of a chunk, which ends it, or the first of the next."""
+        async with self._opening:  # a task that has waited goes on with the chunk that another task has opened
             await self.start()
             while True:
                 for record in self._open.at_hand:
@@ -340,19 +340,19 @@ class Consumer(DecodedRecords, ReadsTables):
                     return record_or_none
 
     def _rest(self, begun: ChunkBatch) -> ChunkBatch:
-        """The rest of a chunk that was begun as records and not delivered to its end."""
+        """Return the rest of a chunk of which only some records were delivered."""
         chunk = begun.rest(self._positions[begun.entry])
         self._open.close()
         self._positions[chunk.entry] = chunk.next
         return chunk
 
     async def _chunk_in_turn(self, *, copied: bool = False) -> ChunkBatch | None:
-        """Open the next chunk in one of several waiting tasks; otherwise another task's chunk would take its place."""
+        """Open the next chunk, in one task at a time; otherwise another task's chunk would replace it."""
         async with self._opening:
             return await self._next_chunk(copied=copied)
 
     async def _next_chunk(self, *, copied: bool = False) -> ChunkBatch | None:
-        """The next chunk; None when everything that was asked for has been delivered."""
+        """Return the next chunk; None when all ranges have been delivered to their ends."""
         await self._turns.give()
         while (chunk := self._next_here(copied=copied)) is None:
             try:
@@ -367,7 +367,7 @@ class Consumer(DecodedRecords, ReadsTables):
                 return None
             if fetched.buffers:
                 self._chunks.open(fetched)
-            else:  # it goes on at another broker, and so does whoever starts from its positions
+            else:  # the entry goes on at another broker, and the position follows, for consumers that start there
                 self._positions[fetched.entry] = fetched.next
         return chunk
 
@@ -384,7 +384,7 @@ class Consumer(DecodedRecords, ReadsTables):
             raise
 
     async def close(self) -> None:
-        """Stop fetching. Whoever waits for more gets `ClosedError`; batches that were delivered stay as they are."""
+        """Stop fetching. Waiting calls raise `ClosedError`; delivered batches stay valid."""
         if self._cluster.is_inherited:
             return
         self._closed = True

@@ -1,11 +1,12 @@
-"""The consumer of a consumer group that shares streams: groups of segments are given to it, and taken back.
+"""A consumer that shares streams with its consumer group: the coordinator assigns groups of segments to it.
 
-That is the stream consumer of thesis 6.2.3. The coordinator says which groups, in answer to *rounds* (``rounds``); what
-is given to this member are its leases (``lease``, ``leases``), and what is fetched of them ahead is delivered here, as
-long as nobody else can have it (``liveness``).
+This is the stream consumer of thesis 6.2.3. The coordinator assigns groups, and takes them back, in answer to *rounds*
+(``rounds``). A group that is assigned to this member is a lease (``lease``, ``leases``). The consumer fetches leased
+groups ahead, and delivers their data as long as no other member can have the group (``liveness``).
 
-What the caller has processed is committed from time to time; with ``commit_interval_ms`` 0, when it calls
-`GroupConsumer.commit`. So after a crash, records since the last commit are read again by others, and none is left out.
+The consumer commits from time to time what the caller has processed; with ``commit_interval_ms`` 0, when the caller
+calls `GroupConsumer.commit`. So after a crash, other members read the records since the last commit again, and miss
+none.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class GroupConsumer(DecodedRecords):
     """Reads streams together with the other consumers of its consumer group. Made by `Client.group_consumer`.
 
     Use it as an async context manager. ``async for record in consumer`` gives records as Python values, and
-    `batches` Arrow batches. Records of one group come in their order. Whoever leaves such a loop may begin another one,
-    which goes on where the first one stopped.
+    `batches` Arrow batches. Records of one group come in their order. After leaving such a loop, another loop goes on
+    where the first one stopped.
     """
 
     def __init__(  # noqa: PLR0913 - what a consumer is made of
@@ -65,9 +66,9 @@ class GroupConsumer(DecodedRecords):
         steps_max: int = STEPS_MAX,
         plugins: Plugins = NO_PLUGINS,
     ) -> None:
-        """`on_lost`: called instead of raising `LeaseLost` when groups have gone to others.
+        """`on_lost`: called instead of raising `LeaseLost` when groups have gone to other members.
 
-        `steps_max`: of how many groups one request says how far they are.
+        `steps_max`: maximum number of groups whose progress one request reports.
         """
         streams = arguments.names("streams", streams)
         arguments.text("consumer_group", consumer_group, "the name of a consumer group")
@@ -101,7 +102,7 @@ class GroupConsumer(DecodedRecords):
             self._fetcher,
             pace=self._pace,
             processed_when_back=settings.commit_interval_ms > 0,
-            report_soon=lambda: self._rounds.speak_soon(),  # noqa: PLW0108 - they come after the leases
+            report_soon=lambda: self._rounds.speak_soon(),  # noqa: PLW0108 - `_rounds` is made after this
             on_lost=on_lost,
             steps_max=steps_max,
         )
@@ -118,13 +119,13 @@ class GroupConsumer(DecodedRecords):
         self._started = False
         self._starting, self._in_turn = asyncio.Lock(), asyncio.Lock()
         self._turns = Turns()
-        """Tasks open what was fetched in turn; else the next one's would be put in its place."""
+        """Makes tasks open fetched data in turn; otherwise one task's data would replace another's."""
         self._guard: Guard | None = None
         self._closing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         """The error that ended the reading; raised for every further call."""
         self._current: Lease | None = None
-        """The lease whose chunks are being delivered: the rest of `_chunks`."""
+        """The lease whose chunks are being delivered: `_chunks` has the rest of them."""
         self._decoding = decoding
         self._open: ChunkBatch | None = None
         """The chunk whose records are being delivered."""
@@ -132,7 +133,7 @@ class GroupConsumer(DecodedRecords):
         self._coming: AsyncIterator[Record] | None = None
         """The records that `_next_records` continues with."""
         self._come: list[Record] = []
-        """The records that had come for it when it was cancelled or failed."""
+        """The records that it had taken when it was cancelled or failed."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -143,7 +144,7 @@ class GroupConsumer(DecodedRecords):
 
     async def start(self) -> None:
         """Look up the streams and join the consumer group. Raises `UnknownStream`."""
-        async with self._starting:  # of several tasks, one starts; the others find that done
+        async with self._starting:  # one of several tasks starts the consumer; the others wait for it
             if self._started:
                 return
             if self._closed:
@@ -159,12 +160,12 @@ class GroupConsumer(DecodedRecords):
             self._tasks.start(self._rounds.run())
 
     def batches(self) -> AsyncIterator[ChunkBatch]:
-        """Each chunk as an Arrow batch in place; small ones several together (the setting ``joined_bytes_max``).
+        """Return an iterator over chunks as Arrow batches in place; small ones together (``joined_bytes_max``).
 
-        Raises `LeaseLost` once when groups have gone to others, unless there is `on_lost`: what was delivered of them
-        and not committed is read by others again. Raises `DataLost` once for each gap, see the setting
-        ``on_data_lost``. After both one may go on. Raises `UnknownStream` when a stream was deleted, `CorruptChunk`,
-        and `Unavailable` when a broker cannot be reached for longer than ``retry_timeout_ms``.
+        Raises `LeaseLost` once when groups have gone to other members, unless there is `on_lost`: they read again the
+        records that were delivered here and not committed. Raises `DataLost` once for each gap, see the setting
+        ``on_data_lost``. The caller may go on after both. Raises `UnknownStream` when a stream was deleted,
+        `CorruptChunk`, and `Unavailable` when a broker cannot be reached for longer than ``retry_timeout_ms``.
         """
         batches = self._each_batch()
         return batches if self._delivery is None else self._delivery.batches(batches)
@@ -175,7 +176,7 @@ class GroupConsumer(DecodedRecords):
             self._decoding.forget()
         self._caller_is_back()
         await self._as_waiting(self._be_sure())
-        if self._open is not None:  # begun as records, and not delivered to its end
+        if self._open is not None:  # only some of its records were delivered
             chunk, self._open, self._open_records = self._open, None, iter(())
             lease = self._leases.in_hand
             if lease is not None and not lease.lost:
@@ -187,7 +188,7 @@ class GroupConsumer(DecodedRecords):
             lease, chunk = await self._next_chunk(copied=False)
             self._deliver(lease, chunk)
             yield chunk
-            del chunk  # and with it the place in the broker's memory, though the next one may be long in coming
+            del chunk  # frees its place in the broker's memory: the next chunk may take long to come
             self._caller_is_back()
 
     async def _each_record(self) -> AsyncIterator[Record]:
@@ -204,7 +205,7 @@ class GroupConsumer(DecodedRecords):
                 last, behind = next(ends)
                 for record in self._open_records:
                     if lease.lost:
-                        break  # others have the rest
+                        break  # another member has the rest
                     while record.offset > last:
                         last, behind = next(ends)
                     if record.offset == final:
@@ -216,7 +217,7 @@ class GroupConsumer(DecodedRecords):
                     yield record
                     if self._liveness.caller_waits():
                         await self._as_waiting(self._be_sure())
-                if not chunk.batch.num_rows:  # it cannot be read, and is left out
+                if not chunk.batch.num_rows:  # an unreadable chunk, which is skipped
                     self._deliver(lease, chunk)
                 self._open = None
                 self._caller_is_back()
@@ -226,7 +227,7 @@ class GroupConsumer(DecodedRecords):
 
     async def _next_records(self, records_max: int | None) -> list[Record]:
         coming = self._coming or self._each_record()
-        self._coming = None  # it has ended if it raises something
+        self._coming = None  # an iterator that raises has ended
         records, self._come = self._come, []
         if not records:
             records.append(await anext(coming))
@@ -240,7 +241,7 @@ class GroupConsumer(DecodedRecords):
                 while (offset := offset + 1) < end and lease is not None and not lease.lost:
                     records.append(await anext(coming))
             except BaseException:
-                self._come = records  # they come the next time
+                self._come = records  # the next call returns them
                 raise
         self._coming = coming
         return records
@@ -250,9 +251,9 @@ class GroupConsumer(DecodedRecords):
         return self._open is not None and lease is not None and not (lease.lost or self._liveness.in_doubt)
 
     async def commit(self) -> None:
-        """Commit all that was delivered. When it returns, it is stored, and nobody reads it again.
+        """Commit all delivered records. When it returns, the commit is stored, and no member reads them again.
 
-        Raises `LeaseLost` when that is too late for some of it, and `Unavailable` or `Uncertain` when the coordinator
+        Raises `LeaseLost` when it is too late for some of them, and `Unavailable` or `Uncertain` when the coordinator
         cannot be reached for longer than ``retry_timeout_ms``.
         """
         await self.start()
@@ -265,30 +266,30 @@ class GroupConsumer(DecodedRecords):
         await self._rounds.commit()
 
     def positions(self, stream: str | None = None) -> dict[tuple[int, int], Position]:
-        """By streamlet and group, of the groups that this consumer has: up to where they were delivered."""
+        """Return how far the groups of this consumer were delivered, by streamlet and group."""
         return self._leases.positions(stream or self._names[0])
 
     @property
     def busy_ms(self) -> int:
-        """How long the caller has been at work, in its own code; 0: it waits for records."""
+        """Time since the caller has been running its own code; 0: it waits for records."""
         return self._liveness.busy_ms
 
     @property
     def throttled_ms(self) -> int:
-        """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
+        """Total time that brokers have held answers back because a quota was used up (docs/quotas.md)."""
         return self._fetcher.throttled_ms
 
     async def close(self) -> None:
-        """Leave the consumer group: what is processed is committed, and the groups go to others at once.
+        """Leave the consumer group: commit what is processed, so that the groups go to other members at once.
 
-        The chunk that was delivered last is not processed, as nobody came for the next one; `commit` it if it is. Waits
-        for a coordinator that cannot be reached no longer than some seconds.
+        The last delivered chunk does not count as processed, because the caller has not asked for the next one; if it
+        is processed, call `commit` first. Waits for an unreachable coordinator for some seconds at most.
         """
         if self._cluster.is_inherited:
             return
-        if self._closing is None or self._closing.cancelled():  # as `asyncio.run` does with all tasks at its end
+        if self._closing is None or self._closing.cancelled():  # `asyncio.run` cancels all tasks at its end
             self._closing = asyncio.ensure_future(self._end())
-        await asyncio.shield(self._closing)  # whoever gives up waiting leaves nothing behind
+        await asyncio.shield(self._closing)  # the cleaning up goes on even if the caller is cancelled
 
     @property
     def _closed(self) -> bool:
@@ -307,7 +308,7 @@ class GroupConsumer(DecodedRecords):
             await self._guard.disarm()
 
     def loss(self) -> Loss | None:
-        """The delay for other consumers if this one is dropped without `close`."""
+        """Return the delay for other consumers if this one is dropped without `close`."""
         if not self._started or self._closed:
             return None
         return Loss(
@@ -318,7 +319,7 @@ class GroupConsumer(DecodedRecords):
         )
 
     def _fail(self, error: BaseException) -> None:
-        """The consumer cannot go on."""
+        """End the consumer with an error."""
         self._failure = error
         self._rounds.fail(error)
         self._fetcher.arrivals.wake()
@@ -326,14 +327,14 @@ class GroupConsumer(DecodedRecords):
     # -- delivering ----------------------------------------------------------------------------------------------
 
     def _deliver(self, lease: Lease, chunk: ChunkBatch) -> None:
-        """A chunk goes to the caller."""
+        """Note that a chunk goes to the caller."""
         lease.deliver(chunk.next, chunk.header.first_record + chunk.header.record_count)
         self._leases.take_in_hand(lease)
         self._rounds.delivered(chunk.header.chunk_bytes)
         self._liveness.caller_works()
 
     def _caller_is_back(self) -> None:
-        """The caller comes for more: it has processed what it had, but for a chunk whose records it has not all got."""
+        """Note that the caller asks for more: it has processed its chunk, unless it has not got all records of it."""
         self._liveness.caller_waits()
         if self._open is None:
             self._pace.processed(self._rounds.bytes_delivered, self._liveness.worked_s)
@@ -345,7 +346,7 @@ class GroupConsumer(DecodedRecords):
             return await self._as_waiting(self._wait_for_chunk(copied=copied))
 
     async def _as_waiting(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`; at its end, also by an error or a cancellation, it is the caller's turn."""
+        """Await `work`; when it ends, also by an error or a cancellation, the caller counts as busy again."""
         try:
             return await work
         finally:
@@ -360,7 +361,7 @@ class GroupConsumer(DecodedRecords):
                 raise self._failure
             self._leases.raise_lost(committing=False)
             await self._be_sure()
-            while (gap := self._leases.next_gaps()) is not None:  # what went before anybody had found it
+            while (gap := self._leases.next_gaps()) is not None:  # records removed before any member found them
                 self._tell_gap(gap)
             try:
                 lease = self._current
@@ -380,12 +381,12 @@ class GroupConsumer(DecodedRecords):
                 self._use(arrived)
 
     async def _be_sure(self) -> None:
-        """Wait while others may have what this member had."""
+        """Wait while other members may have this member's groups."""
         while not self._closed and self._failure is None and self._liveness.in_doubt:
             await self._rounds.answer()
 
     def _use(self, arrived: Arrived) -> None:
-        """Something of a group comes to be delivered. Raises `DataLost`."""
+        """Deliver an arrival of a group. Raises `DataLost`."""
         lease = self._leases.of(arrived.range)
         if lease is None:
             return
@@ -408,9 +409,9 @@ class GroupConsumer(DecodedRecords):
 
 
 async def _following(chunks: Chunks, lease: Lease, *, copied: bool) -> ChunkBatch | None:
-    """The next chunk of a lease's group; None: it has no further one."""
+    """Return the next chunk of a lease's group; None: it has no further one."""
     chunk = await chunks.following(copied=copied) if lease.usable else None
-    # Behind the end of the group, the entry's next one may have come along.
+    # The fetched data may go on with the entry's next group behind the end of this one.
     if chunk is None or chunk.start.group_id != lease.key.group_id:
         return None
     cut_at = lease.opened_range.cut_at

@@ -1,9 +1,9 @@
-"""The places at which something can be plugged into a consumer. Nothing of it is needed to consume.
+"""Plug-ins of a consumer; a consumer works without any.
 
-    Plugins        of one consumer: the hooks of its fetcher, and what is around all that it gives out
-    DeliveryHooks  around what a consumer gives out, see the methods
+    Plugins        of one consumer: the hooks of its fetcher, and the hooks around its deliveries
+    DeliveryHooks  wrap the deliveries of a consumer, see the methods
 
-They are chosen when a consumer is made. A consumer without plug-ins calls nothing for them.
+They are chosen when a consumer is made.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from kera.client.types import Record, StreamDescription
 
 
 class DeliveryHooks(Protocol):
-    """Around what one consumer gives out. Each method returns the same items in the same order."""
+    """Wraps the deliveries of one consumer. Each method returns the same items in the same order."""
 
     def batches(self, given: AsyncIterator[ChunkBatch]) -> AsyncIterator[ChunkBatch]:
-        """Around a loop over batches."""
+        """Wrap an iteration over batches."""
         ...
 
     def records(self, given: AsyncIterator[Record]) -> AsyncIterator[Record]:
-        """Around a loop over records."""
+        """Wrap an iteration over records."""
         ...
 
     async def next_batches(self, coming: Awaitable[list[ChunkBatch]]) -> list[ChunkBatch]:
-        """Around a call that returns batches."""
+        """Wrap a call that returns batches."""
         ...
 
     async def next_records(self, coming: Awaitable[list[Record]]) -> list[Record]:
-        """Around a call that returns records."""
+        """Wrap a call that returns records."""
         ...
 
 
@@ -41,10 +41,10 @@ class Plugins(NamedTuple):
 
     at_fetcher: MakeFetchHooks | None = None
     at_delivery: Callable[[Mapping[int, StreamDescription]], DeliveryHooks] | None = None
-    """Called with the streams that the consumer reads, which are known when it has started."""
+    """Called with the streams that the consumer reads; the mapping is filled when it starts."""
 
     def delivery(self, streams: Mapping[int, StreamDescription]) -> DeliveryHooks | None:
-        """The hooks around what a consumer of `streams` gives out; None: there are none."""
+        """Return the hooks around the deliveries of a consumer of `streams`; None: there are none."""
         return None if self.at_delivery is None else self.at_delivery(streams)
 
 

@@ -1,4 +1,4 @@
-"""One range of an entry, read to its end and no further, over all brokers that have some of it."""
+"""Reads one range of an entry to its end and no further, from all brokers that have parts of it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ async def read_range(
     *,
     first_record: int | None = None,
 ) -> AsyncGenerator[ChunkBatch, None]:
-    """The chunks of `wanted`, which has an end.
+    """Yield the chunks of `wanted`, which has an end.
 
-    `first_record`: leave out the records before this ordinal in the first chunk; None: deliver all. Raises what
-    `Consumer.batches` raises, and `InvalidArgument` for an end that is not there.
+    `first_record`: leave out the records before this ordinal in the first chunk; None: deliver all. Raises the errors
+    of `Consumer.batches`, and `InvalidArgument` for an end beyond the end of the entry.
     """
     fetcher, chunks = Fetcher(cluster, settings, complete=True), Chunks(cluster, settings)
     chunks.streams[stream.stream_id] = stream

@@ -1,4 +1,4 @@
-"""From where, and up to where, a consumer reads: what was asked for, as a range of each entry of a stream."""
+"""The start and the end of a consumer, as a range for each entry of a stream."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ async def ranges_to_read(
     end: End | Positions | None,
     streamlets: Sequence[int] | None = None,
 ) -> tuple[StreamDescription, list[Wanted]]:
-    """The ranges to read of each entry of a stream, those included that have nothing to read. `streamlets`: None means
-    all.
+    """Return the range to read for each entry of a stream, including empty ranges. `streamlets`: None means all.
 
     Raises `UnknownStream`, `StreamletOutOfRange`, and `InvalidArgument` for positions that leave out an entry or name
-    one that is not there.
+    one that does not exist.
     """
     needs_bounds = start == "latest" or end == "latest"
     bounds = await cluster.bounds(name) if needs_bounds else {}
-    stream = await cluster.stream(name)  # known by now, if it was asked for its bounds
+    stream = await cluster.stream(name)  # from the cache if `bounds` has looked it up
     committed: Mapping[EntryId, Position] = {}
     if start == "committed":
         committed = await committed_cursors(cluster, settings.consumer_group, stream)
@@ -76,7 +75,7 @@ def _given(positions: Places, streamlet_id: int, entry: int, stream: StreamDescr
 
 
 def first_records(start: Start | Places, stream: StreamDescription) -> dict[EntryId, int]:
-    """The ordinal of the first record to deliver, for entries that `start` has begin within a chunk."""
+    """Return the ordinal of the first record to deliver, for entries whose `start` is within a chunk."""
     if isinstance(start, str):
         return {}
     return {

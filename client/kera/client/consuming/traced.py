@@ -1,14 +1,14 @@
-"""The spans of a consumer: for each batch or record that has a context, its receipt and its processing.
+"""The spans of a consumer: the receipt and the processing of each batch or record with a trace context.
 
-    receive   from when the application asked for more until it got it; links to the contexts of the records
-    process   from then until it asks for more, or leaves; within `receive`, with the same links. It is the current span
-              meanwhile: what the application begins belongs to it
+    receive   from the application's request for more until it got it; links to the contexts of the records
+    process   from then until the application asks for more, or leaves; a child of `receive`, with the same links. It is
+              the current span meanwhile: spans that the application begins belong to it
 
-Lists of records or batches (`next_records`, `next_batches`, and so consumers without asyncio) make `receive` only: when
-the application is done with one, nobody says.
+Lists of records or batches (`next_records`, `next_batches`, and so consumers without asyncio) make `receive` only,
+because the end of their processing is not known.
 
-What has no context, or one of a trace that is not recorded, makes no spans. Contexts are looked for in the headers of a
-batch as columns: records do not become Python objects for it.
+Records without a context, or with one of a trace that is not recorded, make no spans. Contexts are searched in the
+headers of a batch as columns: records do not become Python objects for it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from kera.core.tracing.conventions import messaging
 T = TypeVar("T")
 
 LOOKED_AT_MAX = 4 * LINKS_MAX
-"""Contexts that are looked at in a batch: many may be of traces that are not recorded."""
+"""Maximum number of contexts that are examined in a batch: many may be of traces that are not recorded."""
 
 
 def contexts_of(headers: pa.Array) -> list[TraceContext]:
-    """The contexts of recorded traces in the headers of a batch's records, up to `LINKS_MAX`."""
+    """Return the contexts of recorded traces in the headers of a batch's records, up to `LINKS_MAX`."""
     if headers.null_count == len(headers):
         return []
     bounds = np.asarray(headers.offsets)
@@ -48,8 +48,8 @@ def contexts_of(headers: pa.Array) -> list[TraceContext]:
     found: list[TraceContext] = []
     for place, (at, end) in enumerate(zip(places.tolist(), ends.tolist(), strict=True)):
         if place + 1 < len(places) and places[place + 1] < end:
-            continue  # of a name that repeats, the last value counts
-        # Producers that write both write one behind the other.
+            continue  # if a name repeats, its last value counts
+        # A producer that writes both writes TRACESTATE directly behind TRACEPARENT.
         state = values[at + 1].as_py() if at + 1 < end and names[at + 1].as_py() == TRACESTATE else None
         context = TraceContext.parse(values[at].as_py(), state)
         if context is not None and context.sampled:
@@ -60,7 +60,7 @@ def contexts_of(headers: pa.Array) -> list[TraceContext]:
 
 
 def contexts_of_headers(headers: Mapping[str, bytes | None]) -> list[TraceContext]:
-    """The contexts in the headers of one record, likewise."""
+    """Return the context in the headers of one record, if it is of a recorded trace."""
     context = TraceContext.parse(headers.get(TRACEPARENT), headers.get(TRACESTATE))
     return [context] if context is not None and context.sampled else []
 
@@ -79,7 +79,7 @@ class ConsumerTraces(DeliveryHooks):
     """Spans of one consumer."""
 
     def __init__(self, tracing: Tracing, consumer_group: str, streams: Mapping[int, StreamDescription]) -> None:
-        """`streams`: those that it reads; known when it has started."""
+        """`streams`: the streams that the consumer reads; filled when it starts."""
         self._tracing = tracing
         self._group = consumer_group
         self._streams = streams
@@ -89,15 +89,15 @@ class ConsumerTraces(DeliveryHooks):
         return TracedIteration(given, self, self._look_at_batch)
 
     def records(self, given: AsyncIterator[Record]) -> AsyncIterator[Record]:
-        """Each is looked at."""
+        """Make spans for each record with a context."""
         return TracedIteration(given, self, _look_at_record)
 
     async def next_batches(self, coming: Awaitable[list[ChunkBatch]]) -> list[ChunkBatch]:
-        """They have one span together."""
+        """Make one span for all batches."""
         return await self._several(coming, self._look_at_batch)
 
     async def next_records(self, coming: Awaitable[list[Record]]) -> list[Record]:
-        """Likewise."""
+        """Make one span for all records."""
         return await self._several(coming, _look_at_record)
 
     async def _several(self, coming: Awaitable[list[T]], look: Callable[[T], _Seen | None]) -> list[T]:
@@ -116,13 +116,13 @@ class ConsumerTraces(DeliveryHooks):
         return _Seen(stream.name, chunk.entry.streamlet_id, batch.num_rows, contexts_of(batch.column(at)))
 
     def receive(self, seen: _Seen, begun_ns: int) -> Span:
-        """It was given out now, to whoever asked for it at `begun_ns`."""
+        """Make the span of a receipt that ends now; the application asked for it at `begun_ns`."""
         span = self._span("receive", SpanKind.CLIENT, seen, None, begun_ns)
         span.end()
         return span
 
     def process(self, seen: _Seen, received: Span) -> Span:
-        """The application begins to process what it has received."""
+        """Begin the span of the processing of a receipt."""
         return self._span("process", SpanKind.CONSUMER, seen, received.context, None)
 
     def _span(
@@ -142,7 +142,7 @@ class ConsumerTraces(DeliveryHooks):
 
 
 class TracedIteration(AsyncIterator[T], Generic[T]):
-    """The items that a consumer gives out, with spans."""
+    """Iterates over the deliveries of a consumer, and makes spans for them."""
 
     def __init__(self, given: AsyncIterator[T], traces: ConsumerTraces, look: Callable[[T], _Seen | None]) -> None:
         self._given = given
@@ -150,12 +150,12 @@ class TracedIteration(AsyncIterator[T], Generic[T]):
         self._look = look
         self._process: Span | None = None
         self._leave = contextlib.ExitStack()
-        """Ends that the span is the current one."""
+        """Its end restores the current span from before."""
         self._task: asyncio.Task[Any] | None = None
-        """In which it is."""
+        """The task in which the span is the current one."""
 
     async def __anext__(self) -> T:
-        """The next one."""
+        """Return the next item."""
         self._processed()
         begun_ns = time.time_ns()
         item = await anext(self._given)
@@ -171,19 +171,19 @@ class TracedIteration(AsyncIterator[T], Generic[T]):
         process, self._process = self._process, None
         if process is None:
             return
-        if _current_task() is self._task:  # of another task it is not the current one
+        if _current_task() is self._task:  # in another task it is not the current span
             self._leave.close()
         process.end()
 
     async def aclose(self) -> None:
-        """The caller has ended its iteration."""
+        """End the span, and close the iterator below."""
         self._processed()
         close = getattr(self._given, "aclose", None)
         if close is not None:
             await close()
 
     def __del__(self) -> None:
-        self._processed()  # a loop was left, by a break or an error: it does not close what it goes through
+        self._processed()  # a loop that is left by a break or an error does not close its iterator
 
 
 def _current_task() -> asyncio.Task[Any] | None:
@@ -198,7 +198,7 @@ def _look_at_record(record: Record) -> _Seen:
 
 
 def _together(seen: list[_Seen]) -> _Seen | None:
-    """As one, of what may be of several streamlets."""
+    """Combine several receipts, possibly of several streamlets, into one."""
     if not seen:
         return None
     streamlets = {each.streamlet for each in seen}

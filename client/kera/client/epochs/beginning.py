@@ -1,4 +1,4 @@
-"""Where the reading of epochs begins: with which one, and at which place of each entry."""
+"""The beginning of a reader of epochs: the first epoch, and the place in each entry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kera.core.errors import DataLost
 
 EpochStart: TypeAlias = int | Literal["earliest", "latest", "committed"]
 Bounds: TypeAlias = Mapping[int, Mapping[int, Sequence[EntryBounds]]]
-"""By stream, streamlet and entry."""
+"""Bounds of entries, by stream, streamlet and entry."""
 Starts: TypeAlias = Mapping[tuple[int, int], Position]
 """Positions in a stream, by streamlet and entry."""
 
@@ -26,11 +26,11 @@ class Found(NamedTuple):
 
     bounds: Bounds
     starts: Mapping[int, Starts]
-    """By stream."""
+    """Positions to start from, by stream."""
     first: int | None
-    """The first epoch that is wanted; None: whichever comes first."""
+    """The first epoch to read; None: whichever comes first."""
     committed: bool
-    """Whether a consumer group goes on there."""
+    """Whether these are the cursors of a consumer group."""
 
 
 class Beginning:
@@ -51,7 +51,7 @@ class Beginning:
         self._epoch_us = epoch_us
 
     async def find(self) -> Found:
-        """Where it is. Raises `DataLost` where something of the first epoch was removed."""
+        """Find the beginning. Raises `DataLost` if records of the first epoch were removed."""
         bounds = await self._bounds()
         committed = await self._committed()
         while True:
@@ -62,13 +62,13 @@ class Beginning:
             }
             before, bounds = bounds, await self._bounds()
             if first is None or _beginnings(before) == _beginnings(bounds):
-                return Found(bounds, starts, first, bool(committed))  # else something was removed meanwhile
+                return Found(bounds, starts, first, bool(committed))  # else records were removed meanwhile: try again
 
     async def _bounds(self) -> Bounds:
         return {stream.stream_id: await self._cluster.bounds(stream.name, promise=True) for stream in self._streams}
 
     async def _committed(self) -> dict[int, Starts]:
-        """Where the consumer group is to go on, by stream; nothing: it has not begun, or is not asked."""
+        """Return the cursors of the group, by stream; empty if it has none, or the start is not ``"committed"``."""
         found: dict[int, Starts] = {}
         if self._start_at == "committed":
             for stream in self._streams:
@@ -77,7 +77,7 @@ class Beginning:
         return found if any(found.values()) else {}
 
     def _first_epoch(self, bounds: Bounds) -> int | None:
-        """The first epoch that is wanted; None: whichever comes first. Raises `DataLost`."""
+        """Return the first epoch to read; None: whichever comes first. Raises `DataLost`."""
         whole = self._first_whole(bounds)
         if isinstance(self._start_at, int):
             if whole is not None and self._start_at < whole:
@@ -95,7 +95,7 @@ class Beginning:
         return whole
 
     def _first_whole(self, bounds: Bounds) -> int | None:
-        """The first epoch of which nothing was removed; None: nothing was of any."""
+        """Return the first epoch without removed records; None: no records were removed."""
         removed = [
             epoch_of(_latest_removed(entry), self._epoch_us)
             for streamlets in bounds.values()
@@ -108,7 +108,7 @@ class Beginning:
     async def _starts(
         self, stream: StreamDescription, bounds: Mapping[int, Sequence[EntryBounds]], first: int | None
     ) -> Starts:
-        """Where to begin with each entry: not "wherever it begins", which may be elsewhere when it is read."""
+        """Return where to begin in each entry: exact positions, because retention may move the starts of entries."""
         if first is None:
             return {
                 (streamlet_id, number): bound.start
@@ -125,7 +125,7 @@ class Beginning:
 
 
 def open_now(bounds: Bounds, epoch_us: int) -> int:
-    """The first epoch that is not closed yet, as far as is known."""
+    """Return the first epoch that is not closed yet, as far as known."""
     settled = [
         time_us
         for streamlets in bounds.values()
@@ -137,17 +137,17 @@ def open_now(bounds: Bounds, epoch_us: int) -> int:
 
 
 def _latest_removed(entry: EntryBounds) -> int:
-    """The greatest time of what was removed from an entry, or more."""
+    """Return the greatest time of records that were removed from an entry, or a greater time."""
     times = (entry.removed_watermark_us, entry.watermark_us)
     return next((time_us for time_us in times if time_us is not None), 0)
 
 
 def _beginnings(bounds: Bounds) -> list[int]:
-    """How much was removed of each entry."""
+    """Return the number of removed records of each entry."""
     return [entry.first_record for each in bounds.values() for entries in each.values() for entry in entries]
 
 
 def _settled_us(entry: EntryBounds) -> int | None:
-    """Nothing older comes, as far as is known; None: nothing has come, and nobody says so."""
+    """Return the time before which no records will follow, as far as known; None: no records, and no promise."""
     times = [time_us for time_us in (entry.watermark_us, entry.promised_us) if time_us is not None]
     return max(times) if times else None

@@ -1,7 +1,7 @@
-"""Reads one entry of a streamlet for epochs: what comes of it, marked with its epoch, and how far it has got.
+"""Reads one entry of a streamlet for epochs: its chunks, marked with their epochs, and its progress.
 
-It fetches ahead by itself, so that an entry that is held up holds up no other, and only once there is something to
-fetch: of ten thousand entries that nobody writes to, none costs a fetch.
+Each entry has its own fetcher, so that an entry that is held up delays no other. It begins to fetch only when there are
+data: ten thousand entries without writers cost no fetch.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ LOOK_AGAIN_S = 1.0
 
 
 class Held(NamedTuple):
-    """A chunk at hand that has not been given out yet."""
+    """A chunk at hand that has not been delivered yet."""
 
     epoch: int
     chunk: ChunkBatch
     resume_at: Position
-    """A reader that begins there finds it in the same epoch: before the punctuation that opened the epoch, if one
-    did."""
+    """Position from which a reader finds the chunk in the same epoch: before the punctuation that opened the epoch, if
+    there is one."""
     size: int
-    """In bytes, headers and all."""
+    """Size in bytes, including headers."""
 
 
 class EntryReader:
@@ -54,7 +54,7 @@ class EntryReader:
         first_epoch: int | None,
         copied: bool = False,
     ) -> None:
-        """`first_epoch`: what is of epochs before is left out; None: nothing is. `copied`: out of brokers' memories."""
+        """`first_epoch`: leave out earlier epochs; None: keep all. `copied`: copy chunks out of brokers' memory."""
         self.entry: EntryId = wanted.entry
         self._stream = stream
         self._cluster = cluster
@@ -66,7 +66,7 @@ class EntryReader:
         self._marker = Marker(epoch_us)
         self._pending: deque[Held] = deque()
         self._opened_at: Position | None = None
-        """Where the punctuation is that opened the epoch of what comes next."""
+        """Position of the punctuation that opened the epoch of the next chunk, if there is one."""
         self.pending_bytes = 0
         """Size of the chunks at hand."""
         self._corrupt: CorruptChunk | None = None
@@ -75,39 +75,39 @@ class EntryReader:
         self._chunks = Chunks(cluster, settings, punctuations=True)
         self._chunks.streams[stream.stream_id] = stream
         self.read_to: Position = wanted.start
-        """Up to there it was read."""
+        """Position up to which it was read."""
         self._fetched_to: Position = wanted.start
-        """There goes on what comes next: behind a move, not where the last chunk before it ends."""
+        """Position of the next data: behind a move, this differs from the end of the last chunk."""
         self._end: Position = wanted.start
         self._promised_us: int = NO_TIME
         self._promised_at: Position = EARLIEST
         self._exempt = False
-        """Nothing was ever written to it, and nobody promises anything: it holds up nothing."""
+        """Whether it holds up no epoch: nothing was ever written to it, and there is no promise."""
 
     @property
     def stream(self) -> StreamDescription:
-        """With the newest columns that a chunk had."""
+        """The stream, with the newest columns that a chunk had."""
         return self._chunks.streams[self._stream.stream_id]
 
     @property
     def settled_us(self) -> int:
-        """Nothing older than this comes behind what was read, but to be counted where it comes."""
+        """Time before which no records follow behind those that were read, except late ones."""
         if self._promised_us > self._marker.watermark_us and self.read_to >= self._promised_at:
             return self._promised_us
         return self._marker.watermark_us
 
     def reached(self) -> Reached[EntryId]:
-        """How far it has got."""
+        """Return how far it has got."""
         pending = self._pending[0].epoch if self._pending else None
         if self._exempt:
             return Reached(self.entry, pending, None)
         return Reached(self.entry, pending, epoch_of(self.settled_us, self._epoch_us))
 
     def learn(self, bounds: EntryBounds, *, by_clock: bool) -> None:
-        """Learn the brokers' present bounds of the entry. `by_clock`: they have to promise; one that does not now will
-        again.
+        """Take the brokers' present bounds of the entry.
 
-        Raises `DataLost`: something of it was removed before any of it was read.
+        `by_clock`: brokers punctuate by their clock, so a broker without a promise now will give one later. Raises
+        `DataLost` if records of the entry were removed before any of it was read.
         """
         if self.read_to == EARLIEST and bounds.first_record:
             (_, streamlet_id, entry) = self.entry
@@ -122,7 +122,7 @@ class EntryReader:
                 available_from=bounds.start,
             )
         self._end = max(self._end, bounds.end)
-        # Of one that has moved the end is not `EARLIEST` any more.
+        # The end does not show it: the end of an empty entry that has moved is not `EARLIEST`.
         is_empty = bounds.watermark_us is None and not bounds.next_record and self._marker.watermark_us == NO_TIME
         self._exempt = is_empty and bounds.promised_us is None and not by_clock
         if bounds.promised_us is not None and bounds.promised_us >= self._promised_us:
@@ -130,16 +130,16 @@ class EntryReader:
 
     @property
     def has_more(self) -> bool:
-        """Whether it is known that there is something to read."""
+        """Whether there is more to read, as far as known."""
         return self.read_to < self._end
 
     async def read(self, epoch: int | None) -> None:
-        """Read what has come, up to something behind `epoch`; if nothing has, wait. Raises what a consumer does.
+        """Read fetched chunks until `epoch` is complete; wait if there are none. Raises the errors of a consumer.
 
-        None: up to the first thing that is of any.
+        `epoch`: None: read up to the first chunk of any epoch.
         """
         if self._corrupt is not None:
-            raise self._corrupt  # what comes behind it must not be given out as if it were not there
+            raise self._corrupt  # chunks behind it must not be delivered as if it did not exist
         if not self.has_more:
             return
         if self._fetcher is None:
@@ -156,11 +156,11 @@ class EntryReader:
         except CorruptChunk as error:
             self._corrupt = error
             raise
-        except DataLost as error:  # which says how a consumer goes on, that reads what is left of an epoch, too
+        except DataLost as error:  # its advice is for consumers, which may read the rest of an epoch
             raise self._gone(error) from error
 
     def is_open(self, epoch: int | None) -> bool:
-        """Whether more of an epoch may come behind what is at hand; None: whether nothing is at hand."""
+        """Whether more chunks of an epoch may come behind those at hand; None: whether there are none at hand."""
         if epoch is None:
             return not self._pending
         return not self._exempt and self.settled_us < (epoch + 1) * self._epoch_us
@@ -212,13 +212,11 @@ class EntryReader:
 
     @property
     def position(self) -> Position:
-        """Up to there it was taken: whoever begins there finds the rest in the same epochs."""
+        """Position up to which it was taken: a reader that begins there finds the rest in the same epochs."""
         return self._pending[0].resume_at if self._pending else self._opened_at or self.read_to
 
     async def read_again(self, epoch: int) -> None:
-        """Read chunks of a closed epoch again that are no longer in their broker's memory. Raises a consumer's
-        errors.
-        """
+        """Read chunks of a closed epoch again that have left the broker's memory. Raises the errors of a consumer."""
         for number, held in enumerate(list(self._pending)):
             if held.epoch != epoch:
                 return
@@ -226,7 +224,7 @@ class EntryReader:
                 self._pending[number] = held._replace(chunk=await self._chunks.again(held.chunk))
 
     def is_intact(self, epoch: int) -> bool:
-        """Whether all of an epoch that is closed is where it was, if it is in a broker's memory."""
+        """Whether all chunks of a closed epoch that lie in the broker's memory are still valid."""
         for held in self._pending:
             if held.epoch != epoch:
                 return True
@@ -237,7 +235,7 @@ class EntryReader:
 
     @property
     def throttled_ms(self) -> int:
-        """For how long brokers have held answers back, as a quota was used up."""
+        """Total time that brokers have held answers back because a quota was used up."""
         return 0 if self._fetcher is None else self._fetcher.throttled_ms
 
     def take(self, epoch: int) -> list[ChunkBatch]:
@@ -250,7 +248,7 @@ class EntryReader:
         return found
 
     def check_comes_after(self, epoch: int) -> None:
-        """Raise `EpochPassed` if there is something of an epoch that was given out without it."""
+        """Raise `EpochPassed` if there are chunks of an epoch that was delivered without them."""
         if not self._pending or self._pending[0].epoch > epoch:
             return
         (_, streamlet_id, entry), late = self.entry, self._pending[0].epoch

@@ -1,4 +1,4 @@
-"""An epoch that is closed, as it is for every reader."""
+"""A closed epoch, which is the same for every reader."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class Epoch:
 
     number: int
     start_us: int
-    """Inclusive; microseconds since the Unix epoch."""
+    """Start, inclusive; microseconds since the Unix epoch."""
     end_us: int
-    """Exclusive."""
+    """End, exclusive; microseconds since the Unix epoch."""
     batches: tuple[ChunkBatch, ...]
     streams: Mapping[int, StreamDescription]
-    """By their ids."""
+    """Streams by their ids."""
 
     @property
     def records(self) -> int:
-        """How many there are."""
+        """Number of records."""
         return sum(chunk.batch.num_rows for chunk in self.batches)
 
     @cached_property
     def late_records(self) -> int:
-        """Those older than the epoch: where they came is what counts.
+        """Number of records that are older than the epoch, and belong to it because they came late.
 
-        Of a typed stream without a timestamp column, whose chunks have the time when they were made, there are none.
+        There are none in a typed stream without a timestamp column, whose chunks have the time when they were made.
         """
         return sum(self._late_of(chunk) for chunk in self.batches)
 
@@ -54,15 +54,15 @@ class Epoch:
         stream = self.stream_of(chunk)
         if not _has_times(stream):
             return 0
-        # A header leaves out records without a time, of which the default schema has none. What it says puts a chunk
-        # into its epoch, so it may say as well that nothing of it is late.
+        # The times in a header do not cover records without a time; in the default schema, every record has one. The
+        # header decides the epoch of its chunk, so it can also show that no record is late.
         if chunk.header.min_timestamp_us >= self.start_us and not stream.typed:
             return 0
         return _older(self.times(chunk), self.start_us)
 
     @cached_property
     def digest(self) -> str:
-        """The same for two readers exactly if they were given the same chunks in the same order."""
+        """A digest that is the same for two readers exactly if they got the same chunks in the same order."""
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for chunk in self.batches:
             for header in chunk.headers:
@@ -79,12 +79,13 @@ class Epoch:
         return digest.hexdigest()
 
     def rows(self) -> pa.Table:
-        """All records, sorted by time, stream, streamlet, entry and ordinal: a total order, the same for all readers.
+        """Return all records, sorted by time, stream, streamlet, entry and ordinal: the same order for all readers.
 
-        It is in memory of its own, with the newest columns of the stream: what is older than a column has nulls there.
+        The table has its own memory, and the newest columns of the stream: records older than a column have nulls
+        there.
 
         Raises `InvalidArgument` for streams with different columns, or without a timestamp column, and `Unavailable` if
-        what lies in a broker's memory is not there any more (`ChunkBatch.intact`): read the epoch again.
+        chunks have left the broker's memory (`ChunkBatch.intact`): read the epoch again.
         """
         if not self.batches:
             return pa.Table.from_batches([], next(iter(self.streams.values())).schema)
@@ -116,28 +117,28 @@ class Epoch:
                 )
 
     def rows_of(self, chunk: ChunkBatch) -> pa.RecordBatch:
-        """The rows of a chunk, with the newest columns of its stream."""
+        """Return the rows of a chunk, with the newest columns of its stream."""
         schema = self.stream_of(chunk).schema
         return chunk.batch if len(chunk.batch.schema) == len(schema) else widened(chunk.batch, schema)
 
     def times(self, chunk: ChunkBatch) -> npt.NDArray[np.int64]:
-        """The time of each record of a chunk, in microseconds since the Unix epoch; for records without one, when the
-        chunk was made.
+        """Return the time of each record of a chunk, in microseconds since the Unix epoch.
 
-        Raises `InvalidArgument`: there is no such column.
+        A record without a time gets the time when its chunk was made. Raises `InvalidArgument` if the stream has no
+        timestamp column.
         """
         stream = self.stream_of(chunk)
         times = times_of(chunk.batch, stream)
         if times is None:
             raise _without_times(stream)
         if times.null_count:
-            headers = list(chunk.headers)  # of chunks that have come together, each has its own
+            headers = list(chunk.headers)  # joined chunks have one header each
             created = np.repeat([each.created_us for each in headers], [each.record_count for each in headers])
             times = pc.coalesce(times, pa.array(created, pa.int64()).cast(times.type))
         return np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
 
     def stream_of(self, chunk: ChunkBatch) -> StreamDescription:
-        """The stream that a chunk is of."""
+        """Return the stream of a chunk."""
         return self.streams[chunk.entry.stream_id]
 
 
@@ -162,6 +163,6 @@ def _older(times: npt.NDArray[np.int64], than_us: int) -> int:
 
 
 def in_order(chunks: Mapping[EntryId, Sequence[ChunkBatch]], order: Mapping[int, int]) -> tuple[ChunkBatch, ...]:
-    """By stream (in the order that its readers named them), streamlet and entry."""
+    """Return chunks ordered by stream (in the order in which the reader named them), streamlet and entry."""
     entries = sorted(chunks, key=lambda entry: (order[entry.stream_id], entry.streamlet_id, entry.entry))
     return tuple(chunk for entry in entries for chunk in chunks[entry])

@@ -1,8 +1,8 @@
-"""Which epoch each chunk of an entry belongs to. Pure.
+"""Decides which epoch each chunk of an entry belongs to. Pure.
 
 Epoch k of an entry goes from boundary(kE) up to boundary((k+1)E), where boundary(T) is the first chunk in the order of
-the log with a time at or after T. So a chunk is of the epoch in which the greatest time of all chunks up to itself is:
-a function of the log alone, which ascends whatever order times have.
+the log with a time at or after T. So the epoch of a chunk is that of the greatest time of all chunks up to itself. It
+depends on the log alone, and ascends, in whatever order the times are.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from kera.core.format.punctuation import NO_TIME, is_punctuation
 
 
 class Marked(NamedTuple):
-    """Chunks that follow each other, all of one epoch."""
+    """Consecutive chunks of one epoch."""
 
     epoch: int
     chunk: ChunkBatch
 
 
 def epoch_of(time_us: int, epoch_us: int) -> int:
-    """The epoch in which a time is."""
+    """Return the epoch of a time."""
     return time_us // epoch_us
 
 
 class Marker:
-    """Marks the chunks of one entry, from one of its boundaries on."""
+    """Marks the chunks of one entry, starting at the boundary of an epoch."""
 
     def __init__(self, epoch_us: int) -> None:
         self._epoch_us = epoch_us
@@ -40,7 +40,7 @@ class Marker:
         """The greatest time so far."""
 
     def mark(self, chunk: ChunkBatch) -> Sequence[Marked]:
-        """The chunk with its epoch; several that came together by epoch. Of a punctuation only the time is noted."""
+        """Return a chunk with its epoch, joined chunks divided by epoch; of a punctuation, only note the time."""
         if chunk.joined and not self._is_of_one_epoch(chunk):
             return list(self._parted(chunk))
         header = chunk.header
@@ -57,13 +57,13 @@ class Marker:
         yield from map(Marked, numbers[firsts].tolist(), parts(chunk, firsts))
 
     def _is_of_one_epoch(self, chunk: ChunkBatch) -> bool:
-        """Whether all of them are, as can be seen at once: their times and the watermark are in one."""
+        """Whether all joined chunks are obviously of one epoch: their times and the watermark are in it."""
         first = epoch_of(max(self.watermark_us, chunk.header.min_timestamp_us), self._epoch_us)
         return first == epoch_of(max(self.watermark_us, chunk.header.max_timestamp_us), self._epoch_us)
 
 
 def parts(chunk: ChunkBatch, firsts: npt.NDArray[np.int64]) -> Iterator[ChunkBatch]:
-    """Chunks that came together, in parts: each begins with the chunk whose number is in `firsts`, the first with 0."""
+    """Divide joined chunks into parts: each begins with the chunk whose number is in `firsts`, the first with 0."""
     headers = np.frombuffer(chunk.joined, dtype=HEADER)
     lows = np.minimum.reduceat(column(headers, "min_timestamp_us"), firsts).tolist()
     highs = np.maximum.reduceat(column(headers, "max_timestamp_us"), firsts).tolist()

@@ -1,7 +1,7 @@
-"""Which epoch comes next, and whether it is closed: of several entries, by how far each has got. Pure.
+"""Decides which epoch comes next, and whether it is closed, from the progress of all entries. Pure.
 
-An epoch is closed when no entry can get anything of it any more: each has gone beyond its end, or its broker has
-promised that nothing older comes (listing 4.1 of the dissertation goes by a vector of times, one of each channel).
+An epoch is closed when no entry can get more records of it: each entry has gone beyond its end, or its broker has
+promised that no older records follow (listing 4.1 of the dissertation uses a vector with a time for each channel).
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ EntryT = TypeVar("EntryT", bound=Hashable)
 
 
 class Reached(NamedTuple, Generic[EntryT]):
-    """How far an entry has got."""
+    """The progress of an entry."""
 
     entry: EntryT
     pending: int | None
-    """The epoch of what comes next of it; None: nothing is at hand."""
+    """The epoch of its next chunk; None: no chunk is at hand."""
     open: int | None
-    """The first epoch of which something may still come behind what is at hand; None: of none, ever."""
+    """The first epoch of which chunks may still come behind those at hand; None: it holds up no epoch."""
 
 
 class Decision(NamedTuple, Generic[EntryT]):
     """The next step."""
 
     epoch: int | None
-    """The first epoch at hand; None: there is nothing at hand."""
+    """The first epoch at hand; None: no chunks are at hand."""
     waits_for: tuple[EntryT, ...]
-    """The entries that hold it up; none: it is closed."""
+    """The entries that hold it up; empty: the epoch is closed."""
 
 
 def decide(entries: Iterable[Reached[EntryT]]) -> Decision[EntryT]:
-    """The next epoch in which there is anything, and who holds it up."""
+    """Return the next epoch that is not empty, and the entries that hold it up."""
     entries = list(entries)
     epoch = min((each.pending for each in entries if each.pending is not None), default=None)
     if epoch is None:

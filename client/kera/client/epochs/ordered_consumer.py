@@ -1,7 +1,7 @@
-"""The ordered consumer: records of streams in one total order, which is the same for all who read them.
+"""The ordered consumer: records of streams in one total order, which is the same for all such consumers.
 
-It reads epochs (`reader.Epochs`) and gives the rows of each, sorted. What it has given counts as delivered by whole
-epochs: so whoever goes on from there has the same epochs again.
+It reads epochs (`reader.Epochs`) and delivers the rows of each, sorted. Only whole epochs count as delivered, so that a
+consumer that goes on from there gets the same epochs.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from kera.core.errors import ClosedError, InvalidArgument
 
 BATCH_ROWS_MAX = 65_536
 RECORDS_AT_ONCE = 2_048
-"""Are made when the first of them is asked for: of a whole epoch there may be millions."""
+"""Number of records that are made at once: a whole epoch may have millions."""
 
 
 class OrderedConsumer(DecodedRecords, ReadsTables):
     """Reads streams in the order of time. Made by `Client.ordered_consumer`; use it as an async context manager.
 
     ``async for record in consumer`` gives records as Python values; ``async for batch in consumer.batches()`` gives the
-    same as Arrow batches. The order is by time, stream (as they were named), streamlet, entry and ordinal, within each
-    epoch; a record that is late (docs/epochs.md) comes first in the epoch in which it lies.
+    same as Arrow batches. The order is by time, stream (in the given order), streamlet, entry and ordinal, within each
+    epoch; a late record (docs/epochs.md) comes first in the epoch that it belongs to.
 
-    An epoch is delivered with its last record: `positions` and `commit` go by whole ones.
+    An epoch is delivered with its last record: `positions` and `commit` only count whole epochs.
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
         decoding: Decoding | None = None,
         make_decoding: MakeDecoding | None = None,
     ) -> None:
-        """`epochs` are its own, and `copied`. `is_bounded`: they have an end. `make_decoding`: see `to_pandas`."""
+        """`epochs`: a reader for this consumer alone, `copied`. `is_bounded`: it has an end. `make_decoding`: see
+        `to_pandas`.
+        """
         self._epochs = epochs
         self._is_bounded = is_bounded
         self._decoding = decoding
@@ -57,9 +59,9 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
         self._rows: OrderedRows | None = None
         """Rows of the epoch that is being delivered."""
         self._given = 0
-        """So many of them came as batches, or before what is being delivered as records."""
+        """Number of rows that were delivered as batches; records begin behind them."""
         self._opened = 0
-        """So many of them did, or are at hand as records."""
+        """Number of rows that were delivered as batches, or made as records."""
         self._at_hand: Iterator[Record] = iter(())
         self._last: Record | None = None
         """The last record of the epoch; its delivery completes the epoch."""
@@ -67,7 +69,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
         self._records = OneByOne(self._next_record)
         self._delivered: Mapping[EntryId, Position] = {}
         self._behind: Mapping[EntryId, Position] = {}
-        """Where the epoch behind the one that is being delivered begins."""
+        """Positions behind the epoch that is being delivered."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -80,7 +82,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
     async def start(self) -> None:
         """Look up the streams, and decide where to start.
 
-        Raises what `Epochs.start` does, and `InvalidArgument` for a stream without a timestamp column.
+        Raises the errors of `Epochs.start`, and `InvalidArgument` for a stream without a timestamp column.
         """
         if self._closed:
             raise ClosedError("the consumer is closed")
@@ -94,42 +96,42 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
 
     @property
     def epoch_ms(self) -> int:
-        """How long an epoch is; 0: it has not started."""
+        """Length of an epoch; 0: the consumer has not started."""
         return self._epochs.epoch_ms
 
     @property
     def throttled_ms(self) -> int:
-        """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
+        """Total time that brokers have held answers back because a quota was used up (docs/quotas.md)."""
         return self._epochs.throttled_ms
 
     @property
     def late_records(self) -> int:
-        """How many were late (docs/epochs.md), of all epochs up to the one that is being delivered."""
+        """Number of late records (docs/epochs.md) in all epochs up to the one that is being delivered."""
         return self._epochs.late_records
 
     def held_up_by(self) -> list[EntryId]:
-        """The entries without which the next epoch cannot be closed, as far as is known."""
+        """Return the entries that keep the next epoch from closing, as far as known."""
         return self._epochs.held_up_by()
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
-        """Where the first epoch that was not delivered to its end begins, per streamlet and entry."""
+        """Return where the first incompletely delivered epoch begins, per streamlet and entry."""
         return self._epochs.positions_of(self._delivered, stream)
 
     async def commit(self) -> None:
-        """Say that the epochs that were delivered to their ends have been processed.
+        """Commit that the completely delivered epochs have been processed.
 
-        A consumer with ``start="committed"`` and the same ``consumer_group`` begins with the epoch behind these. Raises
-        what `Consumer.commit` does.
+        A consumer with ``start="committed"`` and the same ``consumer_group`` begins with the following epoch. Raises
+        the errors of `Consumer.commit`.
         """
         await self._epochs.commit_up_to(self._delivered)
 
     async def batches(self) -> AsyncIterator[OrderedBatch]:
-        """The rows as Arrow batches, up to 65,536 each and of one epoch (`OrderedBatch.ends_epoch`).
+        """Yield the rows as Arrow batches of up to 65,536 rows and of one epoch (`OrderedBatch.ends_epoch`).
 
-        Where rows of streams with other columns come, a batch ends as well. Who has begun with records, and left
-        within an epoch, gets that from its first record on.
+        A batch also ends before rows of streams with other columns. After a loop over records that was left within an
+        epoch, batches begin again with the first record of that epoch.
 
-        Raises what `Epochs` does.
+        Raises the errors of `Epochs`.
         """
         if self._decoding is not None:
             self._decoding.forget()
@@ -150,7 +152,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
             return batch
 
     async def _open_rows(self) -> OrderedRows | None:
-        """The rows of the next epoch; None: there is none before the end."""
+        """Return the rows of the present or next epoch; None: there is none before the end."""
         await self.start()
         await self._turns.give()
         while self._rows is None:
@@ -162,7 +164,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
             self._given = self._opened = 0
             if rows:
                 self._rows = rows
-            else:  # its chunks cannot be read, and were skipped
+            else:  # its chunks are unreadable, and were skipped
                 self._deliver()
         return self._rows
 
@@ -183,7 +185,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
             while (batch := await self._next_batch()) is not None:
                 yield Rows(batch.batch, batch.records(), batch.stream)
         except BaseException:
-            self._delivered = before  # nothing was given out
+            self._delivered = before  # nothing was delivered
             raise
 
     def _each_record(self) -> AsyncIterator[Record]:
@@ -198,8 +200,8 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
         return self._rows is not None
 
     async def _next_record(self) -> Record:
-        """When none is at hand: the last of an epoch, with which that is delivered, or the first of the next one."""
-        async with self._opening:  # each of several tasks goes on with what another one has opened meanwhile
+        """Return a record when none is at hand: the last of an epoch, which delivers it, or the next one to be made."""
+        async with self._opening:  # a task that has waited goes on with the records that another task has opened
             while True:
                 for record in self._at_hand:
                     return record
@@ -224,7 +226,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
         self._records.take(self._at_hand)
 
     async def close(self) -> None:
-        """Stop fetching. What was delivered stays as it is."""
+        """Stop fetching. Delivered batches stay valid."""
         self._closed = True
         self._rows, self._last, self._at_hand = None, None, iter(())
         self._records.take(self._at_hand)

@@ -1,7 +1,7 @@
 """Reads the epochs of some streams in order: each once it is closed, equal for all readers.
 
-Entries are read up to where their brokers say they end now, and fetch ahead beyond that. When what holds up the next
-epoch has nothing more to read, brokers are asked again: for new ends, and for what they promise.
+It reads entries up to the ends that their brokers report, and fetches ahead beyond that. When the entries that hold up
+the next epoch have no more to read, it asks brokers again for new ends and promises.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ STARTS = ("earliest", "latest", "committed")
 ENDS = ("latest",)
 EPOCH_BYTES_MAX = 1 << 30
 POLL_S = 0.05
-"""Between two looks at how far entries are that hold up an epoch."""
+"""Minimum pause between two requests for the progress of entries that hold up an epoch."""
 PAUSE_S_MAX = 1.0
 LOOKS_SHARE = 0.1
-"""Share of the time for requests: readers that wait do not keep brokers busy, however many entries they have."""
+"""Share of time for such requests: waiting readers must not keep brokers busy, however many entries they have."""
 PREFETCH_BYTES_MIN = 1 << 20
-"""Minimum of an entry, however many entries there are."""
+"""Minimum prefetch of an entry, however many entries there are."""
 
 
 class Epochs(AsyncIterator[Epoch]):
     """The epochs of some streams. Made by `Client.epochs`; use it as an async context manager.
 
-    ``async for epoch in epochs`` gives those in which there are records, in order, each when it is closed: when nothing
-    of it can come any more. What is in them, and in which order, is a function of the streams' logs alone.
+    ``async for epoch in epochs`` gives the epochs with records, in order, each when it is closed: when no more records
+    of it can come. Their contents and order depend on the streams' logs alone.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Epochs(AsyncIterator[Epoch]):
         epoch_bytes_max: int,
         copied: bool = False,
     ) -> None:
-        """`copied`: chunks are, out of brokers' memories, for who looks at all values at once."""
+        """`copied`: copy chunks out of brokers' memory, for callers that look at all values at once."""
         if not streams:
             raise InvalidArgument("an epoch consumer needs streams: name one at least")
         self._names = tuple(dict.fromkeys(arguments.names("streams", streams)))
@@ -72,20 +72,20 @@ class Epochs(AsyncIterator[Epoch]):
         self._held_bytes = 0
         """Size of the chunks at hand, over all entries."""
         self._first: int | None = None
-        """The first that is; None: whichever comes first."""
+        """The first epoch to read; None: whichever comes first."""
         self._end: int | None = None
-        """The first epoch that is not wanted."""
+        """The epoch to stop before; None: read for ever."""
         self._last: int | None = None
-        """The epoch that was given out last."""
+        """The last delivered epoch."""
         self._readers: dict[EntryId, EntryReader] = {}
         self._order: dict[int, int] = {}
-        """By the id of a stream, its place among those that were named."""
+        """By the id of a stream: its index among the given streams."""
         self.epochs_read = self.records_read = 0
-        """That were given out."""
+        """Number of delivered epochs and records."""
         self.late_records = 0
-        """Late ones among these records: see `Epoch.late_records`."""
+        """Number of late records among these: see `Epoch.late_records`."""
         self._resumed: Resumed | None = None
-        """Where the consumer group has gone on; None: not there."""
+        """Checks for a start at the cursors of a consumer group; None: it starts elsewhere."""
         self._starting, self._in_turn = asyncio.Lock(), asyncio.Lock()
         self._started = self._closed = False
 
@@ -98,13 +98,13 @@ class Epochs(AsyncIterator[Epoch]):
 
     @property
     def epoch_ms(self) -> int:
-        """How long an epoch is; 0: it has not started."""
+        """Length of an epoch; 0: the reader has not started."""
         return self._epoch_us // 1000
 
     async def start(self) -> None:
         """Look up the streams, and decide where to start.
 
-        Raises `UnknownStream`, `InvalidArgument`, and `DataLost` where something of the first epoch was removed.
+        Raises `UnknownStream`, `InvalidArgument`, and `DataLost` if records of the first epoch were removed.
         """
         async with self._starting:
             if self._started:
@@ -157,9 +157,9 @@ class Epochs(AsyncIterator[Epoch]):
         return self
 
     async def __anext__(self) -> Epoch:
-        """The next epoch with records in it, when it is closed.
+        """Return the next epoch with records, when it is closed.
 
-        Raises what `Consumer.batches` does, `EpochPassed`, also where a group would go on within an epoch, and
+        Raises the errors of `Consumer.batches`, `EpochPassed`, also if a group would go on within an epoch, and
         `RecordTooLarge` for an epoch of more than ``epoch_bytes_max``.
         """
         await self.start()
@@ -187,16 +187,16 @@ class Epochs(AsyncIterator[Epoch]):
             await self._resumed.check(epoch, in_it)
 
     def _is_over(self, decision: Decision[EntryId]) -> bool:
-        """Whether there is nothing more before the end."""
+        """Whether there are no more epochs before the end."""
         if self._end is None or (decision.epoch is not None and decision.epoch < self._end):
             return False
         if self._first is not None and self._first >= self._end:
-            return True  # entries that begin behind all that was written say of no time that they have reached it
+            return True  # entries that begin behind all records would never report that they have reached the end
         reached = (reader.reached() for reader in self._readers.values())
         return all(each.open is None or each.open >= self._end for each in reached)
 
     async def _advance(self, decision: Decision[EntryId]) -> None:
-        """Read what may be of the epoch that is next; if there is nothing, look how far the entries are."""
+        """Read chunks that may be of the next epoch; if there are none, ask for the progress of entries."""
         found = False
         for entry in decision.waits_for:
             reader = self._readers[entry]
@@ -247,7 +247,7 @@ class Epochs(AsyncIterator[Epoch]):
         return epoch
 
     def streams(self) -> dict[int, StreamDescription]:
-        """Those that are read, by id, with the newest columns that a chunk had."""
+        """Return the streams, by id, with the newest columns that a chunk had."""
         found: dict[int, StreamDescription] = {}
         for reader in self._readers.values():
             stream = reader.stream
@@ -258,23 +258,23 @@ class Epochs(AsyncIterator[Epoch]):
 
     @property
     def throttled_ms(self) -> int:
-        """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
+        """Total time that brokers have held answers back because a quota was used up (docs/quotas.md)."""
         return sum(reader.throttled_ms for reader in self._readers.values())
 
     def held_up_by(self) -> list[EntryId]:
-        """The entries without which the next epoch cannot be closed, as far as is known."""
+        """Return the entries that keep the next epoch from closing, as far as known."""
         return list(decide(reader.reached() for reader in self._readers.values()).waits_for)
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
-        """Where the first epoch that was not given out begins, per streamlet and entry."""
+        """Return where the first undelivered epoch begins, per streamlet and entry."""
         return self.positions_of(self.cursors(), stream)
 
     def cursors(self) -> dict[EntryId, Position]:
-        """Where the first epoch that was not given out begins, of each entry of all streams."""
+        """Return where the first undelivered epoch begins in each entry of all streams."""
         return {entry: reader.position for entry, reader in self._readers.items()}
 
     def positions_of(self, cursors: Mapping[EntryId, Position], stream: str | None) -> dict[int, list[Position]]:
-        """The places of `cursors` in one stream, in the form of `positions`; None: in the first stream."""
+        """Return the positions of `cursors` in one stream, in the form of `positions`; None: in the first stream."""
         name = stream or self._names[0]
         found: dict[int, list[Position]] = {}
         for entry, position in sorted(cursors.items()):
@@ -283,27 +283,27 @@ class Epochs(AsyncIterator[Epoch]):
         return found
 
     async def commit(self) -> None:
-        """Say that all epochs that were given out have been processed; ``start="committed"`` goes on there.
+        """Commit that all delivered epochs have been processed; ``start="committed"`` goes on there.
 
-        Raises what `Consumer.commit` does.
+        Raises the errors of `Consumer.commit`.
         """
         await self.commit_up_to(self.cursors())
 
     async def commit_up_to(self, cursors: Mapping[EntryId, Position]) -> None:
-        """The same up to what `cursors` said some time."""
+        """Commit up to an earlier result of `cursors`."""
         for stream_id, stream in self.streams().items():
             mine = {entry: position for entry, position in cursors.items() if entry.stream_id == stream_id}
             await self._cluster.commit(self._settings.consumer_group, stream.name, mine)
             await report_cursors(self._cluster, self._settings.consumer_group, stream, mine)
 
     async def close(self) -> None:
-        """Stop fetching. Epochs that were given out stay as they are."""
+        """Stop fetching. Delivered epochs stay valid."""
         self._closed = True
         await asyncio.gather(*(reader.close() for reader in self._readers.values()))
 
 
 def pause_s(look_s: float) -> float:
-    """How long to wait after a look that took so long."""
+    """Return the pause after a request for progress that took `look_s`."""
     return min(PAUSE_S_MAX, max(POLL_S, look_s * (1 / LOOKS_SHARE - 1)))
 
 
@@ -317,7 +317,7 @@ def _checked(what: str, place: Any, words: tuple[str, ...]) -> int | str:
 
 
 def _length_ms(streams: Sequence[StreamDescription], asked_ms: int | None) -> int:
-    """How long epochs are. Raises `InvalidArgument`."""
+    """Return the length of epochs. Raises `InvalidArgument`."""
     for stream in streams:
         if not stream.config.epoch_ms:
             raise InvalidArgument(

@@ -1,7 +1,7 @@
-"""Checks that the epoch at which a consumer group resumes is whole: no record of it lies before the committed place.
+"""Checks that a consumer group resumes at a whole epoch: none of its records lies before the committed position.
 
-Where a group commits, an epoch begins: of the length that it read. With a longer one, also after the stream was
-altered, that may be within an epoch, and the rest of this would be given out under its number.
+A group commits at the beginning of an epoch, of the length that it read with. With longer epochs, also after the stream
+was altered, this position may be within an epoch, and the reader would deliver the rest as that epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kera.core.errors import EpochPassed
 
 
 class Resumed:
-    """Where a consumer group has gone on with some streams."""
+    """Checks a reader that starts at the cursors of a consumer group in some streams."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Resumed:
         starts: Mapping[int, Mapping[tuple[int, int], Position]],
         epoch_us: int,
     ) -> None:
-        """`starts`: what was committed, by stream, and by streamlet and entry."""
+        """`starts`: the committed positions, by stream, and by streamlet and entry."""
         self._cluster = cluster
         self._epoch_us = epoch_us
         self._starts = {
@@ -34,13 +34,13 @@ class Resumed:
             for stream in streams
         }
         self._left = {stream.stream_id: stream for stream in streams}
-        """Streams of which nothing was given out yet."""
+        """Streams of which no epoch was delivered yet."""
 
     async def check(self, epoch: int, stream_ids: AbstractSet[int]) -> None:
-        """Raise `EpochPassed` if something of an epoch lies before what was committed of one of these streams.
+        """Raise `EpochPassed` if records of an epoch lie before the committed positions of one of these streams.
 
-        A look at brokers for the first epoch of each stream; those that follow are behind it. What was removed cannot
-        be seen.
+        Asks brokers about the first epoch of each stream; later epochs are behind it. Does not notice records that were
+        removed.
         """
         for stream_id in stream_ids & self._left.keys():
             await self._check(epoch, self._left[stream_id])
@@ -62,7 +62,7 @@ class Resumed:
             for (entry, place), found in zip(starts.items(), first, strict=True)
             if found.position < place
         }
-        # What lies between may be a punctuation, or nothing: the end of one segment and the start of the next.
+        # Between both there may be only a punctuation, or nothing: the end of one segment and the start of the next.
         queries = [ChunkQuery(*entry, starts[entry], starts[entry], bytes_max=0) for entry in before]
         committed = await locate(self._cluster, stream.name, queries)
         for ((streamlet_id, number), record), here in zip(before.items(), committed, strict=True):

@@ -1,6 +1,6 @@
-"""How far the entries of a stream are settled for its epochs, as people look at it. Pure.
+"""Shows people how far the entries of a stream are settled for its epochs. Pure.
 
-What is seen here was promised to nobody: see `Client.bounds`.
+The times here are not promises: see `Client.bounds`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ NO_MATTER = "nothing was written to it: it delays no epoch"
 
 
 class Settled(NamedTuple):
-    """An entry: nothing older than a time comes to it, but as late."""
+    """The time up to which an entry is settled: older records count as late."""
 
     streamlet_id: int
     entry: int
     settled_us: int | None
-    """None: by nothing."""
+    """The time; None: it is not settled."""
     by: str
-    """For people."""
+    """What has settled it, in words."""
     holds_up: bool
     """Whether epochs wait for it at all."""
 
     def behind_ms(self, now_us: int) -> int | None:
-        """How far it is behind a clock; 0: it is ahead of that."""
+        """Return how far it is behind a clock; 0: it is not behind; None: it is not settled."""
         return None if self.settled_us is None else max(0, now_us - self.settled_us) // 1000
 
 
 def settled_entries(config: StreamConfig, bounds: Mapping[int, Sequence[EntryBounds]]) -> list[Settled]:
-    """The one that holds up the next epoch first, those that hold up nothing last."""
+    """Return the entries: first the one that holds up the next epoch, last those that hold up none."""
     found = [
         _settled(config, streamlet_id, number, entry)
         for streamlet_id, entries in bounds.items()

@@ -1,7 +1,7 @@
-"""The rows of an epoch in total order: by time, stream (as named), streamlet, entry and ordinal. Pure.
+"""The rows of an epoch in total order: by time, stream (in the given order), streamlet, entry and ordinal. Pure.
 
-Rows of streams with the same columns are of one kind, and lie in one batch; where the order goes from one kind to
-another, what is given out ends.
+Rows of streams with the same columns are of one kind, and can be in one batch; a batch ends where the order goes from
+one kind to another.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ ORIGINS = pa.schema(
 
 
 class OrderedBatch:
-    """Rows that follow each other in the total order of streams, in memory of their own."""
+    """Consecutive rows in the total order of streams, in their own memory."""
 
     def __init__(self, rows: OrderedRows, batch: pa.RecordBatch, indexes: Indexes, *, ends_epoch: bool) -> None:
         """Made by `OrderedRows.batch`."""
         self.batch = batch
         """The columns of the stream, or of the streams, which have the same ones."""
         self.epoch = rows.epoch
-        """The number of the epoch that all rows are of."""
+        """The number of the epoch of all rows."""
         self.ends_epoch = ends_epoch
-        """Whether these are the last rows of the epoch: now `OrderedConsumer.commit` counts it as processed."""
+        """Whether these are the last rows of the epoch, so that `OrderedConsumer.commit` now counts it as processed."""
         self.stream = rows.stream_at(indexes[0])
         """Stream of the first row; other rows may be of other streams with the same columns, see `origins`."""
         self._rows = rows
@@ -48,13 +48,11 @@ class OrderedBatch:
 
     @cached_property
     def origins(self) -> pa.RecordBatch:
-        """For each row its stream, streamlet, entry and offset, and the time by which it was sorted
-        (``timestamp_us``).
-        """
+        """The stream, streamlet, entry and offset of each row, and its time for sorting (``timestamp_us``)."""
         return self._rows.origins(self._indexes)
 
     def records(self) -> Iterator[Record]:
-        """The rows as Python values, in their order."""
+        """Return an iterator over the rows as Python values, in their order."""
         streams, streamlets, entries, offsets, times = (column.to_pylist() for column in self.origins.columns)
         if self.stream.typed:
             key_column = self.stream.key_column
@@ -76,21 +74,21 @@ def _kind_of(stream: StreamDescription) -> _Kind:
 
 
 class OrderedRows:
-    """Those of an epoch. Nothing of its chunks is held."""
+    """The sorted rows of an epoch, copied from its chunks."""
 
     def __init__(self, epoch: Epoch) -> None:
-        """Raises `InvalidArgument` for a stream without a timestamp column."""
+        """Sort the rows. Raises `InvalidArgument` for a stream without a timestamp column."""
         self.epoch = epoch.number
         chunks = [chunk for chunk in epoch.batches if chunk.batch.num_rows]
         self._streams = [epoch.stream_of(chunk) for chunk in chunks]
         """The stream of each chunk."""
         counts = np.array([chunk.batch.num_rows for chunk in chunks], np.int64)
         self._ends: Indexes = np.cumsum(counts)
-        """The end of each chunk in all rows, as they are in the epoch."""
+        """The end of each chunk in all rows, in the order of the epoch's chunks."""
         self._streamlets = np.array([chunk.entry.streamlet_id for chunk in chunks], np.uint32)
         self._entries = np.array([chunk.entry.entry for chunk in chunks], np.uint32)
         self._first_records = np.array([chunk.header.first_record for chunk in chunks], np.int64) - self._ends + counts
-        """For each chunk, the difference between an ordinal and a place in all rows."""
+        """For each chunk, the difference between a record's ordinal and its index in all rows."""
         self._times = np.concatenate([epoch.times(chunk) for chunk in chunks] or [np.zeros(0, np.int64)])
         self._order: Indexes = np.argsort(self._times, kind="stable")
         kinds: dict[_Kind, int] = {}
@@ -100,7 +98,7 @@ class OrderedRows:
         }
         self._kinds = np.array([of_stream[chunk.entry.stream_id] for chunk in chunks], np.int64)
         self._shifts = np.zeros(len(chunks), np.int64)
-        """For each chunk, the difference between a place among the rows of its kind and a place in all rows."""
+        """For each chunk, the difference between a row's index among the rows of its kind and its index in all rows."""
         self._tables: list[pa.Table] = []
         for kind in range(len(kinds)):
             mine = np.flatnonzero(self._kinds == kind)
@@ -108,7 +106,7 @@ class OrderedRows:
             self._tables.append(pa.Table.from_batches(rows).combine_chunks())
             self._shifts[mine] = np.cumsum(counts[mine]) - self._ends[mine]
         self._cuts = np.zeros(0, np.int64)
-        """Where, in the order, rows of another kind come."""
+        """Indexes in the order at which rows of another kind begin."""
         if len(kinds) > 1:
             in_order = self._kinds[self._chunks_of(self._order)]
             self._cuts = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
@@ -117,7 +115,7 @@ class OrderedRows:
         return len(self._order)
 
     def batch(self, start: int, rows_max: int) -> OrderedBatch:
-        """Those from `start` on in the order: up to `rows_max`, of one kind."""
+        """Return rows from `start` on in the order: up to `rows_max`, of one kind."""
         end = min(start + rows_max, len(self))
         passed = int(np.searchsorted(self._cuts, start, side="right"))
         if passed < len(self._cuts):
@@ -129,7 +127,7 @@ class OrderedRows:
         return OrderedBatch(self, batch, indexes, ends_epoch=end == len(self))
 
     def stream_at(self, index: np.int64) -> StreamDescription:
-        """The stream of a row."""
+        """Return the stream of a row."""
         return self._streams[int(self._chunks_of(np.array([index]))[0])]
 
     def origins(self, indexes: Indexes) -> pa.RecordBatch:

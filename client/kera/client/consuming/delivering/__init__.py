@@ -1,1 +1,1 @@
-"""Chunks that have come are opened, and become batches, records as Python objects, or data frames."""
+"""Opens fetched chunks, and makes batches, records as Python objects, or data frames of them."""

@@ -1,8 +1,8 @@
-"""The chunks of what was fetched, as batches: also when they are not where they were, or newer than what is known.
+"""Fetched chunks as batches: also when they were overwritten, or have columns that are not known yet.
 
-What was pushed lies in the broker's memory, and may be overwritten before it is opened; then the rest is read again, as
+Pushed chunks lie in the broker's memory, and may be overwritten before they are opened; then the rest is read again, as
 a copy. A chunk may have columns that were added to its stream since; then the stream is looked up again. Both take
-their time, and whoever gives up waiting for them misses nothing: the next one to ask goes on there.
+time, and a cancelled wait loses nothing: the next call goes on there.
 """
 
 from __future__ import annotations
@@ -20,48 +20,48 @@ from kera.core.base.ids import EntryId, Position
 
 
 class Chunks:
-    """The chunks that were fetched last."""
+    """The chunks of the last fetched data."""
 
     def __init__(self, cluster: Cluster, settings: ConsumerSettings, *, punctuations: bool = False) -> None:
-        """`punctuations`: whether they come as well, as batches without records."""
+        """`punctuations`: also return punctuations, as batches without records."""
         self._punctuations = punctuations
         self._cluster = cluster
         self._settings = settings
         self.streams: dict[int, StreamDescription] = {}
-        """By id: those that are read, each with the newest columns that a chunk had."""
+        """Streams that are read, by id, each with the newest columns that a chunk had."""
         self._batches: Iterator[ChunkBatch] = iter(())
         self._rest: Wanted | NewerSchema | None = None
-        """The range to read again, as it was overwritten before delivery or given back; or data with columns not known
-        yet."""
+        """The range to read again, because it was overwritten before delivery or given back; or data with columns that
+        are not known yet."""
         self._copied = False
-        """Whether the next one is copied: all its values are looked at."""
+        """Whether the next chunk is copied: the caller will look at all its values."""
         self._begins: dict[EntryId, tuple[int, Position | None]] = {}
-        """For entries that are read from a record within a chunk: its ordinal, and the position of that chunk. It is
-        the first chunk that comes; until then the position is None. The chunk may come again, as `again` or
-        `give_back`."""
+        """For entries that are read from a record within a chunk: the record's ordinal, and the position of its chunk.
+        This is the first chunk of the entry; until it comes the position is None. It may come again, from `again` or
+        after `give_back`."""
 
     def begin(self, entry: EntryId, record: int) -> None:
         """Leave out the records before ordinal `record` in the first chunk of `entry`; call it before `open`."""
         self._begins[entry] = record, None
 
     def open(self, fetched: Fetched) -> None:
-        """Go on with these; of what was there before, all has been delivered, or is wanted no more."""
+        """Go on with new data; drops the rest of the data before."""
         self._batches, self._rest = self._batches_of(fetched), None
 
     def clear(self) -> None:
-        """Nothing more is wanted of what was fetched."""
+        """Drop the rest of the fetched data."""
         self._batches, self._rest = iter(()), None
 
     async def following(self, *, copied: bool) -> ChunkBatch | None:
-        """The next chunk; None: all have been delivered. Raises `CorruptChunk`, and what reading again raises."""
+        """Return the next chunk; None: all were returned. Raises `CorruptChunk`, and the errors of reading again."""
         while (chunk := self.following_here(copied=copied)) is None and self._rest is not None:
             await self._open_rest(self._rest)
         return chunk
 
     def following_here(self, *, copied: bool) -> ChunkBatch | None:
-        """The next chunk, if there is no need to wait for it; None: `following` knows whether there is one.
+        """Return the next chunk if that needs no waiting; None: call `following` to see whether there is one.
 
-        It is for itself because chunks may be small, and many in what comes at once: a coroutine for each has a price.
+        A separate function because fetched data may have many small chunks, and a coroutine for each would be costly.
         """
         self._copied = copied
         if self._rest is not None:
@@ -75,15 +75,15 @@ class Chunks:
         return None
 
     async def again(self, chunk: ChunkBatch) -> ChunkBatch:
-        """A copy of a chunk that was pushed, and is not in its broker's memory any more."""
+        """Return a copy of a pushed chunk that is no longer in its broker's memory."""
         found = await self._read_again(Wanted(chunk.entry, chunk.start, chunk.next))
         (copy,) = chain.from_iterable(map(self._batches_of, found))
         return copy
 
     def give_back(self, batches: Sequence[ChunkBatch]) -> None:
-        """The last that were given out, of one entry, come again: they are read again, as copies."""
+        """Return the last batches, which are of one entry, again: they are read again, as copies."""
         end: Position | None = batches[-1].next
-        if self._rest is not None:  # it goes on there
+        if self._rest is not None:  # the rest follows these batches: read both in one go
             end = self._rest.end if isinstance(self._rest, Wanted) else self._rest.rest.next
         self._rest = Wanted(batches[0].entry, batches[0].start, end)
 
@@ -119,7 +119,7 @@ class Chunks:
         self._rest = None
 
     async def _read_again(self, rest: Wanted) -> list[Fetched]:
-        """Copies of a range that was pushed and is not there any more."""
+        """Fetch copies of a range that was pushed and is no longer available."""
         settings = self._settings.model_copy(update={"shared_memory": "never"})
         fetcher = Fetcher(self._cluster, settings, complete=True)
         fetcher.add(self.streams[rest.entry.stream_id], rest)

@@ -1,7 +1,7 @@
-"""All that a consumer has left, as a table or a data frame: of columns as they are stored, or of deserialized values.
+"""The remaining records of a consumer as a table or a data frame: with stored columns, or with deserialized values.
 
-With deserializers the columns of the stream stay as they are, but for `value`, which has what the deserializer made; a
-key deserializer adds `key`, the primary key, before `keys`. Records that cannot be read are left out or raise, as in a
+With deserializers, the columns of the stream stay as they are, except for `value`, which has the deserialized values; a
+key deserializer adds `key`, the primary key, before `keys`. Undecodable records are left out or raise an error, as in a
 loop over records (the setting ``undecodable_records``).
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """Rows of a stream, once as columns and once as records."""
+    """Rows of a stream, both as columns and as records."""
 
     batch: pa.RecordBatch
     records: Iterator[Record]
@@ -40,17 +40,18 @@ class ReadsTables(ABC):
 
     @abstractmethod
     def _all_left(self) -> AsyncGenerator[Rows, None]:
-        """All that is left up to the end, in memory of its own; the first rows are none, of the stream's columns.
+        """Yield all rows up to the end, copied; the first item is an empty batch with the stream's columns.
 
-        A caller that does not come to the end has got nothing, as far as `positions` and commits say. Raises
-        `InvalidArgument` where that is not a table.
+        If the caller stops before the end, `positions` and commits are as if nothing was delivered. Raises
+        `InvalidArgument` if the rows do not make a table.
         """
 
     async def to_arrow(self) -> pa.Table:
-        """All that is left up to `end`, as a table of the stream's columns, in memory of its own.
+        """Return the remaining rows up to `end`, as a table of the stream's columns, in its own memory.
 
         Raises `InvalidArgument` for a consumer without an `end`, or of streams that make no table (a plain consumer of
-        several, an ordered one of streams with different columns), and what `batches` does; then nothing was given out.
+        several, an ordered one of streams with different columns), and the errors of `batches`; then nothing was
+        delivered.
         """
         async with contextlib.aclosing(self._all_left()) as left:
             parts = [pa.Table.from_batches([rows.batch]) async for rows in left]
@@ -59,10 +60,10 @@ class ReadsTables(ABC):
     async def to_pandas(
         self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
     ) -> pandas.DataFrame:
-        """The same as a data frame of pandas, which has to be installed.
+        """Like `to_arrow`, but return a data frame of pandas, which has to be installed.
 
-        With deserializers, which are those of `Client.consumer`, the column `value` has what they make of the bytes,
-        and a column `key` the primary key. Raises `CannotDecode`, too (the setting ``undecodable_records``).
+        With deserializers, of the kinds that `Client.consumer` takes, the column `value` has the deserialized values,
+        and a column `key` the primary key. Also raises `CannotDecode` (the setting ``undecodable_records``).
         """
         decoded = await self._decoded(deserializer, key_deserializer)
         return (await self.to_arrow()).to_pandas() if decoded is None else decoded.to_pandas()
@@ -70,14 +71,14 @@ class ReadsTables(ABC):
     async def to_polars(
         self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
     ) -> polars.DataFrame:
-        """The same as a data frame of polars, which has to be installed. Deserializers are as those of `to_pandas`."""
-        import polars  # noqa: PLC0415 - only who asks for it needs it
+        """Like `to_pandas`, but return a data frame of polars, which has to be installed."""
+        import polars  # noqa: PLC0415 - an optional dependency, only needed here
 
         decoded = await self._decoded(deserializer, key_deserializer)
         return polars.DataFrame(await self.to_arrow()) if decoded is None else decoded.to_polars()
 
     async def _decoded(self, deserializer: DeserializerLike, key_deserializer: DeserializerLike) -> DecodedTable | None:
-        """None without deserializers."""
+        """Read and deserialize all that is left; None without deserializers."""
         decoding = None if self._make_decoding is None else self._make_decoding(deserializer, key_deserializer)
         if decoding is None:
             return None
@@ -100,7 +101,7 @@ class DecodedTable:
     async def add(self, rows: Rows) -> None:
         """Deserialize rows.
 
-        Raises `CannotDecode`, what looking up schemas raises, and `InvalidArgument` for a stream with columns.
+        Raises `CannotDecode`, the errors of looking up schemas, and `InvalidArgument` for a stream with columns.
         """
         batch, records, stream = rows
         if stream.typed:
@@ -117,24 +118,24 @@ class DecodedTable:
             column += [getattr(record, name) for record in read if record is not None]
 
     def _table(self) -> pa.Table:
-        """The columns that are Arrow's, in memory of its own."""
+        """Return the columns that stay as Arrow columns."""
         table = pa.Table.from_batches(self._batches)
         return table.drop_columns([name for name in self._columns if name in table.column_names])
 
     def to_pandas(self) -> pandas.DataFrame:
-        """As a data frame of pandas; a column of values that differ in their types has the type object."""
-        import pandas  # noqa: PLC0415 - only who asks for it needs it
+        """Return a data frame of pandas; a column of values of different types has the type object."""
+        import pandas  # noqa: PLC0415 - an optional dependency, only needed here
 
         frame = self._table().to_pandas()
         for name, values in self._columns.items():
-            # Not guessed from the values: that makes floats of whole numbers beside a None.
+            # Do not let pandas infer the type at once: it turns whole numbers next to a None into floats.
             column = pandas.Series(values, dtype=object, index=frame.index).infer_objects()
             frame.insert(_place(name, list(frame.columns)), name, column)
         return frame
 
     def to_polars(self) -> polars.DataFrame:
-        """As a data frame of polars; a column of values that no type of Arrow has is one of objects."""
-        import polars  # noqa: PLC0415 - only who asks for it needs it
+        """Return a data frame of polars; a column of values without an Arrow type has the type Object."""
+        import polars  # noqa: PLC0415 - an optional dependency, only needed here
 
         frame = polars.DataFrame(self._table())
         for name, values in self._columns.items():
@@ -147,5 +148,5 @@ class DecodedTable:
 
 
 def _place(name: str, columns: list[str]) -> int:
-    """Where a column goes: `key` before `keys`, `value` behind it."""
+    """Return the index of a new column: `key` goes before `keys`, `value` behind it."""
     return columns.index("keys") + (name == "value")

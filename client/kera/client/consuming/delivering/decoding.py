@@ -1,11 +1,11 @@
-"""The work of a consumer with deserializers on the values and keys of records.
+"""Deserializes the values and keys of records for a consumer with deserializers.
 
-Records of the default schema have a value and keys, each of which is made of bytes; a stream with columns has rows, of
-which a model is made. Schemas that values name are looked up when their chunk is opened (`Decoding.learn`), so that a
-record is made without waiting; an id that nobody knows is asked for again only after a while, and of a chunk that names
-very many only some are: values of the others cannot be read.
+Records of the default schema have a value and keys, made of bytes; a stream with columns has rows, from which models
+are made. `Decoding.learn` looks up the schemas that values name when their chunk is opened, so that decoding a record
+never waits. It asks for an unknown id again only after a while. If a chunk names very many schemas, it looks up only
+some: values of the others cannot be read.
 
-Batches are not touched by any of this.
+Deserializers do not affect batches.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from kera.core.schemas.framing import FRAME_BYTES, unframe
 log = get_logger("kera.consumer")
 
 _as_record: Callable[[Iterable[Any]], Record] = partial(tuple.__new__, Record)
-"""Makes a record from all its fields: in a third of the time that `Record._replace` takes."""
+"""Makes a record from all its fields, in a third of the time of `Record._replace`."""
 LOOKED_UP_MAX = 64
-"""Schemas, for one chunk."""
+"""Maximum number of schemas that are looked up for one chunk."""
 UNKNOWN_MAX = 4_096
-"""Ids that are remembered as those of no schema."""
+"""Maximum number of ids that are remembered as unknown."""
 UNKNOWN_FOR_S = 10.0
 WARN_EVERY_S = 1.0
 POLL_RECORDS_LIMIT = 1_000_000_000
@@ -46,7 +46,7 @@ POLL_RECORDS_LIMIT = 1_000_000_000
 
 
 class _Reading:
-    """One deserializer, with the readers of the schemas that are known so far."""
+    """One deserializer, with the readers of the schemas known so far."""
 
     def __init__(self, deserializer: Deserializer[Any], registry: Registry | None, clock: Clock) -> None:
         self.deserializer = deserializer
@@ -58,7 +58,7 @@ class _Reading:
         self._clock = clock
         self._readers: dict[int, Deserializer[Any]] = {}
         self._unknown: dict[int, tuple[str, float]] = {}
-        """By id: why there is no reader, and until when nobody is asked again."""
+        """By id: why there is no reader, and until when the registry is not asked again."""
 
     def _read_framed(self, data: bytes, context: Context) -> Any:
         schema_id, payload = unframe(data)
@@ -69,7 +69,7 @@ class _Reading:
         return reader(payload, context)
 
     async def learn(self, column: pa.Array) -> None:
-        """Look up the schemas that these bytes name. Raises what the registry does, but for an id that it lacks."""
+        """Look up the schemas that these bytes name. Raises the registry's errors, except for an unknown id."""
         if self.framed is None or self._registry is None:
             return
         asked = 0
@@ -106,7 +106,7 @@ class Decoding:
         undecodable: Literal["fail", "skip"] = "fail",
         clock: Clock | None = None,
     ) -> None:
-        """Raises `InvalidArgument` for what is not a deserializer; None: values, or keys, are bytes."""
+        """Without a deserializer, values or keys stay bytes. Raises `InvalidArgument` for an object that is not one."""
         self._clock = clock or SystemClock()
         self._value = self._key = None
         if deserializer is not None:
@@ -115,22 +115,22 @@ class Decoding:
             self._key = _Reading(deserializer_of(key_deserializer, "key_deserializer"), registry, self._clock)
         self._skip = undecodable == "skip"
         self.skipped = 0
-        """Records that could not be read."""
+        """Number of records that could not be decoded, and were left out."""
         self._not_told = 0
         self._told_s = float("-inf")
         self._contexts: dict[str, tuple[Context, Context]] = {}
         self._rows: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
-        """By stream with columns: what makes values of its rows."""
+        """By stream with columns: the function that makes values of its rows."""
         self._bad: CannotDecode | None = None
         self._behind: list[Record] = []
-        """See `decoded_list`: what comes the next time."""
+        """Records behind an undecodable one, for the next call; see `decoded_list`."""
 
     def reads(self, part: str) -> bool:
         """Whether there is a deserializer for this part of a record, ``value`` or ``key``."""
         return (self._value if part == "value" else self._key) is not None
 
     def check(self, stream: StreamDescription) -> None:
-        """Raises `InvalidArgument` for a stream whose records the deserializers are not for."""
+        """Prepare for a stream. Raises `InvalidArgument` if the deserializers do not fit its records."""
         if not stream.typed or self._value is None:
             return
         given: Any = self._value.deserializer
@@ -152,9 +152,9 @@ class Decoding:
             await self._key.learn(batch.column("keys").flatten())
 
     def decoded(self, record: Record) -> Record | None:
-        """`record` with its value and key as they were serialized. None: it cannot be read, and is left out.
+        """Return `record` with its value and key deserialized. None: it cannot be decoded, and is left out.
 
-        Raises `CannotDecode`.
+        Raises `CannotDecode` if undecodable records are not left out.
         """
         part: Part = "value"
         try:
@@ -170,7 +170,7 @@ class Decoding:
             if self._key is not None and key is not None:
                 key = self._key.read(key, contexts[1])
             return _as_record((stream, streamlet, entry, offset, timestamp_us, key, keys, value, headers, row))
-        except Exception as error:  # noqa: BLE001 - a deserializer is anybody's, and the bytes are, too
+        except Exception as error:  # noqa: BLE001 - a user's deserializer, on arbitrary bytes, may raise anything
             refusal = _located(record, part, error)
         if not self._skip:
             raise refusal
@@ -186,7 +186,7 @@ class Decoding:
             self._not_told, self._told_s = 0, now_s
 
     def decoded_list(self, records: Iterable[Record]) -> list[Record]:
-        """Records that came together. Those up to one that cannot be read come first, and its error the next time."""
+        """Decode records up to the first that cannot be decoded; `left_over` raises its error, and has the rest."""
         found: list[Record] = []
         coming = iter(records)
         for record in coming:
@@ -200,7 +200,7 @@ class Decoding:
         return found
 
     def left_over(self) -> list[Record] | None:
-        """The records that `decoded_list` left for this time; None: nothing. Raises the error that it met, once."""
+        """Return the records that `decoded_list` left over; None: nothing. First raises the error that it met, once."""
         if self._bad is not None:
             error, self._bad = self._bad, None
             raise error
@@ -215,20 +215,20 @@ class Decoding:
         return self._bad is not None or bool(self._behind)
 
     def raise_later(self, error: CannotDecode) -> None:
-        """The next `left_over` raises this error, which one has just raised."""
+        """Have the next `left_over` raise this error again, which the caller has caught."""
         self._bad = error
 
     def forget(self) -> None:
-        """Forget the rest, which comes in another way."""
+        """Forget the left-over records, which the caller gets as batches."""
         self._bad, self._behind = None, []
 
 
 MakeDecoding = Callable[[DeserializerLike, DeserializerLike], Decoding | None]
-"""Makes a decoding from a deserializer for values and one for keys; None where both are None."""
+"""Makes a decoding from a deserializer for values and one for keys; returns None if both are None."""
 
 
 class Decoded(AsyncIterator[Record]):
-    """Each of `records`, decoded. After a `CannotDecode`, the next one is the one behind."""
+    """Iterates over decoded records. After a `CannotDecode`, it goes on with the following record."""
 
     def __init__(self, records: AsyncIterator[Record], decoding: Decoding) -> None:
         self._records = records
@@ -241,21 +241,19 @@ class Decoded(AsyncIterator[Record]):
                 return decoded
 
     async def aclose(self) -> None:
-        """The caller has ended its iteration."""
+        """Close the iterator below."""
         close = getattr(self._records, "aclose", None)
         if close is not None:
             await close()
 
 
 class DecodedRecords(ABC):
-    """The record methods of consumers, with deserializers and without; each kind of consumer fetches records in its own
-    way.
-    """
+    """The record methods of consumers, with and without deserializers; subclasses fetch the records."""
 
     _decoding: Decoding | None
     _turns: Turns
     _delivery: DeliveryHooks | None = None
-    """Around all that is given out; None: nothing is."""
+    """Hooks around all deliveries, if there are any."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -263,21 +261,24 @@ class DecodedRecords(ABC):
 
     @abstractmethod
     def _each_record(self) -> AsyncIterator[Record]:
-        """As they are stored."""
+        """Iterate over the records as they are stored."""
 
     @abstractmethod
     async def _next_records(self, records_max: int | None) -> list[Record]:
-        """The next ones, as they are stored, up to before one with which more counts as delivered; none at the end."""
+        """Return the next records as they are stored; an empty list at the end.
+
+        Stops before a record with which more counts as delivered.
+        """
 
     @abstractmethod
     def _has_at_hand(self) -> bool:
-        """Whether `_next_records` need not wait, since a chunk was begun."""
+        """Whether a chunk was begun, so that `_next_records` need not wait."""
 
     def records(self) -> AsyncIterator[Record]:
-        """Each record as Python values; see `batches` for what is raised.
+        """Return an iterator over records as Python values; see `batches` for the errors.
 
-        With a deserializer also `CannotDecode`, for a record that cannot be read (the setting ``undecodable_records``);
-        the next one is the one behind it.
+        With a deserializer, it also raises `CannotDecode` for a record that cannot be decoded (the setting
+        ``undecodable_records``); the iteration can go on with the record behind it.
         """
         records = self._each_record()
         if self._decoding is not None:
@@ -288,20 +289,20 @@ class DecodedRecords(ABC):
         return self.records()
 
     async def poll(self, timeout_s: float | None = None, *, records_max: int | None = None) -> list[Record]:
-        """The next records: those of one batch that came, and at most `records_max`, if that is given.
+        """Return the next records of one fetched batch, at most `records_max` if that is given.
 
-        Waits for the first one for up to `timeout_s` seconds, with None for ever; looking up the streams, the first
-        time, is not part of it. Returns an empty list when the time is over, and at the end of a consumer that has one.
-        All that it returns counts as delivered, so `commit` after it stores that these records were processed. A
-        consumer of a group also commits them by itself, after the next `poll`.
+        Waits for the first record for up to `timeout_s` seconds, with None for ever; the first call also looks up the
+        streams, which does not count. Returns an empty list when the time is over, and at the end of a consumer with an
+        end. All returned records count as delivered, so a following `commit` stores that they were processed. A
+        consumer of a group also commits them automatically, after the next `poll`.
 
-        Raises `InvalidArgument` for a negative `timeout_s` or a `records_max` below 1, and what `records` raises.
+        Raises `InvalidArgument` for a negative `timeout_s` or a `records_max` below 1, and the errors of `records`.
         """
         timeout_s = arguments.seconds("timeout_s", timeout_s)
         if records_max is not None:
             arguments.whole("records_max", records_max, 1, POLL_RECORDS_LIMIT)
         await self.start()
-        await self._turns.give()  # before the time runs, as with a `timeout_s` of 0 there is none for it
+        await self._turns.give()  # before the time starts: a `timeout_s` of 0 would leave none for it
         waiting = asyncio.timeout(timeout_s)
         try:
             async with waiting:
@@ -328,7 +329,10 @@ class DecodedRecords(ABC):
         return found
 
     async def next_records(self, records_max: int | None = None) -> list[Record]:
-        """The next records, up to before one with which more counts as delivered; none at the end. See `records`."""
+        """Return the next records, which end before one with which more counts as delivered; see `records`.
+
+        Returns an empty list at the end.
+        """
         coming = self._next_decoded(records_max)
         return await (coming if self._delivery is None else self._delivery.next_records(coming))
 
@@ -347,7 +351,7 @@ class DecodedRecords(ABC):
 
     @property
     def skipped_records(self) -> int:
-        """How many could not be decoded, and were left out (the setting ``undecodable_records``)."""
+        """Number of records that could not be decoded, and were left out (the setting ``undecodable_records``)."""
         return 0 if self._decoding is None else self._decoding.skipped
 
 

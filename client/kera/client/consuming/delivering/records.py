@@ -1,4 +1,4 @@
-"""Batches as records: for those who want Python values, at the price of making them."""
+"""Makes records, as Python values, from batches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kera.client.types import Record, StreamDescription
 from kera.core.native import accelerated
 
 _as_record: Callable[[Iterable[Any]], Record] = partial(tuple.__new__, Record)
-"""Does the same as `Record._make` in half the time; there are as many fields as columns in `records`."""
+"""Does the same as `Record._make` in half the time; does not check the number of fields."""
 
 
 def records_of(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
-    """The records of a chunk, in order, each made when it is asked for."""
+    """Return an iterator over the records of a chunk, in order, which makes each on demand."""
     if stream.typed:
         return _typed(chunk, stream)
     _, streamlet, entry = chunk.entry
@@ -32,11 +32,11 @@ def records_of(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]
 def records(
     batch: pa.RecordBatch, stream: str, streamlet: int, entry: int, first: int, no_headers: Headers
 ) -> Iterator[Record]:
-    """The rows of a batch of the default schema; `first`: the ordinal of its first one.
+    """Make records of a batch of the default schema; `first`: the ordinal of its first row.
 
-    `no_headers`: of a record without any; the native core makes others of its type.
+    `no_headers`: the headers of a record without any; the native core makes other headers of the same type.
 
-    Columns, zipped: what is done per record is done by the interpreter's own loops, and not by lines of this one.
+    Zips whole columns, so that the interpreter's own loops do the work per record, instead of Python code.
     """
     offsets = range(first, first + batch.num_rows)
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
@@ -52,7 +52,7 @@ def records_at(
     times: Iterable[int],
     no_headers: Headers = NO_HEADERS,
 ) -> Iterator[Record]:
-    """The rows of a batch of the default schema, each from where these say."""
+    """Make records of a batch of the default schema, with the given stream, streamlet, entry, offset and time each."""
     keys = _keys(batch.column("keys"))
     fields = zip(
         streams,
@@ -65,7 +65,7 @@ def records_at(
         batch.column("value").to_pylist(),
         _headers(batch.column("headers"), no_headers),
         repeat(None),
-        strict=False,  # most have no end
+        strict=False,  # some of the iterables are endless
     )
     return map(_as_record, fields)
 
@@ -91,9 +91,9 @@ def _headers(column: pa.Array, no_headers: Headers) -> list[Headers]:
 
 
 def times_of(chunk: ChunkBatch, stream: StreamDescription) -> pa.Array:
-    """The time of each record of a chunk, in microseconds since the Unix epoch: `Record.timestamp_us`.
+    """Return the time of each record of a chunk, in microseconds since the Unix epoch: `Record.timestamp_us`.
 
-    A record of a typed stream that has no time of its own has the earliest time of its chunk.
+    A record of a typed stream without a time gets the earliest time of its chunk.
     """
     column = stream.timestamp_column if stream.typed else "timestamp"
     earliest: pa.Array | pa.Scalar = pa.scalar(chunk.header.min_timestamp_us, pa.int64())
@@ -126,8 +126,8 @@ def typed_records_at(
     offsets: Iterable[int],
     times: Iterable[int],
 ) -> Iterator[Record]:
-    """The rows of a batch with columns of its own, each from where these say."""
-    places = zip(streams, streamlets, entries, offsets, times, strict=False)  # most have no end
+    """Make records of a batch of a typed stream, with the given stream, streamlet, entry, offset and time each."""
+    places = zip(streams, streamlets, entries, offsets, times, strict=False)  # some of the iterables are endless
     for row, (stream, streamlet, entry, offset, time_us) in zip(rows_of(batch), places, strict=False):
         key = row[key_column] if key_column is not None else None
         encoded = key if key is None or isinstance(key, bytes) else str(key).encode()

@@ -1,8 +1,7 @@
-"""Columns as Python values, also where Python has none.
+"""Columns as Python values, also for times that Python cannot represent.
 
-A time that Arrow holds may lie outside of the years 1 to 9999, which is all that `datetime` has. Such a value is an
-integer instead: so much of the column's unit since 1970 (of a time of day: since midnight). All others are as Arrow
-makes them.
+A time in Arrow may lie outside of the years 1 to 9999, which is the range of `datetime`. Such a value becomes an
+integer: the number of the column's units since 1970 (for a time of day: since midnight). Arrow converts other values.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 _NO_PYTHON_VALUE = (OverflowError, ValueError, SystemError)
-"""Errors that Arrow raises for a time that `datetime` does not have: it depends on the type."""
+"""Errors that Arrow raises for a time that `datetime` cannot represent; they depend on the type."""
 
 
 def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Each row of a batch."""
+    """Return the rows of a batch."""
     try:
         return batch.to_pylist()  # type: ignore[no-any-return]
     except _NO_PYTHON_VALUE:
@@ -25,7 +24,7 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def values_of(column: pa.Array) -> list[Any]:
-    """Each value of a column."""
+    """Return the values of a column."""
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
     except _NO_PYTHON_VALUE:

@@ -1,1 +1,1 @@
-"""Chunks are fetched ahead: the ranges that are wanted, the readers of each broker, and the queue of what has come."""
+"""Fetches chunks ahead: wanted ranges, the readers of each broker, and the queue of fetched data."""

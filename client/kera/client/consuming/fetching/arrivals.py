@@ -1,7 +1,7 @@
-"""Data that were fetched and not taken: a queue between the fetching tasks and the one that takes.
+"""Fetched data that the consumer has not taken yet: a queue between the fetching tasks and the consumer.
 
-Bounded for those who pull: they wait while there is no room. It ends with the first error that is put into it, behind
-what came before, or when it is closed.
+The queue is bounded for pulled data: pulling tasks wait while there is no room. It ends with the first error that is
+put into it, after the data before, or when it is closed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from kera.client.consuming.fetching.ranges import Arrived, Range
 from kera.core.errors import ClosedError
 
 LOOK_MAX = 1000
-"""So much of what waits is looked at."""
+"""Number of waiting items that `waiting` looks at."""
 
 
 class Arrivals:
     """A bounded queue of fetched data between the fetching tasks and the consumer. Belongs to one event loop."""
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: of what was pulled; beyond it `wait_for_room` waits."""
+        """`bytes_max`: of pulled data; beyond it `wait_for_room` waits."""
         self._bytes_max = bytes_max
         self._queue: deque[Arrived | BaseException] = deque()
         self._arrived = asyncio.Event()
-        """Something has, or the queue is woken or closed. It is looked at only when the queue is empty."""
+        """Set when an item has arrived, or the queue is woken or closed. Only used when the queue is empty."""
         self._room = asyncio.Event()
         self._watchers: dict[Range, Callable[[Fetched], None]] = {}
         self._woken = False
@@ -39,11 +39,11 @@ class Arrivals:
         """Bytes that were pulled and are not taken yet."""
 
     def __len__(self) -> int:
-        """How much has come and is not taken yet: chunks that came together count as one."""
+        """Number of items that are not taken yet: chunks that came together count as one."""
         return len(self._queue)
 
     def put(self, item: Arrived | BaseException) -> None:
-        """Something has come, or ends the reading."""
+        """Add fetched data, or the error that ends the reading."""
         if isinstance(item, Arrived) and item.fetched is not None and item.fetched.slot is None:
             self.pulled_bytes += item.fetched.size_bytes
         self._queue.append(item)
@@ -52,24 +52,24 @@ class Arrivals:
             self._watchers[item.range](item.fetched)
 
     def watch(self, item: Range, watcher: Callable[[Fetched], None]) -> None:
-        """Have somebody see what comes of a range, as soon as it is put in."""
+        """Have `watcher` called with the data of a range, as soon as they are put in."""
         self._watchers[item] = watcher
 
     def unwatch(self, item: Range) -> None:
-        """Nobody wants to see it any more."""
+        """Remove the watcher of a range."""
         self._watchers.pop(item, None)
 
     def waiting(self) -> Iterable[Arrived]:
-        """Arrivals that are not taken yet, the oldest first; of very many only the next ones."""
+        """Return the arrivals that are not taken yet, the oldest first; at most `LOOK_MAX`."""
         return (item for item in islice(self._queue, LOOK_MAX) if isinstance(item, Arrived))
 
     def wake(self) -> None:
-        """Have `take` return."""
+        """Have `take` return None."""
         self._woken = True
         self._arrived.set()
 
     async def wait_for_room(self) -> None:
-        """Wait until enough has been taken."""
+        """Wait until enough pulled data have been taken."""
         while self.pulled_bytes >= self._bytes_max:
             self._room.clear()
             await self._room.wait()
@@ -100,17 +100,17 @@ class Arrivals:
             return item
 
     def close(self) -> None:
-        """Nothing more is taken: whoever waits gets `ClosedError`."""
+        """Let nothing more be taken: a waiting `take` raises `ClosedError`."""
         self._closed = True
         self._arrived.set()
 
     def clear(self) -> None:
-        """Let go of what is left."""
+        """Drop all items that are left."""
         self._queue.clear()
 
 
 class HeardArrivals(Arrivals):
-    """The same queue, with hooks that are called for the data that pass it."""
+    """A queue that calls hooks for the data that pass through it."""
 
     def __init__(self, bytes_max: int, hooks: FetchHooks) -> None:
         super().__init__(bytes_max)
@@ -123,7 +123,7 @@ class HeardArrivals(Arrivals):
         super().put(item)
 
     async def take(self) -> Arrived | None:
-        """The hooks hear when it is asked for, too."""
+        """Also call the hook for the wait itself."""
         self._hooks.on_asked()
         item = await super().take()
         if item is not None and item.fetched is not None:
@@ -131,6 +131,6 @@ class HeardArrivals(Arrivals):
         return item
 
     def clear(self) -> None:
-        """Nobody takes what is left."""
+        """Also call the hook for the end."""
         super().clear()
         self._hooks.on_closed()

@@ -1,18 +1,19 @@
-"""Fetching ahead: ranges in, what they have to give out, from whatever brokers have it.
+"""Fetches the data of ranges ahead of the consumer, from the brokers that have them.
 
-A range is a piece of an entry, or a group of segments that a consumer group has given to this consumer. Such ranges
-come and go all the time. When something of a group is gone, the range tells that and continues after it.
+A range is a piece of an entry, or a group of segments that a consumer group has assigned to this consumer. Such ranges
+come and go all the time. When records of a group were removed, the range reports the gap and continues after it.
 
-A range is with one reader at any time: that of the broker that has its next position. A broker whose memory can be read
-in place pushes what comes of its ranges (`_PushReader`); from the others one task per stream and broker pulls, the
-ranges in turn (`_PullReader`). All that comes goes into one queue, and is bounded: what was pulled by its sum, what is
-pushed by the window of each broker.
+At any time, one reader has a range: the reader of the broker that has its next position. A broker whose memory can be
+read in place pushes the data of its ranges (`_PushReader`). For the others, one task per stream and broker pulls the
+ranges in turn (`_PullReader`). All data go into one queue, which is bounded: pulled data by their total size, pushed
+data by the window of each broker.
 
 A range goes to another reader when its next position is at another broker, when its broker does not have it or cannot
-be reached (then the coordinator is asked), and when its broker wants it pulled for a while. Others go on meanwhile.
+be reached (then the fetcher asks the coordinator), and when its broker wants it pulled for a while. Other ranges go on
+meanwhile.
 
-Promise: what a range gives comes out in order, nothing twice and nothing left out, wherever the range has been and
-however it came. What a reader has got is in the queue before its range leaves it, and a range moves with its position.
+Promise: the data of a range come out in order, nothing twice and nothing left out, whichever readers fetched them. A
+reader queues its data before its range leaves it, and a range moves together with its position.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ log = get_logger("kera.consumer")
 
 
 class Fetcher:
-    """Fetches ranges of streams ahead of whoever takes what they give. Belongs to one event loop."""
+    """Fetches ranges of streams ahead of the consumer. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -52,32 +53,32 @@ class Fetcher:
         complete: bool = False,
         make_hooks: MakeFetchHooks | None = None,
     ) -> None:
-        """`complete`: all that is wanted is there already; when it is not, that is an error, and not waited for.
+        """`complete`: all data of the ranges exist already; missing data are an error, and not waited for.
 
-        `make_hooks`: makes what is plugged in; None: nothing is.
+        `make_hooks`: makes the hooks; None: there are none.
         """
         self.cluster = cluster
         self.settings = settings
         self.complete = complete
         self._streams: dict[int, StreamDescription] = {}
         self._pull_readers: dict[Home, _PullReader] = {}
-        """Those that have ranges."""
+        """Pull readers with ranges."""
         self._push_readers: dict[Home, _PushReader] = {}
-        """Those that were pushed something."""
-        self.tasks = Tasks(lambda error: self.arrivals.put(error))  # noqa: PLW0108 - they come after the tasks
+        """Push readers, also those whose ranges have ended."""
+        self.tasks = Tasks(lambda error: self.arrivals.put(error))  # noqa: PLW0108 - `arrivals` is made after this
         homes = partial(chain, self._pull_readers, self._push_readers)
         port = FetcherPort(self._streams, self._home, homes, self.tasks.start)
         self.hooks = None if make_hooks is None else make_hooks(port)
-        """Plugged in; most of its methods are called by the queue."""
+        """The hooks; the queue calls most of their methods."""
         bytes_max = settings.prefetch_bytes_max
         self.arrivals = Arrivals(bytes_max) if self.hooks is None else HeardArrivals(bytes_max, self.hooks)
         self._running = 0
         """Ranges whose end has not been taken from the queue."""
         self.throttled_ms = 0
-        """For which brokers have held answers back, as a quota was used up."""
+        """Total time that brokers have held answers back because a quota was used up."""
 
     def add(self, stream: StreamDescription, wanted: Wanted, *, is_group: bool = False) -> Range:
-        """Fetch a range of `stream`, too. `is_group`: it is of a group, see `rest_of_group`."""
+        """Begin to fetch a range of `stream`. `is_group`: the range is of a group, see `rest_of_group`."""
         known = self._streams.get(stream.stream_id)
         if known is None or known.is_older_than(stream):
             self._streams[stream.stream_id] = stream
@@ -89,7 +90,7 @@ class Fetcher:
         return item
 
     def remove(self, item: Range) -> None:
-        """Do not fetch a range any more; what is queued of it stays in the queue."""
+        """Stop fetching a range; its data in the queue stay there."""
         if not item.closed:
             self._running -= 1
             self._close(item)
@@ -97,8 +98,8 @@ class Fetcher:
     async def take(self) -> Arrived | None:
         """Take the next arrival; an empty one means that its range has ended. None after `wake`.
 
-        Raises `ClosedError`, and what ended the fetching: `DataLost`, `UnknownStream`, …, and `Unavailable` or another
-        error that has not passed within ``retry_timeout_ms``.
+        Raises `ClosedError`, and the error that ended the fetching: `DataLost`, `UnknownStream`, …, and `Unavailable`
+        or another error that has not passed within ``retry_timeout_ms``.
         """
         item = await self.arrivals.take()
         if item is not None and item.fetched is None:
@@ -106,7 +107,7 @@ class Fetcher:
         return item
 
     async def fetched(self) -> Fetched | None:
-        """The next that was fetched; None when all ranges have come to their ends. Raises what `take` does."""
+        """Take the next fetched data; None when all ranges have come to their ends. Raises the errors of `take`."""
         while self._running:
             item = await self.take()
             if item is not None and item.fetched is not None:
@@ -114,7 +115,7 @@ class Fetcher:
         return None
 
     async def close(self) -> None:
-        """Stop fetching. Whoever waits for more gets `ClosedError`."""
+        """Stop fetching. A waiting `take` raises `ClosedError`."""
         self.arrivals.close()
         for reader in self._push_readers.values():
             reader.close()
@@ -126,7 +127,7 @@ class Fetcher:
     # -- ranges and readers ------------------------------------------------------------------------------------
 
     def assign(self, item: Range) -> None:
-        """Give a range to the reader of the broker that has its next position, as far as is known."""
+        """Give a range to the reader of the broker that has its next position, as far as known."""
         if item.closed:
             return
         home = self._home(item)
@@ -148,12 +149,12 @@ class Fetcher:
         reader.add(item)
 
     def _home(self, item: Range) -> Home:
-        """The broker of a range's next position, as far as known."""
+        """Return the broker of a range's next position, as far as known."""
         entry, start, _ = item.wanted
         return entry.stream_id, self._streams[entry.stream_id].assignments[entry.streamlet_id].broker_at(start)
 
     def _can_push(self, item: Range, home: Home) -> bool:
-        """Raises `InvalidArgument` if a range has to be pushed, and cannot be."""
+        """Whether the broker can push a range. Raises `InvalidArgument` if it must and cannot."""
         if item.pull_until_s is not None:
             if asyncio.get_running_loop().time() < item.pull_until_s:
                 return False
@@ -164,7 +165,7 @@ class Fetcher:
         return self.cluster.locality.reachable(broker, domain, self.settings.shared_memory)
 
     async def _pull(self, reader: _PullReader) -> None:
-        """Let a reader fetch until it has no ranges any more."""
+        """Let a reader fetch until it has no ranges left."""
         try:
             await reader.run()
         finally:
@@ -178,33 +179,33 @@ class Fetcher:
     # -- used by readers ---------------------------------------------------------------------------------------
 
     def stream(self, home: Home) -> StreamDescription:
-        """The stream of a reader."""
+        """Return the stream of a reader."""
         return self._streams[home[0]]
 
     def came(self, item: Range, fetched: Fetched) -> bool:
-        """Queue what a range gave; whether there is more to read of it."""
+        """Queue data of a range. Returns whether there is more to read of it."""
         item.patience.succeeded()
         if fetched.buffers or (fetched.next != item.wanted.start and not item.is_group):
             self.arrivals.put(Arrived(item, fetched))
         return self._goes_on(item, fetched.next)
 
     def pushed(self, item: Range, run: Fetched) -> None:
-        """Queue what was pushed of a range. Its end comes by itself, unless nobody knows it."""
+        """Queue pushed data of a range. `push_ended` reports its end, unless the end is not known."""
         item.patience.succeeded()
-        if item.open_end and run.start >= item.wanted.end:  # type: ignore[operator]  # a group has one
-            run.taken()  # of the entry's next group: somebody else's, perhaps
+        if item.open_end and run.start >= item.wanted.end:  # type: ignore[operator]  # a group has an end
+            run.taken()  # data of the entry's next group, which may belong to another member
             self._goes_on(item, run.next)
             return
         self.arrivals.put(Arrived(item, run))
         item.advance(run.next)
 
     def push_ended(self, home: Home, item: Range, end: SubscriptionEnd) -> None:
-        """Nothing more is pushed of a range by this broker, for now."""
+        """Continue with a range after this broker has stopped pushing it."""
         item.stop = None
         if isinstance(end.error, InvalidCursor) and item.ends_with_group and not item.open_end:
             item.open_end = True
             self.assign(item)
-        elif end.reason is Reason.PULL or isinstance(end.error, InvalidCursor):  # pulling tells what is wrong, if it is
+        elif end.reason is Reason.PULL or isinstance(end.error, InvalidCursor):  # a pull shows whether it is an error
             self.pull(item)
         elif end.error is not None:
             try:
@@ -215,13 +216,13 @@ class Fetcher:
             self.assign(item)
 
     def throttled(self, home: Home, ms: int) -> None:
-        """A broker has held an answer back for so long."""
+        """Note that a broker has held an answer back for `ms`."""
         if ms and not self.throttled_ms:
             log.warning("reading is limited by a quota: brokers delay their answers", broker_id=home[1], ms=ms)
         self.throttled_ms += ms
 
     def _goes_on(self, item: Range, position: Position) -> bool:
-        """All before `position` has come; whether there is more. If not, its end is queued."""
+        """Note that all before `position` has come. Returns whether there is more; if not, queues the end."""
         item.advance(position)
         if item.at_end:
             self._close(item)
@@ -238,9 +239,9 @@ class Fetcher:
         return self._home(item) == home and (item.pull_until_s is None or not self._can_push(item, home))
 
     def failed(self, home: Home, failures: Sequence[tuple[Range, KeraError]]) -> None:
-        """A broker did not give what these ranges asked for: try again later, there or elsewhere.
+        """Retry ranges for which a broker has answered with errors: later, there or at another broker.
 
-        Raises the first error after which that is of no use.
+        Raises the first error after which a retry is of no use.
         """
         name, now_s = self.stream(home).name, asyncio.get_running_loop().time()
         later: dict[float, list[Range]] = {}
@@ -265,7 +266,7 @@ class Fetcher:
             self.tasks.start(self._find_refused(home, refused))
 
     async def _find_refused(self, home: Home, refused: Sequence[tuple[Range, KeraError]]) -> None:
-        """A broker does not know a position. The reader made no mistake if another broker has given it since."""
+        """Handle positions that a broker does not know: valid if the streamlet has moved to another broker since."""
         try:
             self.cluster.forget(self.stream(home).name)
             await self._look_again(home)
@@ -279,7 +280,10 @@ class Fetcher:
                 self.assign(item)
 
     def _passed(self, item: Range, gap: DataLost) -> bool:
-        """Go on behind what is gone, of a group or where it is to be skipped; False: it is not to, or nowhere."""
+        """Continue a range behind removed records, if it is of a group or the setting says to skip them.
+
+        False: it is not to be continued, or there are no records behind.
+        """
         available = Position(*gap.attributes.get("available_from", item.wanted.start))
         if available <= item.wanted.start or not (item.is_group or self.settings.on_data_lost == "skip"):
             return False
@@ -292,14 +296,14 @@ class Fetcher:
         return True
 
     async def _find(self, home: Home, items: list[Range], pause_s: float) -> None:
-        """After a pause, give ranges to the brokers that have them now."""
+        """After a pause, give ranges to the brokers that now have them."""
         await asyncio.sleep(pause_s)
         await self._look_again(home)
         for item in items:
             self.assign(item)
 
     async def _look_again(self, home: Home) -> None:
-        """See who has what of a stream by now."""
+        """Look up again which brokers have a stream's streamlets."""
         known = self.stream(home)
         found = same_stream(await self.cluster.stream_or_last_seen(known.name), known.stream_id)
         if not found.is_older_than(self.stream(home)):
@@ -307,27 +311,27 @@ class Fetcher:
 
 
 class _PullReader:
-    """Pulls what one broker has of a stream's ranges, in a read session. It ends when it has none."""
+    """Pulls the ranges of a stream from one broker, in a read session. It ends when it has no ranges."""
 
     def __init__(self, fetcher: Fetcher, home: Home) -> None:
         self.home = home
         self._fetcher = fetcher
         self._waiting: list[Range] = []
-        """For the session to begin."""
+        """Ranges for the session, before it begins."""
         self._failing: list[Range] = []
-        """Those that had failed before they came."""
+        """Ranges that had failed before they came here."""
         self._unwanted: list[Range] = []
-        """Closed while a request may have been under way, which may tell of them yet."""
+        """Closed ranges that are still in the session; a request in flight may still return data of them."""
         self._session: ReadSession[Range] | None = None
         self._fetching: asyncio.Task[list[Told[Range]]] | None = None
         self._interrupt: asyncio.TimerHandle | None = None
-        """Timer that interrupts the request under way, as another range has come."""
+        """Timer that interrupts the request in flight because another range has come."""
         self._interrupted = False
 
     def add(self, item: Range) -> None:
-        """A range comes. It does not wait for a request that is kept open because the others have nothing.
+        """Add a range. Soon interrupts a request that waits because the other ranges have no data.
 
-        One whose answer comes soon is not given up, or many ranges in quick succession would each make another one.
+        Not at once: the answer may come soon, and many ranges in quick succession would each cause a new request.
         """
         item.stop = lambda: self._unwanted.append(item)
         if item.patience.attempt:
@@ -344,7 +348,7 @@ class _PullReader:
         self._interrupted = fetching.cancel()
 
     async def run(self) -> None:
-        """Fetch until all ranges have ended or gone elsewhere. Raises what no retry helps against."""
+        """Fetch until all ranges have ended or gone elsewhere. Raises errors that no retry can help."""
         fetcher = self._fetcher
         while self._session is None or self._left(self._session):
             await fetcher.arrivals.wait_for_room()
@@ -367,13 +371,13 @@ class _PullReader:
                 await self._pause(told)
 
     async def _pause(self, told: Sequence[Told[Range]]) -> None:
-        """Let more come together, if hooks ask for it."""
+        """Pause before the next request, if the hooks ask for it, so that more data come together."""
         hooks = self._fetcher.hooks
         if hooks is not None and (pause_s := hooks.pause_s(self.home[0], (fetched for _, fetched, _ in told))):
             await asyncio.sleep(pause_s)
 
     def _left(self, session: ReadSession[Range]) -> int:
-        """How many ranges there are still; those that nobody wants any more go."""
+        """Remove closed ranges from the session. Returns the number of ranges that are left."""
         unwanted, self._unwanted = self._unwanted, []
         for item in unwanted:
             if item in session:
@@ -381,7 +385,7 @@ class _PullReader:
         return len(session)
 
     async def _read(self, session: ReadSession[Range]) -> list[Told[Range]] | None:
-        """One request; None when another range has come meanwhile, and it was given up for that."""
+        """Make one request; None if it was interrupted because another range has come."""
         self._interrupted = False
         settings = self._fetcher.settings
         work = session.read(
@@ -426,7 +430,7 @@ class _PullReader:
                 leaving.append(item)
         failed = {item for item, _ in failures}
         for item in self._failing:
-            if item not in failed:  # no error is a success, also without chunks
+            if item not in failed:  # an answer without an error is a success, even without chunks
                 item.patience.succeeded()
         self._failing.clear()
         for item in leaving:
@@ -443,17 +447,17 @@ class _PullReader:
 
 
 class _PushReader:
-    """Has one broker push what it has of a stream's ranges."""
+    """Has one broker push the data of a stream's ranges."""
 
     def __init__(self, fetcher: Fetcher, home: Home) -> None:
         self._fetcher = fetcher
         self._home = home
         self._subscriber: Subscriber | None = None
         self._waiting: list[Range] = []
-        """For the connection."""
+        """Ranges that wait for the connection."""
 
     def add(self, item: Range) -> None:
-        """A range comes."""
+        """Add a range."""
         if self._subscriber is not None and not self._subscriber.channel.closed:
             self._open(self._subscriber, item)
             return
@@ -490,6 +494,6 @@ class _PushReader:
         ).close
 
     def close(self) -> None:
-        """Have nothing more pushed."""
+        """Stop all pushing."""
         if self._subscriber is not None:
             self._subscriber.close()

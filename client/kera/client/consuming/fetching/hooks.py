@@ -1,10 +1,10 @@
-"""The places at which something can be plugged into the fetching of chunks. Nothing of it is needed to fetch.
+"""Hooks for plug-ins of the fetching of chunks; a fetcher works without any.
 
-    MakeFetchHooks  given to a fetcher, which makes its hooks with it
-    FetchHooks      called when something happens to the fetcher, see the methods
+    MakeFetchHooks  makes the hooks of a fetcher
+    FetchHooks      called on events of the fetcher, see the methods
 
-`FetchHooks` do nothing: a subclass overrides the methods that it needs. Hooks are called for what was fetched together,
-never for a record, and must not raise. A fetcher without hooks calls none.
+The methods of `FetchHooks` do nothing: a subclass overrides the methods that it needs. Hooks are called once for data
+that were fetched together, never for a record, and must not raise.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kera.client.types import StreamDescription
 
 
 class FetchHooks:
-    """Called by one fetcher."""
+    """Hooks that one fetcher calls."""
 
     def on_range(self) -> None:
-        """Another range is fetched."""
+        """The fetcher begins to fetch another range."""
 
     def on_fetched(self, item: Range, fetched: Fetched) -> None:
         """Data of a range have come, and wait to be taken. They are taken in the order in which they have come."""
@@ -30,27 +30,27 @@ class FetchHooks:
         """The application asks for more."""
 
     def on_taken(self, item: Range, fetched: Fetched) -> None:
-        """The application takes what has come."""
+        """The application takes fetched data."""
 
     def on_closed(self) -> None:
-        """Nothing more comes, and what waits is not taken."""
+        """The fetcher is closed: no more data come, and waiting data are dropped."""
 
     def pause_s(self, stream_id: int, answer: Iterable[Fetched]) -> float:  # noqa: ARG002
-        """How long the next request to a broker is put off after this answer, so that more comes together."""
+        """Return the pause between this answer and the next request to the broker, so that more data come together."""
         return 0.0
 
 
 class FetcherPort(NamedTuple):
-    """A fetcher as hooks see it."""
+    """The view of a fetcher that hooks get."""
 
     streams: Mapping[int, StreamDescription]
-    """All that were read."""
+    """All streams that were read, by id."""
     home: Callable[[Range], Home]
-    """The broker that has the next position of a range, as far as is known."""
+    """Returns the broker that has the next position of a range, as far as known."""
     homes: Callable[[], Iterable[Home]]
-    """The brokers that chunks come from now. One may be named twice."""
+    """Returns the brokers that chunks come from now. One may occur twice."""
     start: Callable[[Coroutine[Any, Any, None]], object]
-    """Starts a task that ends with the fetcher. An error of it ends the reading."""
+    """Starts a task that ends with the fetcher. An error of the task ends the reading."""
 
 
 MakeFetchHooks = Callable[[FetcherPort], FetchHooks]

@@ -1,4 +1,4 @@
-"""Ranges that are fetched and their arrivals: the interface between a `Fetcher` and its users."""
+"""Ranges to fetch, and their arrivals: the interface between a `Fetcher` and its users."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Home = tuple[int, int]
 
 
 def rest_of_group(entry: EntryId, start: Position, end: Position | None = None) -> Wanted:
-    """All of a group from a position on, up to `end`; without one, it ends where the next group of its entry begins."""
+    """Return the range of a group from a position up to `end`, or to the end of the group."""
     return Wanted(entry, start, end or Position(start.group_id, _LAST, _LAST))
 
 
 class Range:
-    """The rest of an entry, or of one of its groups, that has to be read."""
+    """The part of an entry, or of one of its groups, that is still to be fetched."""
 
     __slots__ = (
         "closed",
@@ -41,30 +41,30 @@ class Range:
         self.patience = patience
         self.is_group = is_group
         self.open_end = False
-        """It is a group that nobody knows the end of, so what follows it tells the end when it is pushed."""
+        """Whether it is a group whose end is not known: pushed data behind the group then show the end."""
         self.stop: Callable[[], object] | None = None
-        """Has whoever reads it do so no more."""
+        """Has the reader stop reading the range."""
         self.pull_until_s: float | None = None
-        """It is pulled until then, though its broker may be able to push; None: not so."""
+        """Time until which it is pulled, although its broker may be able to push it; None: it need not be pulled."""
         self.cut_at: Position | None = None
-        """Data from this position on are not delivered."""
+        """Position from which data are not delivered; None: all are."""
         self.closed = False
-        """It has come to its end, or nobody wants it any more."""
+        """Whether it has come to its end, or was removed."""
         self.dropped = False
-        """Its data are no longer needed here, or belong to another member."""
+        """Whether its data are no longer needed here, or belong to another member."""
 
     @property
     def ends_with_group(self) -> bool:
-        """It is a group up to its end, wherever that is."""
+        """Whether it is a group up to its end, wherever that is."""
         return self.is_group and self.wanted.end is not None and self.wanted.end.segment_id == _LAST
 
     @property
     def at_end(self) -> bool:
-        """Whether all of it has come."""
+        """Whether all its data have come."""
         return self.wanted.end is not None and self.wanted.start >= self.wanted.end
 
     def advance(self, position: Position) -> None:
-        """All before `position` has come."""
+        """Note that all data before `position` have come."""
         self.wanted = self.wanted._replace(start=position)
 
 
@@ -73,6 +73,6 @@ class Arrived(NamedTuple):
 
     range: Range
     fetched: Fetched | None = None
-    """It may be without chunks, when all that came of it is that the range goes on at another place."""
+    """The data; without chunks if only the position of the range has moved."""
     gap: DataLost | None = None
-    """The removed records of a group; the data that come then are behind them."""
+    """The removed records of a group; the following data are behind them."""

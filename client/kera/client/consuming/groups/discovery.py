@@ -1,7 +1,7 @@
-"""Which groups streamlets have, asked of the brokers that have them.
+"""Asks brokers which groups their streamlets have.
 
-A streamlet's groups have ids that grow, over all its entries and brokers. What is told here is an interval of ids and
-all groups in it that have something to read, for ever: an id that is passed over never turns up later.
+The ids of a streamlet's groups grow, over all its entries and brokers. An answer is an interval of ids and all groups
+in it with records to read. It is final: a group that is not in it never appears later with an id of that interval.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kera.v1 import broker_pb2, consumer_group_pb2
 log = get_logger("kera.consumer")
 
 GROUPS_MAX = 1000
-"""Told at once, of a streamlet; the rest when they are asked for again."""
+"""Maximum number of groups of a streamlet in one answer; the next look returns the rest."""
 
 
 TOLD_MAX = 4096
-"""Groups, and places where entries begin, in one message to the coordinator: of some 50 bytes each."""
+"""Maximum number of groups and of entries' start positions in one message to the coordinator: some 50 bytes each."""
 
 
 @dataclass(slots=True)
@@ -44,12 +44,12 @@ class Finds:
         return bool(self.starts or self.seen)
 
     def add(self, finds: Finds) -> None:
-        """Take up more."""
+        """Add more finds."""
         self.starts.extend(finds.starts)
         self.seen.extend(finds.seen)
 
     def take(self, told_max: int = TOLD_MAX) -> Finds:
-        """The finds for one message; the rest stays."""
+        """Remove and return the finds for one message; the rest stays."""
         taken, count = Finds(), 0
         for each in self.starts:
             count += len(each.cursors)
@@ -66,9 +66,9 @@ class Finds:
 
 
 class Discovery:
-    """Finds out what the coordinator wants to know of streamlets, for one member of a consumer group.
+    """Answers the coordinator's questions about streamlets, for one member of a consumer group.
 
-    Each streamlet by itself: what one broker has is not to wait for another one that stands still.
+    It looks at each streamlet separately, so that a broker that does not answer delays no other one.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Discovery:
         start: str,
         on_found: Callable[[], None],
     ) -> None:
-        """`start`: see `look_around`; `on_found`: called when there is something to tell the coordinator."""
+        """`start`: see `look_around`. `on_found`: called when there are finds for the coordinator."""
         self._cluster = cluster
         self._streams = streams
         self._tasks = tasks
@@ -88,10 +88,10 @@ class Discovery:
         self._on_found = on_found
         self._looking: set[tuple[int, int]] = set()
         self.finds = Finds()
-        """Finds that the coordinator has to learn."""
+        """Finds that have to be sent to the coordinator."""
 
     def look(self, looks: Iterable[consumer_group_pb2.Look]) -> None:
-        """Find out all this, in the background."""
+        """Answer these looks, in the background."""
         for look in looks:
             place = (look.stream_id, look.streamlet_id)
             if place not in self._looking and look.stream_id in self._streams:
@@ -110,13 +110,13 @@ class Discovery:
 
 
 async def look_around(cluster: Cluster, name: str, looks: Sequence[consumer_group_pb2.Look], *, start: str) -> Finds:
-    """Answer `looks` at streamlets of one stream. Where a broker gives no answer, there is nothing to tell yet.
+    """Answer `looks` at streamlets of one stream. A look is left out if a broker does not answer.
 
-    `start`: where a consumer group begins that is new to a streamlet, ``earliest`` or ``latest``.
+    `start`: where a consumer group that is new to a streamlet begins, ``earliest`` or ``latest``.
     Raises `UnknownStream`.
     """
     if any(look.start for look in looks):
-        cluster.forget(name)  # a broker from which a streamlet has moved does not know its end
+        cluster.forget(name)  # if a streamlet has moved, its former broker does not know its end
     stream = await cluster.stream_or_last_seen(name)
     finds = Finds()
     for result in await asyncio.gather(
@@ -138,7 +138,7 @@ async def look_around(cluster: Cluster, name: str, looks: Sequence[consumer_grou
 
 
 async def list_groups(cluster: Cluster, name: str, streamlet_id: int) -> list[consumer_group_pb2.SeenGroup]:
-    """All groups of a streamlet that have something to read, by id."""
+    """Return all groups of a streamlet that have records to read, by id."""
     found: list[consumer_group_pb2.SeenGroup] = []
     after_group_id = 0
 
@@ -156,7 +156,7 @@ async def list_groups(cluster: Cluster, name: str, streamlet_id: int) -> list[co
 async def _look(
     cluster: Cluster, stream: StreamDescription, look: consumer_group_pb2.Look, start: str
 ) -> tuple[consumer_group_pb2.StreamletStart | None, consumer_group_pb2.SeenGroups]:
-    """Where to begin, if that is asked for, and the groups from there on."""
+    """Return where to begin, if the look asks for it, and the groups from there on."""
     if not look.start:
         return None, await _list(cluster, stream, look.streamlet_id, look.after_group_id)
     begun = consumer_group_pb2.StreamletStart(stream_id=stream.stream_id, streamlet_id=look.streamlet_id)
@@ -174,9 +174,9 @@ async def _look(
     for group in seen.groups:
         first.setdefault(group.start.entry, group.first_record)
     for number, known in enumerate(await _bounds(cluster, stream, look.streamlet_id)):
-        first.setdefault(number, known.first_record)  # what comes to entries that are empty now is not to go unnoticed
+        first.setdefault(number, known.first_record)  # so that records removed from a still empty entry are noticed
         if known.starts_behind_loss:
-            first[number] += 1  # ordinals that go back tell of records that are gone, and nobody knows how many
+            first[number] += 1  # ordinals that go back mean that an unknown number of records is gone
     for entry in entries:
         fill_cursor(begun.cursors.add(), entry, EARLIEST)
         begun.records.add(record=first[entry.entry])
@@ -184,7 +184,7 @@ async def _look(
 
 
 async def _bounds(cluster: Cluster, stream: StreamDescription, streamlet_id: int) -> list[EntryBounds]:
-    """Starts and ends of the entries of a streamlet, asked of its brokers once."""
+    """Ask the brokers of a streamlet once for the starts and ends of its entries."""
     assignment = stream.assignments[streamlet_id]
     request = broker_pb2.DescribeStreamletsRequest(stream_id=stream.stream_id, streamlet_ids=[streamlet_id])
     parts: dict[int, list[EntryBounds]] = {}
@@ -202,7 +202,7 @@ async def _bounds(cluster: Cluster, stream: StreamDescription, streamlet_id: int
 async def _list(
     cluster: Cluster, stream: StreamDescription, streamlet_id: int, after_group_id: int
 ) -> consumer_group_pb2.SeenGroups:
-    """The groups of a streamlet behind one of them, interval by interval."""
+    """List the groups of a streamlet behind `after_group_id`, interval by interval."""
     seen = consumer_group_pb2.SeenGroups(
         stream_id=stream.stream_id,
         streamlet_id=streamlet_id,
@@ -227,9 +227,9 @@ async def _list_interval(
     interval: Interval,
     last_id: int | None,
 ) -> bool:
-    """Add the groups of an interval up to `last_id`; whether it was told to its end.
+    """Add the groups of an interval up to `last_id`. Returns whether the interval is complete.
 
-    Raises `NotOwner` when the last interval that is known is not the last one any more.
+    Raises `NotOwner` when the last known interval is no longer the last one.
     """
     from_id = max(seen.through_group_id, interval.first_group_id - 1)
     while True:
@@ -243,7 +243,7 @@ async def _list_interval(
             if len(seen.groups) >= GROUPS_MAX:
                 return False
             start = position_of(group.start)
-            # What was in a group that has nothing now may have been removed: then it is that of this entry for good.
+            # An empty group whose start has moved had records that were removed: its id belongs to this entry for good.
             if position_of(group.end) > start or (not group.closed and start > Position(group.group_id, 1, 0)):
                 found = seen.groups.add(
                     first_record=group.first_record, end_record=group.next_record if group.closed else None
@@ -251,7 +251,7 @@ async def _list_interval(
                 entry = EntryId(stream.stream_id, seen.streamlet_id, group.entry)
                 fill_cursor(found.start, entry, start)
             elif not group.closed:
-                return False  # nothing of it can be read yet; it may be lost yet, and its id be another group's
+                return False  # nothing can be read yet; the group may still be lost, and another group get its id
             from_id = seen.through_group_id = group.group_id
         if last_id is None and answer.end_group_id:
             moved = NotOwner(

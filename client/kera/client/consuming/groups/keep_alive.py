@@ -1,7 +1,7 @@
-"""Heartbeats of a consumer from a thread of their own: they go on while its user's code blocks the event loop.
+"""Heartbeats of a consumer from a separate thread: they go on while the user's code blocks the event loop.
 
-The thread shares nothing with the loop but a few numbers, and has its own connection, in gRPC's synchronous form. It
-needs the interpreter now and then; code that never lets go of that silences it, as it should.
+The thread shares only a few numbers with the loop, and has its own connection, with gRPC's synchronous API. It needs
+the interpreter lock now and then; code that never releases it silences the heartbeats, which is intended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMEOUT_S_MAX = 5.0
 
 
 class KeepAlive:
-    """Says every `interval_s` that a consumer lives, unless it was heard of by other ways just before."""
+    """Sends a heartbeat every `interval_s`, unless the coordinator has answered a round within that time."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class KeepAlive:
         tls: Tls | None = None,
         introduction: Introduction | None = None,
     ) -> None:
-        """`busy_ms`: called on the thread; for how long the consumer has been in its user's code."""
+        """`busy_ms`: called on the thread; returns how long the consumer has been in its user's code."""
         self._addresses = list(addresses)
         self._leader = self._addresses[0]
         self._consumer_group = consumer_group
@@ -55,7 +55,7 @@ class KeepAlive:
         self._tls_version = b""
         self._introduction = introduction
         self._shown: dict[str, tuple[tuple[str, str], ...]] = {}
-        """By address: what calls show of who we are."""
+        """By address: the metadata that identifies this client in calls."""
         self._stop = threading.Event()
         self._channels: dict[str, grpc.Channel] = {}
         self._failing = False
@@ -64,19 +64,19 @@ class KeepAlive:
 
     @property
     def heard_s(self) -> float:
-        """When the last word was sent that was answered, on the boot-time clock: by this thread, or in a round."""
+        """Time when the last answered message was sent, on the boot-time clock: a heartbeat, or a round."""
         return self._heard_s
 
     def answered(self, sent_s: float) -> None:
-        """The coordinator has answered what was sent then."""
+        """Note that the coordinator has answered a message that was sent at this time."""
         self._heard_s = max(self._heard_s, sent_s)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; returns at once."""
+        """Let the thread end; returns at once."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -98,11 +98,11 @@ class KeepAlive:
         return grpc.secure_channel(address, self._tls.channel_credentials(), options=client_options())
 
     def _pause_s(self) -> float:
-        """Until the next word is due; after one without an answer not at once."""
+        """Return the time until the next heartbeat is due; after an unanswered one not at once."""
         return max(self._interval_s / 4, self._heard_s + self._interval_s - self._clock.boottime_s())
 
     def _say(self) -> None:
-        """One heartbeat, to the coordinator that leads: the last one that was heard of, or any other."""
+        """Send one heartbeat to the leading coordinator: the last known one, or else any other."""
         for address in dict.fromkeys([self._leader, *self._addresses]):
             sent_s = self._clock.boottime_s()
             try:
@@ -145,7 +145,7 @@ class KeepAlive:
             return self._call(channel, api.KEEP_ALIVE, request, self._shown.get(address, ()))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                self._shown.pop(address, None)  # next time anew
+                self._shown.pop(address, None)  # authenticate again next time
             raise
 
     def _introduce(self, channel: grpc.Channel, introduction: Introduction) -> tuple[tuple[str, str], ...]:
@@ -175,7 +175,7 @@ class KeepAlive:
 
 
 def _leader_in(error: grpc.RpcError) -> str:
-    """The coordinator that leads, according to one that does not."""
+    """Return the leading coordinator named in another coordinator's error; empty if there is none."""
     for key, value in getattr(error, "trailing_metadata", tuple)() or ():
         if key == ERROR_METADATA:
             with contextlib.suppress(ProtocolError):

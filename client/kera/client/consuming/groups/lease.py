@@ -1,16 +1,16 @@
-"""A lease: a group of segments that the coordinator has given to this member of a consumer group, and how far it is.
+"""A lease: a group of segments that the coordinator has assigned to this member of a consumer group, and its progress.
 
-The coordinator may give a part of a group, which ends before the group does. And it may ask for the rest of a group
-that is being read: then the lease is *cut* where a chunk ends, behind what was delivered, and ends there when the
+The coordinator may assign a part of a group, which ends before the group does. And it may ask for the rest of a group
+that is being read: then the lease is *cut* at the end of a chunk, behind all delivered chunks. It ends there once the
 coordinator has agreed.
 
     given ──► fetched ahead ──► its chunks are delivered ──► closed, and all of it processed: finished
                      │                  └── asked back: when what was delivered is processed, released
-                     └── lost: others have it, since this member was silent or stuck for too long
+                     └── lost: other members have it, since this member was silent or stuck for too long
 
-A chunk is *delivered* when the caller gets it, and *processed* when it comes for the next one; or, with
-``commit_interval_ms`` 0, when it calls `commit`. What is processed is *reported* to the coordinator from time to time,
-and *committed* when that has answered: nobody reads it again.
+A chunk is *delivered* when the caller gets it, and *processed* when the caller asks for the next one; or, with
+``commit_interval_ms`` 0, when the caller calls `commit`. The member *reports* processed chunks to the coordinator from
+time to time. They are *committed* when the coordinator has answered: no member reads them again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kera.core.format.chunk import iterate_chunks
 from kera.v1 import consumer_group_pb2
 
 Gap = tuple[int, int]
-"""Ordinals of records that are gone: of the first one, and of the one behind them."""
+"""Ordinals of removed records: the first one, and the one behind the last."""
 
 
 class Cut(NamedTuple):
@@ -40,7 +40,7 @@ class Cut(NamedTuple):
 
 
 def bytes_behind(fetched: Fetched, position: Position) -> int:
-    """How many bytes of what was fetched lie behind a position."""
+    """Return the number of fetched bytes behind a position."""
     if fetched.next <= position:
         return 0
     begins_before = fetched.start < position and fetched.next[:2] == position[:2]
@@ -48,10 +48,10 @@ def bytes_behind(fetched: Fetched, position: Position) -> int:
 
 
 def cut_behind(fetched: Fetched, position: Position, bytes_min: int) -> Cut | None:
-    """The first place in what was fetched with at least so many bytes between it and `position`, in the same group.
+    """Return the first end of a chunk with at least `bytes_min` fetched bytes between it and `position`, in the group.
 
-    A consumer that is asked for the rest of a group keeps what it has begun, up to such a place. Only headers are read.
-    None: there is no such place, or the bytes cannot be relied upon.
+    A consumer that is asked for the rest of a group keeps its part up to such a place. Only headers are read.
+    None: there is no such place, or the bytes are not reliable.
     """
     try:
         found = next((cut for cut, behind in _places(fetched, position) if behind >= bytes_min), None)
@@ -61,7 +61,7 @@ def cut_behind(fetched: Fetched, position: Position, bytes_min: int) -> Cut | No
 
 
 def _places(fetched: Fetched, position: Position) -> Iterator[tuple[Cut, int]]:
-    """Where chunks end behind a position of the same group, and how many bytes lie between."""
+    """Yield the ends of chunks behind a position of the same group, with the number of bytes in between."""
     start, passed = fetched.start, 0
     for buffer in fetched.buffers:
         for header, _ in iterate_chunks(memoryview(buffer)):
@@ -76,7 +76,7 @@ def _places(fetched: Fetched, position: Position) -> Iterator[tuple[Cut, int]]:
 
 
 class LeaseKey(NamedTuple):
-    """A group, as it was given to this consumer once: it may be given again, with another lease."""
+    """Identifies a lease of a group: the group may be assigned again later, with another lease."""
 
     entry: EntryId
     group_id: int
@@ -84,23 +84,23 @@ class LeaseKey(NamedTuple):
 
     @classmethod
     def of(cls, message: consumer_group_pb2.GroupStep | consumer_group_pb2.GroupLease) -> LeaseKey:
-        """The key of the lease that a message is about."""
+        """Return the key of the lease that a message is about."""
         cursor = message.next
         return cls(EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry), cursor.group_id, message.lease)
 
 
 class Reach(NamedTuple):
-    """How far somebody is in a group."""
+    """A point of progress in a group."""
 
     next: Position
     record: int | None
-    """Ordinal of what comes there; None: not known."""
+    """Ordinal of the record at that position; None: not known."""
     gaps: tuple[Gap, ...] = ()
-    """Those before the group of which the caller has been told."""
+    """Gaps before the group that were reported to the caller."""
 
     @classmethod
     def of_step(cls, step: consumer_group_pb2.GroupStep) -> Reach:
-        """As the coordinator was told."""
+        """Return the progress that was reported to the coordinator in `step`."""
         gaps = tuple((gap.first_record, gap.end_record) for gap in step.told)
         return cls(position_of(step.next), step.next_record if step.HasField("next_record") else None, gaps)
 
@@ -111,81 +111,82 @@ class Lease:
     def __init__(self, key: LeaseKey, message: consumer_group_pb2.GroupLease, fetched: Range) -> None:
         self.key = key
         self.range = fetched
-        """The range that is fetched."""
+        """The range that is being fetched."""
         self.former: list[Range] = []
-        """Ranges that were fetched before; all wanted data of them have arrived."""
+        """Earlier ranges of the lease; all needed data of them have arrived."""
         self.delivered = Reach(
             position_of(message.next), message.next_record if message.HasField("next_record") else None
         )
-        """Up to here the caller has got it."""
+        """How far it was delivered to the caller."""
         self.processed = self.delivered
-        """Up to here the caller is done with it."""
+        """How far the caller has processed it."""
         self.reported = self.delivered
-        """Up to here the coordinator knows."""
+        """How far the coordinator knows that it is processed."""
         self.end_record = message.end_record if message.HasField("end_record") else None
         """Ordinal of the end of the group; None: not known."""
         self.gaps: list[Gap] = []
-        """Before the group; the caller has to be told of them."""
+        """Gaps before the group that are still to be reported to the caller."""
         self.part = message.part
         """Number of the part within its group."""
         self.end = position_of(message.end) if message.HasField("end") else None
         """Where the part ends; None: with the group."""
         self.cut: Cut | None = None
-        """Where it is to end, which the coordinator has not agreed to yet."""
+        """Where it should end; the coordinator has not agreed to it yet."""
         self.split_left_bytes = 0
-        """So much more of it is to come before it is cut; 0: it is not to be cut."""
+        """Number of bytes that are still to come before it is cut; 0: it will not be cut."""
         self.opened: Fetched | None = None
         """The fetched data that are being delivered."""
         self.opened_range = fetched
         """The range that these data belong to."""
         self.given = self.delivered.next
-        """Up to here it was opened for the caller, who may not have got all of that yet."""
+        """How far it was opened for the caller, who may not have got all of that yet."""
         self.ended = False
-        """It is closed, and the caller has got all of it."""
+        """Whether it is closed, and delivered completely."""
         self.asked_back = False
-        """Nothing more of it is delivered. That stays so, as what was fetched is dropped."""
+        """Whether the coordinator wants it back: no more is delivered. Final, because fetched data are dropped."""
         self.lost = False
-        """Others have it."""
+        """Whether other members have it."""
 
     @property
     def usable(self) -> bool:
-        """More of it may be delivered."""
+        """Whether more of it may be delivered."""
         return not (self.asked_back or self.lost)
 
     @property
     def finished(self) -> bool:
-        """All of it is processed."""
+        """Whether all of it is processed."""
         return self.ended and self.cut is None and self.processed == self.delivered
 
     def deliver(self, position: Position, record: int) -> None:
-        """All before `position`, where the record with that ordinal is, goes to the caller."""
+        """Note that all before `position` is delivered; `record` is the ordinal of the record there."""
         self.delivered = self.delivered._replace(next=position, record=record)
 
     def ends_elsewhere(self, message: consumer_group_pb2.GroupLease) -> bool:
         """Whether the coordinator has split it at another place than this consumer knows, or asks for.
 
         A request that was sent again can be carried out twice: refused the first time, and accepted when this consumer
-        has gone on already. Other consumers may read the rest by then.
+        has gone on already. Other consumers may be reading the rest by then.
         """
         end = self.end if self.cut is None else self.cut.position
         return message.HasField("end") and position_of(message.end) != end
 
     def open(self, fetched: Fetched, of: Range) -> bool:
-        """Deliver the fetched data of a range; False: they were given up, as they are behind a cut."""
+        """Begin to deliver the fetched data of a range; False: they lie behind a cut, and are dropped."""
         if of.cut_at is not None and fetched.start >= of.cut_at:
             return False
         self.opened, self.opened_range = fetched, of
         return True
 
     def go_on_with(self, following: Range) -> None:
-        """It does not end where it was cut: `following` begins there."""
+        """Continue a lease that does not end where it was cut: `following` begins there."""
         self.former.append(self.range)
         self.range, self.ended = following, False
 
     def split_behind(self, split_bytes: int, waiting: Iterable[Fetched]) -> None:
-        """Others want the rest: keep so many bytes of what comes next, of which `waiting` is fetched; 0: keep all.
+        """Prepare to cut it, as other members want the rest: keep the next `split_bytes`; 0: keep all.
 
-        If less is left until the cut already, nothing changes: asking again does not put it off.
+        `waiting` is the part of them that is fetched already. If fewer bytes are left until the cut, nothing changes:
+        another request does not postpone the cut.
         """
         if not split_bytes or self.cut is not None or self.end is not None or self.ended:
             self.split_left_bytes = 0
@@ -199,7 +200,7 @@ class Lease:
             self.came(fetched)
 
     def came(self, fetched: Fetched) -> None:
-        """More of it was fetched: see whether that is enough to be cut."""
+        """Cut it if the newly fetched data are enough."""
         if not self.split_left_bytes:
             return
         size_bytes = bytes_behind(fetched, self.given)
@@ -211,7 +212,7 @@ class Lease:
             self.range.cut_at, self.split_left_bytes = self.cut.position, 0
 
     def step(self) -> consumer_group_pb2.GroupStep:
-        """How far it is, as the coordinator is told."""
+        """Return a report of its progress for the coordinator."""
         step = consumer_group_pb2.GroupStep(
             lease=self.key.lease, finished=self.finished, next_record=self.processed.record, part=self.part
         )
@@ -224,18 +225,18 @@ class Lease:
         return step
 
     def pass_gap(self, stream: str, gap: DataLost) -> DataLost | None:
-        """Go on behind what is gone of the group; what the caller is to be told, if there is something.
+        """Go on behind removed records of the group. Returns the error for the caller, if there is one.
 
-        Each group tells its own part of a gap, as far as ordinals show it. A lease of which the rest is gone has ended
-        with that: its position cannot move past the gap, so only that it is finished keeps the gap from being told to
-        the next consumer.
+        Each group reports its own part of a gap, as far as ordinals show it. If the rest of a lease is gone, the lease
+        ends: its position cannot move past the gap, so only finishing it keeps the gap from being reported to the next
+        consumer.
         """
         available = Position(*gap.attributes["available_from"])
         record: int | None = gap.attributes.get("available_record")
         known, end, clipped = self.delivered.record, self.end_record, False
         if available.group_id != self.key.group_id or (self.end is not None and available > self.end):
             available, self.ended = self.delivered.next if self.end is None else self.end, True
-            if record is not None and end is not None and record > end:  # the coordinator sees what went behind it
+            if record is not None and end is not None and record > end:  # the coordinator notices the gap behind it
                 record, clipped = end, True
                 gap = self._rest_gone(stream, gap, end)
         self.delivered = self.delivered._replace(next=available, record=record)
@@ -255,7 +256,7 @@ class Lease:
         )
 
     def deliver_gaps(self, stream: str) -> DataLost:
-        """The error about records that retention removed before the group, and before it was found."""
+        """Return the error about records before the group that retention removed before any member found them."""
         gaps, self.gaps = self.gaps, []
         self.delivered = self.delivered._replace(gaps=(*self.delivered.gaps, *gaps))
         return self._gone_before(stream, gaps)

@@ -1,4 +1,4 @@
-"""The leases of one member of a consumer group: what it has, may deliver, has to report, and has lost."""
+"""The leases of one member of a consumer group: which it has, may deliver, has to report, and has lost."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from kera.core.errors import DataLost, LeaseLost
 from kera.v1 import consumer_group_pb2
 
 STEPS_MAX = 4096
-"""In one request to the coordinator, of some 60 bytes each; others go with the next round, which follows at once."""
+"""Maximum number of steps in one request to the coordinator, of some 60 bytes each; the rest goes with the next round,
+which follows at once."""
 ENDED_MAX = 8192
-"""Maximum of ended groups that one request reports as waiting for a commit. A member with more gets no others before
-that."""
+"""Maximum number of ended groups that one request reports as waiting for a commit. A member with more gets no new
+groups before it commits."""
 
 
 class LostGroup(NamedTuple):
-    """A group of segments that others have now."""
+    """A group of segments that another member has now."""
 
     stream: str
     streamlet: int
@@ -50,8 +51,8 @@ class Leases:
         on_lost: Callable[[list[LostGroup]], None] | None,
         steps_max: int = STEPS_MAX,
     ) -> None:
-        """`pace`: of the caller. `processed_when_back`: what was delivered counts as processed when the caller comes
-        for more; else not before `process_all`. `report_soon`: called when there is something to report. `on_lost`: see
+        """`pace`: of the caller. `processed_when_back`: delivered chunks count as processed when the caller asks for
+        more; otherwise only with `process_all`. `report_soon`: called when there is something to report. `on_lost`: see
         `raise_lost`.
         """
         self._consumer_group = consumer_group
@@ -65,21 +66,21 @@ class Leases:
         self._held: dict[LeaseKey, Lease] = {}
         self._of_range: dict[Range, Lease] = {}
         self._with_gaps: deque[Lease] = deque()
-        """Those before which something is gone, of which the caller is to be told."""
+        """Leases with gaps before them that are to be reported to the caller."""
         self._lost: list[LostGroup] = []
-        """To be told to the caller."""
+        """Lost groups that are to be reported to the caller."""
         self._in_hand: Lease | None = None
         """The lease of the chunk that the caller may not have processed."""
 
     # -- what the caller gets --------------------------------------------------------------------------------------
 
     def of(self, fetched: Range) -> Lease | None:
-        """The lease of what was fetched, if more of it may be delivered."""
+        """Return the lease of a fetched range, if more of it may be delivered."""
         lease = self._of_range.get(fetched)
         return lease if lease is not None and lease.usable else None
 
     def positions(self, stream: str) -> dict[tuple[int, int], Position]:
-        """By streamlet and group: up to where they were delivered; of several parts of a group the first one's."""
+        """Return how far groups were delivered, by streamlet and group; for several parts of a group, the first one."""
         return {
             (key.entry.streamlet_id, key.group_id): lease.delivered.next
             for key, lease in sorted(self._held.items(), key=lambda item: item[1].delivered.next, reverse=True)
@@ -88,32 +89,32 @@ class Leases:
 
     @property
     def in_hand(self) -> Lease | None:
-        """The one of which the caller has got a chunk last, and has not come back."""
+        """The lease of the last chunk, while the caller has not asked for more."""
         return self._in_hand
 
     def take_in_hand(self, lease: Lease) -> None:
-        """The caller gets a chunk of it."""
+        """Note that the caller gets a chunk of a lease."""
         self._in_hand = lease
 
     def caller_is_back(self) -> None:
-        """It is done with what it had in hand."""
+        """Note that the caller asks for more: it has processed its last chunk."""
         lease, self._in_hand = self._in_hand, None
         if lease is not None:
             self._process(lease)
             self._report_if_over(lease)
 
     def process_all(self) -> None:
-        """All that was delivered is processed."""
+        """Count all delivered chunks as processed."""
         for lease in self._held.values():
             lease.processed = lease.delivered
 
     def end(self, lease: Lease) -> None:
-        """All of it was delivered, and it is closed."""
+        """Note that a lease is closed, and delivered completely."""
         lease.ended = True
         self._report_soon()
 
     def end_opened(self, lease: Lease) -> None:
-        """All that was opened of it was delivered. If it is cut there, nothing more comes."""
+        """Note that the opened data of a lease are delivered. If it is cut there, it ends."""
         opened, lease.opened = lease.opened, None
         if opened is None or lease.opened_range is not lease.range or not lease.usable:
             return
@@ -128,13 +129,11 @@ class Leases:
         return told
 
     def next_gaps(self) -> DataLost | None:
-        """The error for the caller about records that were removed before one of the groups was found; None: there is
-        no further one.
-        """
+        """Return the next error for the caller about records that were removed before a group was found; else None."""
         while self._with_gaps:
             lease = self._with_gaps.popleft()
             if not lease.usable or lease.finished or not lease.gaps:
-                continue  # the coordinator has somebody else tell it
+                continue  # another member reports it
             told = lease.deliver_gaps(self._name(lease))
             if self._processed_when_back:
                 lease.processed = lease.processed._replace(gaps=lease.delivered.gaps)
@@ -143,7 +142,7 @@ class Leases:
         return None
 
     def raise_lost(self, *, committing: bool) -> None:
-        """Tell the caller about groups that it has lost: by `on_lost`, or with `LeaseLost`. Commits fail either way."""
+        """Report lost groups to the caller: by `on_lost`, or with `LeaseLost`. When committing, raise in any case."""
         lost, self._lost = self._lost, []
         if not lost:
             return
@@ -168,10 +167,10 @@ class Leases:
     def _name(self, lease: Lease) -> str:
         return self._streams[lease.key.entry.stream_id].name
 
-    # -- what the coordinator is told, and says --------------------------------------------------------------------
+    # -- reports to the coordinator, and its answers ---------------------------------------------------------------
 
     def report(self, request: consumer_group_pb2.ConsumeRoundRequest, *, due: bool) -> bool:
-        """Fill in how far the leases are: those that are over, and when it is `due`, all that have got on.
+        """Fill in the progress of leases that are over and, when it is `due`, of all leases with progress.
 
         Returns whether some are left for the next round.
         """
@@ -192,11 +191,11 @@ class Leases:
             step = lease.step()
             step.released = over and not step.finished
             request.steps.append(step)
-            self._held[lease.key] = self._held.pop(lease.key)  # behind the others, should there be too many
+            self._held[lease.key] = self._held.pop(lease.key)  # moves behind the others, in case there are too many
         return False
 
     def last_steps(self) -> list[list[consumer_group_pb2.GroupStep]]:
-        """How far those are that have got on, or are finished, request by request; the last one may be empty."""
+        """Return the steps of leases with progress, or finished ones, request by request; the last may be empty."""
         steps = [each.step() for each in self._held.values() if each.processed != each.reported or each.finished]
         return [steps[first : first + self._steps_max] for first in range(0, max(1, len(steps)), self._steps_max)]
 
@@ -205,7 +204,7 @@ class Leases:
         request: consumer_group_pb2.ConsumeRoundRequest,
         answer: consumer_group_pb2.ConsumeRoundResponse,
     ) -> None:
-        """Do what the coordinator says."""
+        """Apply the coordinator's answer to a round."""
         refused = {LeaseKey.of(step) for step in answer.refused}
         lost = []
         for step in request.steps:
@@ -249,7 +248,7 @@ class Leases:
 
     def _take_up(self, key: LeaseKey, message: consumer_group_pb2.GroupLease) -> Lease:
         start, end = position_of(message.next), position_of(message.end) if message.HasField("end") else None
-        if end is not None and start >= end:  # all of it is done, and nobody has said so
+        if end is not None and start >= end:  # all of it is processed, but no member has reported it as finished
             fetched = Range(rest_of_group(key.entry, start, end), RetryTime(self._fetcher.cluster.settings))
             fetched.closed = True
         else:
@@ -264,7 +263,7 @@ class Leases:
             return self._fetcher.add(self._streams[key.entry.stream_id], wanted, is_group=True)
 
     def _go_on(self, lease: Lease, start: Position) -> None:
-        """Fetch what is behind a place where a lease was cut in vain."""
+        """Fetch the data behind a cut that the coordinator has not accepted."""
         lease.go_on_with(self._fetch(lease.key, rest_of_group(lease.key.entry, start)))
         self._of_range[lease.range] = lease
         self._splitting.watch(lease)

@@ -1,8 +1,8 @@
-"""Whether a member of a consumer group may go on: the coordinator hears of it, and its caller comes for more in time.
+"""Decides whether a member of a consumer group may go on: it reaches the coordinator, and its caller makes progress.
 
-While the coordinator cannot be reached for longer than the session time-out, nothing more is delivered: somebody else
-may have the groups by then. Likewise when the caller comes back after more than the progress time-out, until the
-coordinator has answered. All this goes by the boot-time clock: a host that wakes up finds its leases run out.
+When the member has not reached the coordinator for longer than the session time-out, it delivers nothing more: other
+members may have its groups by then. It also stops when the caller asks for more after more than the progress time-out,
+until the coordinator has answered. All times are on the boot-time clock, so leases also expire while a host sleeps.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from kera.core.runtime import MakeHeartbeats
 
 
 class Liveness:
-    """The liveness of one member, with the sender of its heartbeats: a thread, unless `heartbeats` makes something
-    else.
-    """
+    """The liveness of one member, with the sender of its heartbeats, which `heartbeats` makes: by default a thread."""
 
     def __init__(
         self,
@@ -41,35 +39,35 @@ class Liveness:
             clock=clock,
         )
         self._busy_since_s: float | None = None
-        """Since when the caller does not wait for more; None: it does."""
+        """Time since which the caller is at work; None: it waits for more."""
         self.worked_s = 0.0
-        """How long the caller has been at work in all, up to when it came for more the last time."""
+        """Total time that the caller has been at work, up to its last request for more."""
         self._late_s = float("-inf")
-        """When the caller came back too late, the last time: before an answer to what was sent since, others may have
-        all that this member had."""
+        """Time when the caller last came back too late: until an answer to a later message, other members may have all
+        groups of this one."""
 
     def start(self) -> None:
-        """The member joins; the caller is at work."""
+        """Start heartbeats; the caller is at work."""
         self.caller_works()
         self.answered(self._clock.boottime_s())
         self._keep_alive.start()
 
     def stop(self) -> None:
-        """No more heartbeats."""
+        """Stop heartbeats."""
         self._keep_alive.stop()
 
     @property
     def busy_ms(self) -> int:
-        """How long the caller has been at work; 0: it waits for more. Asked by the thread, too."""
+        """Time since the caller has been at work; 0: it waits for more. The thread reads it, too."""
         since_s = self._busy_since_s
         return 0 if since_s is None else max(1, round((self._clock.boottime_s() - since_s) * 1000))
 
     def caller_works(self) -> None:
-        """The caller has got something, or whatever else ended its wait."""
+        """Note that the caller's wait has ended: with data, an error, or a cancellation."""
         self._busy_since_s = self._clock.boottime_s()
 
     def caller_waits(self) -> bool:
-        """The caller comes for more; whether that is too late."""
+        """Note that the caller asks for more. Returns whether it does so too late."""
         since_s = self._busy_since_s
         if since_s is None:
             return False
@@ -82,12 +80,12 @@ class Liveness:
         return late
 
     def answered(self, sent_s: float) -> None:
-        """The coordinator has answered what was sent then."""
+        """Note that the coordinator has answered a message that was sent at this time."""
         self._keep_alive.answered(sent_s)
 
     @property
     def in_doubt(self) -> bool:
-        """Others may have what this member had: nothing is delivered before the coordinator has answered."""
+        """Whether other members may have this member's groups: it delivers nothing until the coordinator answers."""
         heard_s = self._keep_alive.heard_s
         silent_s = self._clock.boottime_s() - heard_s
         return silent_s > self._settings.session_timeout_ms / 1000 or heard_s < self._late_s

@@ -1,8 +1,8 @@
 """The conversation of a member of a consumer group with the coordinator, in *rounds*.
 
-In each the member says what it has to report, and gets to know which groups it has now. There is one whenever there is
-something to say (`Rounds.speak_soon`), and else about once a second: a round with nothing to say waits at the
-coordinator until there is something for this member.
+In each round the member sends its reports, and learns which groups it has now. A round begins whenever there is
+something to report (`Rounds.speak_soon`), and otherwise about once a second: a round without reports waits at the
+coordinator until there is news for this member.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = get_logger("kera.consumer")
 
 
 class BrokerCursors:
-    """Cursors of a consumer group, which brokers get besides the coordinator: retention by consumption uses them."""
+    """Cursors of a consumer group, sent to brokers as well as to the coordinator, for retention by consumption."""
 
     def __init__(
         self, cluster: Cluster, consumer_group: str, streams: Mapping[int, StreamDescription], tasks: Tasks
@@ -48,12 +48,12 @@ class BrokerCursors:
         self._sending = False
 
     def note(self, moved: Iterable[common_pb2.Cursor]) -> None:
-        """These have moved."""
+        """Note cursors that have moved."""
         for cursor in moved:
             self._moved[EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry)] = position_of(cursor)
 
     def send_soon(self) -> None:
-        """Tell the brokers in the background."""
+        """Send the moved cursors to the brokers, in the background."""
         if self._moved and not self._sending:
             self._sending = True
             self._tasks.start(self._send_in_background())
@@ -65,7 +65,7 @@ class BrokerCursors:
             self._sending = False
 
     async def send(self) -> None:
-        """Tell the brokers."""
+        """Send the moved cursors to the brokers."""
         while self._moved:
             moved, self._moved = self._moved, {}
             for stream_id, stream in self._streams.items():
@@ -74,7 +74,7 @@ class BrokerCursors:
                     continue
                 try:
                     await self._cluster.commit(self._consumer_group, stream.name, positions)
-                except KeraError as error:  # the next move tells more
+                except KeraError as error:  # the next move makes up for it
                     log.info("brokers do not know a cursor", consumer_group=self._consumer_group, error=error.message)
 
 
@@ -93,7 +93,7 @@ class Rounds:
         tasks: Tasks,
         clock: Clock,
     ) -> None:
-        """`tasks`: of the member; what ends one of them ends the member."""
+        """`tasks`: of the member; an error of one of them ends the member."""
         self._cluster = cluster
         self._settings = settings
         self._member_id = member_id
@@ -104,45 +104,45 @@ class Rounds:
         self._broker_cursors = BrokerCursors(cluster, settings.consumer_group, streams, tasks)
         self._clock = clock
         self._speak = asyncio.Event()
-        """There is something to tell the coordinator."""
+        """Set when there is something to report to the coordinator."""
         self._answered = asyncio.Event()
         """Set, and replaced, with each answer of the coordinator."""
         self._commits: list[asyncio.Future[None]] = []
         """Calls that wait for a commit."""
         self._steps_left = False
-        """The last round could not take all that was to be reported."""
+        """Whether the last round could not take all reports."""
         self._reported_s = clock.boottime_s()
         self.bytes_delivered = 0
-        """To the caller, of chunks."""
+        """Bytes of all chunks that the caller has got."""
 
     def speak_soon(self) -> None:
-        """There is something to tell the coordinator."""
+        """Begin a round soon: there is something to report to the coordinator."""
         self._speak.set()
 
     def delivered(self, chunk_bytes: int) -> None:
-        """The caller has got a chunk."""
+        """Count a chunk that the caller has got."""
         self.bytes_delivered += chunk_bytes
 
     async def answer(self) -> None:
-        """Ask, and wait until the coordinator has answered, or `fail`."""
+        """Begin a round soon, and wait until the coordinator has answered, or `fail` is called."""
         answered = self._answered
         self._speak.set()
         await answered.wait()
 
     async def commit(self) -> None:
-        """Wait until all that is processed now is committed."""
+        """Wait until all chunks that are processed now are committed."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commits.append(waiter)
         self._speak.set()
         await waiter
 
     def fail(self, error: BaseException) -> None:
-        """There are no more answers: whoever waits for one is told, those who wait for a commit with `error`."""
+        """End all waits, as there will be no more answers: calls that wait for a commit raise `error`."""
         self._answered.set()
         _fail(self._commits, error)
 
     async def run(self) -> None:
-        """Talk to the coordinator, until that is of no use."""
+        """Make rounds with the coordinator until one fails with an error that is not retriable, and raise it."""
         attempt = 0
         while True:
             self._speak.clear()
@@ -155,11 +155,11 @@ class Rounds:
                 if answer is not None:
                     self._apply(request, answer, sent_s)
                     if self._steps_left:
-                        self._commits += commits  # done when all of it is told
+                        self._commits += commits  # they end once everything is reported
                     else:
                         self._committed(commits)
             except BaseException as error:
-                # Whatever it is, nobody is to wait for ever.
+                # Whatever the error, calls must not wait for ever.
                 _fail(commits, error if isinstance(error, Exception) else ClosedError("the consumer is closed"))
                 if not isinstance(error, KeraError) or not error.retriable:
                     raise
@@ -183,13 +183,13 @@ class Rounds:
                 waiter.set_result(None)
 
     async def _say(self, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
-        """Rounds may wait at the coordinator, and each has to come there before the next one."""
+        """Ask the coordinator in this member's conversation: rounds may wait there, and must arrive in their order."""
         return await self._cluster.ask(method, request, conversation=self._member_id)
 
     async def _exchange(
         self, request: consumer_group_pb2.ConsumeRoundRequest
     ) -> consumer_group_pb2.ConsumeRoundResponse | None:
-        """One round. One that has nothing to say waits at the coordinator, until there is: then None."""
+        """Make one round. Returns None if it waited at the coordinator, and there is something to report now."""
         asking = asyncio.ensure_future(self._say(api.CONSUME_ROUND, request))
         if not request.wait_ms:
             return await asking
@@ -203,7 +203,7 @@ class Rounds:
                 each.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _empty_request(self) -> consumer_group_pb2.ConsumeRoundRequest:
-        """A request with the member and the leases that it holds."""
+        """Return a request that describes the member, without reports."""
         return consumer_group_pb2.ConsumeRoundRequest(
             consumer_group=self._settings.consumer_group,
             member_id=self._member_id,
@@ -256,7 +256,7 @@ class Rounds:
         answered.set()
 
     async def leave(self) -> None:
-        """Tell the coordinator, and the brokers, how far the leases are, and leave the consumer group."""
+        """Report the progress of leases to the coordinator and the brokers, and leave the consumer group."""
         group = self._settings.consumer_group
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):

@@ -1,8 +1,8 @@
-"""How fast a caller processes what it gets, and how much of a group of segments a consumer keeps by that.
+"""Measures how fast a caller processes records, and decides how much of a group of segments a consumer keeps.
 
 Each part of a group costs requests, so a part must take long enough to process; and it must not take so long that the
 other consumers wait. Only the time in the caller's code counts, not the time in which it waits for records: sharing
-helps where processing is what takes long.
+helps when processing takes longest.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from kera.core.base.settings import MIB
 
 PART_MIN_S = 0.1
-"""A part takes at least this long, up to `LARGEST` times the size that the coordinator has asked for."""
+"""Minimum processing time of a part, unless it would exceed `LARGEST` times the size that the coordinator asks for."""
 PART_MAX_S = 1.0
-"""A part of the size that the coordinator has asked for takes at most this long; a slower caller keeps less."""
+"""Maximum processing time of a part of the size that the coordinator asks for; a slower caller keeps less."""
 LARGEST = 8
 RECENT_S = 1.0
 RECENT_BYTES = 64 * MIB
-"""Work that is older than this time, or than this number of bytes, counts less and less."""
+"""Work counts less and less once it is older than this time, or this number of bytes."""
 
 
 class WorkPace:
@@ -24,17 +24,17 @@ class WorkPace:
 
     def __init__(self) -> None:
         self._processed_bytes = 0
-        """In all."""
+        """Total, at the last call of `processed`."""
         self._worked_s = 0.0
-        """Likewise."""
+        """Total, at the last call of `processed`."""
         self._recent_bytes = 0.0
         self._recent_s = 0.0
 
     def processed(self, total_bytes: int, worked_s: float) -> None:
-        """The caller has processed so many bytes in all, and has worked for so many seconds in all."""
+        """Note how many bytes the caller has processed in total, and how long it has worked in total."""
         more_bytes, more_s = total_bytes - self._processed_bytes, worked_s - self._worked_s
         self._processed_bytes, self._worked_s = total_bytes, worked_s
-        if more_bytes <= 0:  # it did something else
+        if more_bytes <= 0:  # it did not process records
             return
         self._recent_bytes += more_bytes
         self._recent_s += more_s
@@ -43,7 +43,7 @@ class WorkPace:
             self._recent_s /= 2
 
     def part_bytes(self, asked_bytes: int) -> int:
-        """How much to keep of a group when the coordinator asks to keep `asked_bytes`; 0 stays 0."""
+        """Return how much of a group to keep when the coordinator asks to keep `asked_bytes`; 0 stays 0."""
         if not asked_bytes or not self._recent_bytes:
             return asked_bytes
         bytes_per_s = self._recent_bytes / max(self._recent_s, 1e-6)

@@ -1,1 +1,1 @@
-"""Measurements of readers in streams with a latency constraint. They are plugged into the fetching of chunks."""
+"""Measurements of readers in streams with a latency constraint; a plug-in of the fetching of chunks."""

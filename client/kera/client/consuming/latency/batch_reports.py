@@ -1,8 +1,8 @@
 """Measurements of a query that reads in batches, for the brokers of streams with a latency constraint.
 
-Who plans the batches of such a query (Spark's) reads no chunks, and is in no place where a consumer measures. Its hops
-are those of a consumer group: HAND_OVER is until a batch is planned, WORK from there until it is done with; each
-by the oldest chunk of some entries. To learn of constraints it asks now and then, like a consumer.
+The driver that plans the batches of such a query (Spark's) reads no chunks, so a consumer's measurements do not cover
+it. Its hops are those of a consumer group: HAND_OVER ends when a batch is planned, WORK goes on until the batch is
+processed; each is measured by the oldest chunk of some entries. Like a consumer, it asks for constraints now and then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TakenEntry(NamedTuple):
     stream: str
     entry: EntryId
     created_us: int
-    """``created_us`` of its first chunk, which is by the clock of whoever has written it."""
+    """``created_us`` of its first chunk, as the chunk's writer has set it."""
 
 
 class BatchReports:
@@ -40,11 +40,14 @@ class BatchReports:
         self._told_s: float | None = None
 
     def watches(self, stream_id: int) -> bool:
-        """Whether anybody wants to know of a stream."""
+        """Whether a broker wants measurements of a stream."""
         return self._meter.watches_stream(stream_id, self._now_s())
 
     async def done(self, taken: Sequence[TakenEntry], planned_s: float, done_s: float) -> None:
-        """A batch was planned and done with, on the clock `now_s`. Raises what asking for the streams raises."""
+        """Measure a batch that was planned and processed at these times, on the clock `now_s`.
+
+        Raises the errors of looking up streams.
+        """
         for one in taken:
             if self.watches(one.entry.stream_id):
                 stream = await self._cluster.stream(one.stream)
@@ -57,7 +60,7 @@ class BatchReports:
                 self._meter.add(assignment.broker_id, one.entry, Hop.WORK, round((done_s - planned_s) * 1e6))
 
     async def tell(self, streams: Iterable[str]) -> None:
-        """Report, if it is time, to all brokers of `streams`. Raises what asking for the streams raises."""
+        """Report to all brokers of `streams`, if it is time. Raises the errors of looking up streams."""
         timing = self._cluster.timing
         interval_s = timing.latency_report_s if self._meter.watches else timing.latency_learn_s
         if self._told_s is not None and self._now_s() - self._told_s < interval_s:
@@ -75,5 +78,5 @@ class BatchReports:
             try:
                 answer = await ask_broker(self._cluster, there[0], broker_id, api.MULTI_READ_CHUNKS, request)
             except KeraError:
-                continue  # who reads there is told what is wrong with it
+                continue  # readers of that broker will report what is wrong
             self._meter.answered(broker_id, answer, asked_s, self._now_s())

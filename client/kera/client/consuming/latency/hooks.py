@@ -1,8 +1,8 @@
 """The plug-in of a consumer for latency constraints; see `kera.client.consuming.fetching.hooks`.
 
-A broker that pushes gets no requests that a report could ride on, and an answer that was waited for says little of
-clocks. So reports go by themselves: a request to read that names no ranges, to each broker that chunks come from; while
-there is no constraint, only now and then, to learn of one.
+A pushing broker gets no requests that could carry a report, and an answer that has waited at the broker says little
+about clocks. So reports go in separate requests: a request to read without ranges, to each broker that chunks come
+from. While there is no constraint, they go only now and then, to learn of one.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ TIMEOUT_S = 5.0
 
 
 def reader_latency(cluster: Cluster, consumer_group: str) -> MakeFetchHooks | None:
-    """For the fetchers of a consumer group's reader; None, as there is no group: nothing is measured."""
+    """Return the plug-in for the fetchers of a consumer group's reader; None without a group: nothing is measured."""
     return partial(ReaderLatency, cluster, consumer_group) if consumer_group else None
 
 
 class ReaderLatency(FetchHooks):
-    """The latency of what one fetcher gets for a consumer group."""
+    """The latency of the data that one fetcher gets for a consumer group."""
 
     def __init__(self, cluster: Cluster, consumer_group: str, port: FetcherPort) -> None:
         self._cluster = cluster
         self._port = port
         self._waiting: deque[Waiting] = deque()
-        """Data that have come and are not taken, in their order."""
+        """Fetched data that are not taken yet, in their order."""
         self._meter = ReaderMeter(consumer_group, cluster.at_work, lambda: islice(self._waiting, LOOK_MAX))
         self._now_s = asyncio.get_running_loop().time
         self._reports = False
@@ -53,25 +53,25 @@ class ReaderLatency(FetchHooks):
             self._port.start(self._report())
 
     def on_fetched(self, item: Range, fetched: Fetched) -> None:
-        """The time counts from now on."""
+        """Begin to measure how long the data wait."""
         came = self._meter.came(fetched, self._port.home(item)[1], self._now_s())
         self._waiting.append(Waiting(item, fetched.entry, came))
 
     def on_asked(self) -> None:
-        """The application is done with what it has, perhaps."""
+        """Note that the application may be done with its data."""
         self._meter.asks(self._now_s())
 
     def on_taken(self, item: Range, fetched: Fetched) -> None:
-        """The application is at work on it."""
+        """Begin to measure how long the application works on the data."""
         self._meter.taken(fetched, self._waiting.popleft().came, self._now_s(), item)
 
     def on_closed(self) -> None:
-        """Work ends."""
+        """End all measurements."""
         self._waiting.clear()
         self._meter.close()
 
     def pause_s(self, stream_id: int, answer: Iterable[Fetched]) -> float:
-        """As long as a constraint of the stream allows; mostly not at all."""
+        """Return the pause that a constraint of the stream allows; mostly 0."""
         if not self._meter.watches:
             return 0.0
         return self._meter.pause_s(stream_id, sum(fetched.size_bytes for fetched in answer), self._now_s())
@@ -92,14 +92,14 @@ class ReaderLatency(FetchHooks):
                     asked_s = now_s()
                     reply = await channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=TIMEOUT_S)
                 except KeraError:
-                    continue  # whoever reads tells what is wrong with it
+                    continue  # the fetching itself will report what is wrong
                 meter.answered(broker_id, reply.message, asked_s, now_s())
 
 
 def streams_by_broker(
     streams: Mapping[int, StreamDescription], homes: Iterable[Home]
 ) -> dict[int, list[StreamDescription]]:
-    """The brokers that chunks come from, with the streams that are read there. `homes`: of those who read."""
+    """Return the brokers that chunks come from, with the streams read there. `homes`: of the readers."""
     found: dict[int, list[StreamDescription]] = {}
     for stream_id, broker_id in dict.fromkeys(homes):
         stream = streams[stream_id]

@@ -1,13 +1,15 @@
 """Measurements of a group's consumer in streams with a latency constraint, for their brokers.
 
-Measured is each run of chunks that came together, by its oldest one: from its ``created_us`` until it came (HAND_OVER,
-which the broker puts right), until it was taken (PREFETCH), and until the first record that was made of it was
-accepted (WORK, see ``at_work``): one for a stream that comes next on the path, before the application took something
-else. If there is none, until the application asked for more, which is no later than when it took that. What waits
-still, or is worked at, counts with the time so far (see ``waiting``). Of chunks that came before a constraint was heard
-of, PREFETCH and WORK count. Own times are those of a clock that is never set; what the broker's time of day is by it,
-its answers tell. Where a writer's clock is ahead, chunks come before they were created: HAND_OVER is reckoned with a
-time that is ahead likewise, and brokers are told by how much.
+The meter measures each run of chunks that came together, by its oldest chunk: from its ``created_us`` until it came
+(HAND_OVER, which the broker corrects), then until it was taken (PREFETCH), and then until the first record made from it
+was accepted (WORK, see ``at_work``). This is a record for a stream that comes next on the path, accepted before the
+application took other data. Without one, WORK ends when the application asked for more, which is no later than that.
+Data that still wait, or that the application still works on, count with the time so far (see ``waiting``). For chunks
+that came before the constraint was known, only PREFETCH and WORK count.
+
+Own times are on a clock that is never set; the broker's answers show its time of day on that clock. If a writer's clock
+is ahead, chunks come before they were created: then HAND_OVER is computed with a time that is ahead as well, and
+reports say by how much.
 """
 
 from __future__ import annotations
@@ -30,21 +32,21 @@ from kera.v1 import broker_pb2, latency_pb2
 VALID_S_MAX = 60.0
 WAIT_S_MAX = 60.0
 WATCHED_MAX = 1000
-"""Streams of a broker that are measured."""
+"""Maximum number of measured streams."""
 NEXT_MAX = 32
-"""Streams that come next on the paths that a stream is on."""
+"""Maximum number of streams that come next on the paths of a stream."""
 
 
 class _Advice(NamedTuple):
     """A broker's advice about a stream with a constraint."""
 
     until_s: float
-    """It counts until then."""
+    """Time until which it counts."""
     wait_s: float = 0.0
     bytes_min: int = 0
-    """After an answer with fewer bytes the next request may be put off."""
+    """After an answer with fewer bytes, the next request may be delayed."""
     next_ids: tuple[int, ...] = ()
-    """Streams to which goes what is made of it."""
+    """Streams that get the records made from this stream."""
 
 
 NO_ADVICE = _Advice(0.0)
@@ -61,7 +63,7 @@ class _Taken:
         self.at_s = at_s
         self.range = of
         self.job = job
-        """None: nobody knows what is made of it."""
+        """Its entry in `AtWork`; None: no records are expected from it."""
         self.asked_s: float | None = None
         """When the application asked for more."""
 
@@ -78,17 +80,17 @@ class ReaderMeter:
         at_work: AtWork | None = None,
         waiting: Callable[[], Iterable[Waiting]] = tuple,
     ) -> None:
-        """`at_work`: of the application; None: nothing is known of what it makes. `waiting`: what it has not taken."""
+        """`at_work`: of the application; None: its records are not known. `waiting`: returns data not taken yet."""
         self._consumer_group = consumer_group
         self._at_work = at_work
         self._waiting = waiting
         self._watched: dict[int, _Advice] = {}
         """Streams with a constraint."""
         self._samples: dict[int, dict[Of, Sample]] = {}
-        """By broker."""
+        """Samples that are not reported yet, by broker."""
         self._offsets: dict[int, PeerClockOffset] = {}
         self._ahead_us: dict[int, int] = {}
-        """By broker: how much later than its time of day HAND_OVER is reckoned with."""
+        """By broker: how much later than its time of day HAND_OVER is computed with."""
         self._taken: _Taken | None = None
         """The data that the application is working on."""
         self._usual = Usual()
@@ -99,24 +101,24 @@ class ReaderMeter:
         return bool(self._watched)
 
     def watches_stream(self, stream_id: int, now_s: float) -> bool:
-        """Whether this one is to be measured."""
+        """Whether a stream is measured now."""
         return self._watched.get(stream_id, NO_ADVICE).until_s > now_s
 
     def pause_s(self, stream_id: int, size_bytes: int, now_s: float) -> float:
-        """How long the next request may be put off after an answer with so many bytes, for more to come together.
+        """Return how long the next request may be delayed after an answer with so many bytes, to collect more.
 
-        Not after one without any, as the next one is left open until there is something, nor after a large one.
+        Returns 0 after an empty answer, because the next request waits for data anyway, and after a large one.
         """
         advice = self._watched.get(stream_id, NO_ADVICE)
         return advice.wait_s if advice.until_s > now_s and 0 < size_bytes < advice.bytes_min else 0.0
 
     def broker_us(self, broker_id: int, at_s: float) -> int | None:
-        """The time of day at a broker at this moment; None: not known yet."""
+        """Return the time of day at a broker at `at_s`; None: not known yet."""
         offset = self._offsets[broker_id].best if broker_id in self._offsets else None
         return None if offset is None else round(at_s * 1e6) + offset.ahead_us
 
     def came(self, fetched: Fetched, broker_id: int, now_s: float) -> Came | None:
-        """Chunks have come from a broker, if there are any. How long they wait may be asked for later."""
+        """Measure HAND_OVER of fetched chunks. Returns their arrival, for `taken`; None: there are no chunks."""
         if not fetched.buffers:
             return None
         if self._watched and self.watches_stream(fetched.entry.stream_id, now_s):
@@ -126,16 +128,16 @@ class ReaderMeter:
         return Came(broker_id, now_s)
 
     def asks(self, now_s: float) -> None:
-        """The application asks for more."""
+        """Note that the application asks for more."""
         taken = self._taken
         if taken is None or taken.asked_s is not None:
             return
         taken.asked_s = now_s
         if taken.job is None or self._first_us(taken.job) is not None:
-            self._done()  # else somebody of it may still be at work
+            self._done()  # else another task of the application may still work on it
 
     def taken(self, fetched: Fetched, came: Came | None, now_s: float, of: Range | None = None) -> None:
-        """The application takes what has come of a range. `came`: None, it is not measured."""
+        """Note that the application takes the data of a range. `came`: from `came`; None: not measured."""
         self._done()
         if came is None:
             return
@@ -148,7 +150,7 @@ class ReaderMeter:
         self._taken = _Taken(came.broker_id, fetched.entry, now_s, job, of)
 
     def look(self, now_s: float, interval_s: float) -> None:
-        """Have what waits now, and what the application is at, count with the time so far. Once in `interval_s`."""
+        """Count waiting data, and data being worked on, with the time so far. Called once in `interval_s`."""
         least_us = round(interval_s * 1e6)
         watched = [stream_id for stream_id, advice in self._watched.items() if advice.until_s > now_s]
         for each in oldest(self._waiting(), watched).values():
@@ -172,14 +174,14 @@ class ReaderMeter:
         self.add(broker_id, entry, hop, us)
 
     def close(self) -> None:
-        """The application takes nothing more."""
+        """End the measurements: the application takes nothing more."""
         self._done()
 
     def _first_us(self, job: Job) -> int | None:
         return None if self._at_work is None else self._at_work.first_us(job)
 
     def _done(self) -> None:
-        """The application is done with what it took last."""
+        """End WORK on the data taken last."""
         taken, self._taken = self._taken, None
         if taken is None:
             return
@@ -192,7 +194,7 @@ class ReaderMeter:
             self._over(taken.broker_id, taken.entry, Hop.WORK, us)
 
     def add(self, broker_id: int, entry: EntryId, hop: Hop, us: int) -> None:
-        """Chunks of an entry have taken so long for a hop. Less than nothing: HAND_OVER, where a writer is ahead."""
+        """Add the time that chunks of an entry took for a hop. Only HAND_OVER may be negative: a writer is ahead."""
         if hop is Hop.HAND_OVER:
             us = self._reckoned_us(broker_id, us)
         of = Of(entry.stream_id, entry.streamlet_id, hop, self._consumer_group)
@@ -203,12 +205,12 @@ class ReaderMeter:
         if us + ahead_us < 0 and ahead_us < TIME_US_MAX:
             ahead_us = self._ahead_us[broker_id] = min(-us, TIME_US_MAX)
             samples = self._samples.get(broker_id, {})
-            for of in [of for of in samples if of.hop is Hop.HAND_OVER]:  # which were reckoned with another time
+            for of in [of for of in samples if of.hop is Hop.HAND_OVER]:  # computed with another time
                 del samples[of]
         return us + ahead_us
 
     def report(self, broker_id: int, stream_ids: Iterable[int]) -> latency_pb2.LatencyReport:
-        """The report for a broker of which these streams are read."""
+        """Return the report for a broker from which these streams are read; removes the reported samples."""
         report, samples = latency_pb2.LatencyReport(), self._samples.get(broker_id, {})
         while samples and len(report.samples) < SAMPLES_MAX - 1:
             add_sample(report, *samples.popitem())
@@ -224,7 +226,7 @@ class ReaderMeter:
     def answered(
         self, broker_id: int, answer: broker_pb2.MultiReadChunksResponse, asked_s: float, now_s: float
     ) -> None:
-        """A broker has answered a report."""
+        """Take a broker's answer to a report: its time of day, and advice."""
         if answer.broker_time_us:
             offset = self._offsets.setdefault(broker_id, PeerClockOffset())
             offset.answered(round(asked_s * 1e6), round(now_s * 1e6), answer.broker_time_us)
@@ -242,7 +244,7 @@ class ReaderMeter:
             self._samples.clear()
 
     def keep(self, broker_ids: Collection[int]) -> None:
-        """Nothing comes from other brokers any more."""
+        """Forget all other brokers, because no data come from them any more."""
         self._samples = {broker_id: samples for broker_id, samples in self._samples.items() if broker_id in broker_ids}
         self._offsets = {broker_id: offset for broker_id, offset in self._offsets.items() if broker_id in broker_ids}
         self._ahead_us = {broker_id: us for broker_id, us in self._ahead_us.items() if broker_id in broker_ids}

@@ -1,10 +1,9 @@
-"""Waits that are not over, as figures of completed ones: an application that hangs completes nothing, and would have
-none.
+"""Counts waits that are not over: an application that hangs completes none, and would have no measurements.
 
-So the time so far counts, too: of what has waited longest of a stream, once per report. What is over counts in full,
-and by itself; so the time so far of something that takes no longer than others did would only make the mean less than
-it is. It counts from when it is longer than the time between two reports, and than what took long not long ago: so of
-an application that is as it was before, figures are what they would be without. Pure; times in microseconds.
+So the time so far counts, too: of the data of a stream that have waited longest, once per report. A completed wait
+counts in full. Counting the time so far of a wait no longer than usual would only lower the mean. So it counts once it
+is longer than the time between two reports, and longer than recent long waits: for an application that works as
+before, the figures do not change. Pure; times in microseconds.
 """
 
 from __future__ import annotations
@@ -17,54 +16,54 @@ from kera.core.base.ids import EntryId
 from kera.core.latency.hop import Hop
 
 FADES = 8
-"""By an eighth with each that is over the longest before it is forgotten."""
+"""With each completed wait, the longest one before is reduced by one part in so many."""
 
 
 class Came(NamedTuple):
-    """When chunks came, and from where."""
+    """When chunks came, and from which broker."""
 
     broker_id: int
     at_s: float
 
 
 class Waiting(NamedTuple):
-    """Data of a range that have come and are not taken."""
+    """Fetched data of a range that are not taken yet."""
 
     range: Range
     entry: EntryId
     came: Came | None
-    """None: they have no chunks."""
+    """When they came; None: they have no chunks."""
 
 
 class StreamHop(NamedTuple):
-    """A hop, for which somebody reads a stream."""
+    """A hop of a stream."""
 
     stream_id: int
     hop: Hop
 
 
 class Usual:
-    """How long hops took not long ago."""
+    """How long hops took recently."""
 
     def __init__(self) -> None:
         self._longest_us: dict[StreamHop, int] = {}
 
     def over(self, of: StreamHop, us: int) -> None:
-        """It took so long."""
+        """Note how long a completed hop took."""
         known_us = self._longest_us.get(of, 0)
         self._longest_us[of] = max(us, known_us - known_us // FADES)
 
     def is_exceeded(self, of: StreamHop, us: int, least_us: int) -> bool:
-        """Whether something that has waited for so long counts already. `least_us`: the time between two reports."""
+        """Whether a wait of `us` so far counts already. `least_us`: the time between two reports."""
         return us > max(least_us, self._longest_us.get(of, 0))
 
     def keep(self, stream_ids: Collection[int]) -> None:
-        """Other streams are not measured any more."""
+        """Forget all other streams."""
         self._longest_us = {of: us for of, us in self._longest_us.items() if of.stream_id in stream_ids}
 
 
 def oldest(waiting: Iterable[Waiting], stream_ids: Collection[int]) -> Mapping[int, Waiting]:
-    """By stream, of these, the first chunks that wait; those do not that belong to somebody else by now."""
+    """Return the first waiting chunks of each of these streams, without data that belong to another member by now."""
     found: dict[int, Waiting] = {}
     for each in waiting:
         if len(found) == len(stream_ids):
