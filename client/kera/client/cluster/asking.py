@@ -1,8 +1,8 @@
-"""Asking a broker, and what its answer means: the one place where stale routes and recreated streams are noticed.
+"""Asks a broker, and interprets its answer: the only place that notices stale routes and recreated streams.
 
-A broker knows the streams of which it has something. So one that it does not know is with others, or has not come to it
-yet: whether there still is such a stream, only the coordinator says. Whoever finds that another broker may have to be
-asked calls the metadata that led there stale, and the next look asks the coordinator again.
+A broker only knows streams of which it has streamlets. A stream that it does not know may be at other brokers, or not
+have reached it yet: only the coordinator knows whether the stream exists. When another broker may have to be asked, the
+metadata that led to this one counts as stale, and the next look-up asks the coordinator again.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class Metadata(Protocol):
 
 
 class Brokers(Metadata, Protocol):
-    """The same with connections to brokers."""
+    """Metadata, and connections to brokers."""
 
     @property
     def request_timeout_s(self) -> float:
-        """Time for one answer."""
+        """Maximum time to wait for one answer."""
         ...
 
     async def channel(self, stream: StreamDescription, broker_id: int) -> Channel:
-        """A live connection to a broker that `stream` names."""
+        """Return a live connection to a broker that `stream` names."""
         ...
 
 
 async def ask_broker(
     brokers: Brokers, stream: StreamDescription, broker_id: int, method: Method[RequestT, ResponseT], request: RequestT
 ) -> ResponseT:
-    """One attempt to ask a broker about a stream. Raises its error in the words of `broker_failed`."""
+    """Make one attempt to ask a broker about a stream. Raises its error, translated by `broker_failed`."""
     return (await submit_to_broker(brokers, stream, broker_id, method, request, ())).message
 
 
@@ -52,7 +52,7 @@ async def submit_to_broker(
     request: RequestT,
     bulk: Sequence[Any],
 ) -> Reply[ResponseT]:
-    """The same with bytes besides the request and the answer."""
+    """Like `ask_broker`, with bulk bytes in addition to the request and the answer."""
     try:
         channel = await brokers.channel(stream, broker_id)
         return await channel.submit(
@@ -66,9 +66,7 @@ async def submit_to_broker(
 
 
 def broker_failed(metadata: Metadata, name: str, failure: KeraError) -> KeraError:
-    """The meaning of a broker's `failure` for a client that has the stream from the coordinator; forgets a stale
-    route.
-    """
+    """Translate a broker's error with `of_broker`, and forget the route if it may be stale."""
     error = of_broker(failure)
     if is_route_error(error):
         metadata.forget(name)
@@ -76,19 +74,19 @@ def broker_failed(metadata: Metadata, name: str, failure: KeraError) -> KeraErro
 
 
 def is_route_error(error: BaseException) -> bool:
-    """Whether somebody else may have to be asked: the metadata that led there may be stale."""
+    """Whether another broker may have to be asked, because the metadata that led to this one may be stale."""
     return isinstance(error, (NotOwner, Unavailable, Uncertain))
 
 
 def of_broker(error: KeraError) -> KeraError:
-    """The meaning of a broker's `error` for a client that has the stream from the coordinator."""
+    """Return the meaning of a broker's `error` for a client that knows the stream from the coordinator."""
     if isinstance(error, UnknownStream):
         return NotOwner(f"the broker does not have it: {error.message}", **error.attributes)
     return error
 
 
 def same_stream(now: StreamDescription, stream_id: int) -> StreamDescription:
-    """`now`, what its name stands for now, if that is the stream `stream_id` still. Raises `UnknownStream`."""
+    """Return `now`, the stream that has the name now, if its id is `stream_id`. Raises `UnknownStream`."""
     if now.stream_id != stream_id:
         raise UnknownStream(
             f"stream {now.name!r} was deleted and created again; open or prepare it again",

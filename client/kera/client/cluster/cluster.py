@@ -1,7 +1,7 @@
 """The SDK's view of the cluster: cached metadata, the coordinator, and brokers (``connections``, ``locality``).
 
-Metadata is the newest that the coordinator has said; whoever learns that it is stale (`NotOwner`, `UnknownStream`, a
-lost connection) says `forget`, and the next look asks again. All who look meanwhile share that question.
+The cache has the newest metadata from the coordinator. Callers that find it stale (`NotOwner`, `UnknownStream`, a lost
+connection) call `forget`, and the next look-up asks again. Concurrent look-ups share one request.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ REPORT_REASON_CHARS_MAX = 500
 
 
 class _Cursors(NamedTuple):
-    """Positions of entries, as each broker that has something before them is to be told."""
+    """Positions of entries, in the form in which each broker with data before them gets them."""
 
     of_brokers: dict[int, dict[EntryId, Position]]
     homes: dict[EntryId, int]
@@ -58,7 +58,7 @@ class _Cursors(NamedTuple):
 
     @classmethod
     def of(cls, stream: StreamDescription, positions: Mapping[EntryId, Position]) -> _Cursors:
-        """Raises `UnknownStream` for positions of another stream, one that had the name before."""
+        """Raise `UnknownStream` for positions of an earlier stream of the same name."""
         found = cls({}, {})
         for entry, position in positions.items():
             same_stream(stream, entry.stream_id)
@@ -70,7 +70,7 @@ class _Cursors(NamedTuple):
     def starts(
         self, answers: Sequence[Sequence[broker_pb2.CursorResult] | BaseException], *, all_brokers: bool
     ) -> dict[EntryId, Position]:
-        """Where the entries start, from what `of_brokers` have answered. Raises the first error that counts."""
+        """Return the starts of the entries, from the answers of `of_brokers`. Raises the first error that counts."""
         homes = set(self.homes.values())
         starts = {}
         for (broker_id, cursors), answer in zip(self.of_brokers.items(), answers, strict=True):
@@ -88,7 +88,7 @@ class _Cursors(NamedTuple):
 
 
 class Cluster:
-    """Shared by the producers, consumers and the admin of one `Client`."""
+    """A view of the cluster that the producers, consumers and the admin of one `Client` share."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Cluster:
         coordinators: Coordinators | None = None,
         runtime: Runtime = MACHINE,
     ) -> None:
-        """`coordinators`: asked instead of those at `bootstrap`."""
+        """`coordinators`: used instead of those at `bootstrap`."""
         arguments.text("bootstrap", bootstrap, "addresses of coordinators, host:port with commas between them")
         self.settings = settings
         self.timing = timing or Timing()
@@ -120,37 +120,37 @@ class Cluster:
             bootstrap, bulk_bytes_max=settings.message_bytes_max, channel=runtime.channel
         )
         self._streams: dict[str, StreamDescription] = {}
-        """Those that nobody has called stale."""
+        """Descriptions that are not known to be stale."""
         self._newest: dict[str, StreamDescription] = {}
-        """The newest that was seen of each, stale or not."""
+        """The newest description seen of each stream, stale or not."""
         self._looking: dict[str, asyncio.Task[StreamDescription]] = {}
-        """Questions to the coordinator, which all who look meanwhile share."""
+        """Look-ups in progress, which all concurrent callers share."""
         self._forgotten: set[str] = set()
-        """Those that were called stale since the question was last asked."""
+        """Streams that were found stale since the request for their look-up."""
         self._tasks = Tasks()
         self._origin = Origin()
         self.session_ids = count(1)
-        """For reading sessions: they share connections."""
+        """Ids for read sessions, which share connections."""
         self.at_work = AtWork(runtime.clock)
-        """The chunks that consumers have taken, and the records that producers make of them."""
+        """The data that consumers have taken, and the records that producers make from them."""
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a child process, and all connections are its parent's."""
+        """Whether this is a child process that has inherited the connections from its parent."""
         return not self._origin.is_here
 
     @property
     def request_timeout_s(self) -> float:
-        """Time for one answer."""
+        """Maximum time to wait for one answer."""
         return self.settings.request_timeout_ms / 1000
 
     @property
     def coordinator_addresses(self) -> list[str]:
-        """The coordinators that were given, host:port each."""
+        """The given addresses of coordinators, host:port each."""
         return self._coordinators.addresses
 
     async def ask(self, method: Method[RequestT, ResponseT], message: RequestT, *, conversation: str = "") -> ResponseT:
-        """Call the coordinator that leads, with retries. `conversation`: see `Coordinators.ask`."""
+        """Call the leading coordinator, with retries. `conversation`: see `Coordinators.ask`."""
         self._origin.check()
 
         async def attempt() -> ResponseT:
@@ -164,7 +164,7 @@ class Cluster:
         self._coordinators.end_conversation(conversation)
 
     async def all_streams(self) -> list[common_pb2.StreamInfo]:
-        """All streams, by name, in as many answers as it takes."""
+        """Return all streams, by name; makes as many requests as necessary."""
         found: list[common_pb2.StreamInfo] = []
         more = True
         while more:
@@ -175,7 +175,7 @@ class Cluster:
         return found
 
     async def stream(self, name: str) -> StreamDescription:
-        """The stream called `name`, from the cache if it is there. Raises `UnknownStream`, `InvalidArgument`."""
+        """Return the stream called `name`, from the cache if possible. Raises `UnknownStream`, `InvalidArgument`."""
         arguments.text("stream", name, "the name of a stream")
         known = self._streams.get(name)
         if known is not None:
@@ -185,13 +185,13 @@ class Cluster:
             if looking is None:
                 looking = self._looking[name] = self._tasks.start(self._look_up(name))
             try:
-                return await asyncio.shield(looking)  # others may wait for it, too
+                return await asyncio.shield(looking)  # other callers may wait for it, too
             except asyncio.CancelledError:
                 if is_being_cancelled():
                     raise
                 if self._looking.get(name) is looking:
-                    del self._looking[name]  # it was cancelled before it had begun
-                # `asyncio.run` has cancelled the look-up at its end; closing a producer after that begins another.
+                    del self._looking[name]  # the look-up was cancelled before it had begun
+                # `asyncio.run` has cancelled the look-up at its end; closing a producer after that begins a new one.
 
     async def _look_up(self, name: str) -> StreamDescription:
         try:
@@ -200,9 +200,9 @@ class Cluster:
             except UnknownStream:
                 if name not in self._forgotten:
                     raise
-                answer = await self._ask_where(name)  # it may have been created since
+                answer = await self._ask_where(name)  # the stream may have been created since
             else:
-                if name in self._forgotten:  # it was called stale before it was there
+                if name in self._forgotten:  # the answer became stale before it arrived
                     answer = await self._ask_where(name)
         except UnknownStream:
             self._newest.pop(name, None)
@@ -214,7 +214,7 @@ class Cluster:
         )
         newest = self._newest.get(name)
         if newest is not None and found.is_older_than(newest):
-            found = newest  # said by a coordinator that was being replaced
+            found = newest  # the answer came from a coordinator that was being replaced
         self._newest[name] = found
         if name not in self._forgotten:
             self._streams[name] = found
@@ -225,10 +225,10 @@ class Cluster:
         return await self.ask(api.DESCRIBE_STREAM, coordinator_pb2.DescribeStreamRequest(name=name))
 
     async def stream_or_last_seen(self, name: str) -> StreamDescription:
-        """The stream called `name`; if the coordinator does not answer soon, as it was when it was last seen.
+        """Return the stream called `name`; if the coordinator does not answer soon, the last known description.
 
-        For those who can go on with that: brokers know better than stale metadata. Raises `UnknownStream`, and
-        `Unavailable` or `Uncertain` for a stream that was never seen.
+        For callers that can go on with stale metadata: brokers correct it. Raises `UnknownStream`, and `Unavailable`
+        for a stream that was never seen.
         """
         try:
             async with asyncio.timeout(self.timing.metadata_wait_s):
@@ -240,9 +240,9 @@ class Cluster:
             return newest
 
     async def with_schema(self, stream: StreamDescription, schema_id: int) -> StreamDescription:
-        """`stream` as it is now, with a version of its schema that was not known: columns have been added to it.
+        """Look `stream` up again, for a version of its schema that is not known: columns have been added to it.
 
-        Raises `UnknownStream` when it is gone, and `SchemaMismatch` when it has no such version.
+        Raises `UnknownStream` when it no longer exists, and `SchemaMismatch` when it has no such version.
         """
         self.forget(stream.name)
         now = same_stream(await self.stream(stream.name), stream.stream_id)
@@ -255,14 +255,14 @@ class Cluster:
         return now
 
     def forget(self, name: str) -> None:
-        """Ask the coordinator again about a stream, next time. Raises `InvalidArgument` for what is not a name."""
+        """Ask the coordinator again about a stream, next time. Raises `InvalidArgument` if `name` is not text."""
         arguments.text("stream", name, "the name of a stream")
         self._streams.pop(name, None)
         if name in self._looking:
             self._forgotten.add(name)
 
     async def describe(self) -> ClusterDescription:
-        """All brokers and backups."""
+        """Return the brokers and backups of the cluster."""
         answer = await self.ask(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest())
         return ClusterDescription(
             answer.cluster_id,
@@ -276,9 +276,9 @@ class Cluster:
         )
 
     async def bounds(self, name: str, *, promise: bool = False) -> dict[int, list[EntryBounds]]:
-        """Starts and ends of all entries, asked of the brokers now; by streamlet. `promise`: see `Client.bounds`.
+        """Ask brokers for the starts and ends of all entries, by streamlet. `promise`: see `Client.bounds`.
 
-        The coordinator is asked where they are: a broker from which a streamlet has moved would not know its end.
+        First asks the coordinator for the brokers: the former broker of a moved streamlet would not know its end.
         """
 
         async def attempt() -> dict[int, list[EntryBounds]]:
@@ -318,14 +318,14 @@ class Cluster:
         return found
 
     async def truncate(self, name: str, positions: Mapping[EntryId, Position]) -> dict[EntryId, Position]:
-        """Remove what is before `positions`; where these entries start now. See `Admin.truncate_stream`."""
+        """Remove records before `positions`. Returns where the entries start now. See `Admin.truncate_stream`."""
         return await self._with_cursors(name, positions, api.TRUNCATE_STREAMLETS, broker_pb2.TruncateStreamletsRequest)
 
     async def commit(self, consumer_group: str, name: str, positions: Mapping[EntryId, Position]) -> None:
-        """Tell the brokers how far a consumer group has read. See `Admin.commit_cursors`.
+        """Tell brokers how far a consumer group has read. See `Admin.commit_cursors`.
 
-        Brokers that have nothing but what is before a position are told, too, so that they may let it go; when that
-        fails, they keep it until the next commit.
+        Brokers that only have data before a position get the commit, too, so that they can remove these data; if that
+        fails, they keep them until the next commit.
         """
         arguments.text("consumer_group", consumer_group, "the name of a consumer group")
         if not consumer_group:
@@ -342,11 +342,10 @@ class Cluster:
         *,
         all_brokers: bool = True,
     ) -> dict[EntryId, Position]:
-        """Send each broker the cursors that concern it; where the entries start, by the brokers of `positions`.
+        """Send each broker the cursors that concern it. Returns the starts of entries, by the brokers of `positions`.
 
-        All brokers have answered, or failed to, when the first error is raised. After one that is retriable all are
-        asked again: to say the same twice does no harm. Unless `all_brokers`, only the brokers of the positions
-        themselves have to do it.
+        Waits for all brokers before it raises the first error. After a retriable error it asks all again, because
+        repeating does no harm. Unless `all_brokers`, only the brokers of the positions themselves must succeed.
         """
 
         async def attempt() -> dict[EntryId, Position]:
@@ -375,7 +374,7 @@ class Cluster:
         return await retrying(attempt, self.settings)
 
     async def channel(self, stream: StreamDescription, broker_id: int) -> Channel:
-        """A live connection to a broker that `stream` names. Raises `Unavailable`."""
+        """Return a live connection to a broker that `stream` names. Raises `Unavailable`."""
         return await self._connections.channel(stream, broker_id)
 
     def _report_broker(self, broker: BrokerDescription, error: Unavailable) -> None:
@@ -388,10 +387,10 @@ class Cluster:
         self._tasks.start(self._send_report(report))
 
     async def _send_report(self, report: coordinator_pb2.ReportBrokerRequest) -> None:
-        with contextlib.suppress(KeraError, TimeoutError):  # it misses the broker's heartbeats all the same
+        with contextlib.suppress(KeraError, TimeoutError):  # the coordinator also notices missing heartbeats
             async with asyncio.timeout(self.timing.report_timeout_s):
                 await self.ask(api.REPORT_BROKER, report)
 
     async def close(self) -> None:
-        """Close all connections, also if whoever waits for that is cancelled; there are none after it."""
+        """Close all connections, also if the caller is cancelled. No new ones can be made."""
         await close_all((self._tasks.end, self._connections.close, self.locality.close, self._coordinators.close))

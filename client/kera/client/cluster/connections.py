@@ -1,7 +1,7 @@
 """Connections to brokers for requests: one each, by the fastest transport that works.
 
-A broker that no connection can be made to is reported to the coordinator, which looks for itself: so a crash is noticed
-before the broker's heartbeats are missed.
+An unreachable broker is reported to the coordinator, which then checks the broker: so a crash is noticed before the
+broker's heartbeats are missed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Connections:
         tls: Tls | None = None,
         introduction: Introduction | None = None,
     ) -> None:
-        """`report`: tells the coordinator, without waiting, that a broker cannot be reached; of the same launch of a
-        broker not more often than every `report_again_s`.
+        """`report`: tells the coordinator, without waiting, that a broker cannot be reached; called at most once every
+        `report_again_s` for the same launch of a broker.
         """
         self._node_id = node_id
         self._settings = settings
@@ -55,14 +55,17 @@ class Connections:
         self._report_again_s = report_again_s
         self._report = report
         self._reported: dict[int, tuple[int, float]] = {}
-        """By broker: the epoch that was reported last, and when."""
+        """By broker: the last reported epoch, and the time of the report."""
         self._connections: dict[int, _Connection] = {}
         self._connecting: dict[int, asyncio.Lock] = {}
         self._origin = Origin()
         self._closed = False
 
     async def channel(self, stream: StreamDescription, broker_id: int) -> Channel:
-        """A live connection to a broker that `stream` names. Raises `Unavailable`, and `ClosedError` after `close`."""
+        """Return a live connection to a broker that `stream` names.
+
+        Raises `Unavailable`, and `ClosedError` after `close`.
+        """
         self._origin.check()
         broker = stream.brokers.get(broker_id)
         broker_epoch = 0 if broker is None else broker.broker_epoch
@@ -91,10 +94,10 @@ class Connections:
         return channel
 
     def _live(self, broker_id: int, broker_epoch: int) -> Channel | None:
-        """The connection, if it still leads to the broker.
+        """Return the connection, if it still leads to the broker.
 
-        One over frames closes when the other end has gone. One over gRPC does not: it counts for the launch it was made
-        for, as a later one may be elsewhere.
+        A connection over frames closes when the other end does. One over gRPC does not: it is valid only for the launch
+        of the broker that it was made for, because a later launch may be at another address.
         """
         known = self._connections.get(broker_id)
         if known is None or known.channel.closed:
@@ -123,7 +126,7 @@ class Connections:
         )
 
     def _transports(self, broker: BrokerDescription) -> list[Transport]:
-        """Those that can work, the fastest first."""
+        """Return the transports that can work, the fastest first."""
         local = broker.node_id == self._node_id and _is_there(broker.frames_unix_path)
         offered: list[Transport] = []
         if broker.frames_unix_path and local:
@@ -154,8 +157,8 @@ class Connections:
             )
         channel = self._open_channel(broker.grpc_address, bulk_bytes_max=bulk_bytes_max)
         try:
-            # It connects with the first call. Without one, a broker that is just away would be "found" here, and with
-            # the slowest transport for good.
+            # gRPC connects with the first call. Without a call, the client would keep a gRPC channel to a broker that
+            # is just away, and stay with the slowest transport for good.
             await call(channel, api.DESCRIBE_STREAMLETS, broker_pb2.DescribeStreamletsRequest(), timeout_s=timeout_s)
         except (Unavailable, Uncertain) as error:
             await channel.close()
@@ -164,11 +167,11 @@ class Connections:
             await channel.close()
             raise
         except KeraError:
-            pass  # it answers: no stream has the id 0
+            pass  # the broker answers, with an error because no stream has the id 0
         return channel
 
     async def close(self) -> None:
-        """Close all connections; there are none after it."""
+        """Close all connections. No new ones can be made."""
         self._closed = True
         channels = [connection.channel for connection in self._connections.values()]
         self._connections.clear()
@@ -182,5 +185,5 @@ class Connections:
 def _is_there(path: str) -> bool:
     try:
         return Path(path).exists()
-    except (OSError, ValueError):  # it is not a path, whatever it is
+    except (OSError, ValueError):  # not a valid path
         return False

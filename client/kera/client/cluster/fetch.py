@@ -1,7 +1,7 @@
-"""Data that have arrived for a range, by push or pull, and its chunks as batches.
+"""Data that have arrived for a range, by push or pull, and their chunks as batches.
 
-The bytes of an answer are in memory of its own. Those of a run that was pushed (``kera.client.cluster.push``) are in
-the broker's arena. Either way they are Arrow buffers, and each chunk's batch refers to a slice of one, without a copy.
+The bytes of an answer are in their own memory. The bytes of a pushed run (``kera.client.cluster.push``) are in the
+broker's arena. Both are Arrow buffers, and each chunk's batch refers to a slice of one, without a copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
     entry: EntryId
     start: Position
     end: Position | None
-    """Read no further; None: up to the durable head."""
+    """Position to stop at; None: read up to the durable head."""
 
 
 class Fetched(NamedTuple):
@@ -43,13 +43,13 @@ class Fetched(NamedTuple):
     start: Position
     next: Position
     buffers: list[pa.Buffer]
-    """Whole chunks each, following each other."""
+    """Buffers of whole, consecutive chunks."""
     lag_records: int
     error: KeraError | None
     slot: PushedSlot | None = None
-    """Where the buffers lie in the broker's memory, if they do."""
+    """The place of pushed buffers in the broker's memory; None: they were pulled."""
     on_taken: Callable[[int], None] | None = None
-    """To be told, if it was pushed, how many bytes the caller has taken."""
+    """For pushed data: called with the number of bytes when the caller takes them."""
 
     @property
     def size_bytes(self) -> int:
@@ -57,48 +57,48 @@ class Fetched(NamedTuple):
         return sum([buffer.size for buffer in self.buffers])
 
     def taken(self) -> None:
-        """The caller has it now."""
+        """Note that the caller has taken the data."""
         if self.on_taken is not None:
             self.on_taken(self.size_bytes)
 
 
 class Overwritten(Exception):
-    """The broker has put other segments where pushed chunks were: it has died, or the connection is gone.
+    """The broker has reused the memory of pushed chunks: it has died, or the connection is gone.
 
-    No error of KerA's: whoever opens the chunks reads them again.
+    Not a `KeraError`: the code that opens the chunks reads them again.
     """
 
     def __init__(self, rest: Wanted) -> None:
         super().__init__(rest)
         self.rest = rest
-        """The part of a `Fetched` that has not been given out."""
+        """The part of a `Fetched` that has not been delivered."""
 
 
 class NewerSchema(Exception):
     """A chunk names a version of the schema that is not known: columns have been added since the stream was looked up.
 
-    No error of KerA's: whoever opens the chunks learns it (`Cluster.with_schema`), and opens the rest with it.
+    Not a `KeraError`: the code that opens the chunks looks the version up (`Cluster.with_schema`), and opens the rest.
     """
 
     def __init__(self, rest: Fetched, schema_id: int) -> None:
         super().__init__(rest.entry, schema_id)
         self.rest = rest
-        """The part that has not been given out, from that chunk on."""
+        """The part that has not been delivered, from this chunk on."""
         self.schema_id = schema_id
 
 
 class _Opened(NamedTuple):
-    """Chunks whose records have been found."""
+    """An opened chunk, or several joined ones."""
 
     header: ChunkHeader
     batch: pa.RecordBatch
     copied: bool
     headers: bytes = b""
-    """Header of each chunk, if there are several."""
+    """Headers of the chunks, if there are several."""
 
 
 class _Opener:
-    """Opens chunks of a stream as the settings say; all batches have the newest columns known."""
+    """Opens chunks of a stream by the settings; all batches have the newest known columns."""
 
     def __init__(self, stream: StreamDescription, settings: ConsumerSettings) -> None:
         self._stream = stream
@@ -108,7 +108,7 @@ class _Opener:
         self._joined_bytes_max = int(settings.joined_bytes_max)
 
     def several(self, view: memoryview, at: int) -> _Opened | None:
-        """The chunks from `at` on, if they are small ones that can be joined. What is wrong is left to `one`."""
+        """Open the chunks from `at` on, if they are small and can be joined; else None. `one` reports errors."""
         schema_id = joined_schema(view, at) if self._joined_bytes_max else 0
         schema = self._stream.schema_of(schema_id)
         if not schema_id or schema is None:
@@ -128,14 +128,14 @@ class _Opener:
         return _Opened(joined.header(at), self._widened(joined.batch, schema), copied=True, headers=joined.headers)
 
     def punctuation(self, view: memoryview, at: int) -> _Opened:
-        """The chunk at `at`, which says that it is one. Raises `CorruptChunk`."""
+        """Open the chunk at `at`, which claims to be a punctuation. Raises `CorruptChunk`."""
         header = self._open_header(view, at)
         if header.record_count or header.payload_bytes:
             raise CorruptChunk(f"the chunk at offset {at} is a punctuation, and says to have records")
         return _Opened(header, empty_batch(self._stream.schema), copied=True)
 
     def one(self, view: memoryview, buffer: pa.Buffer, at: int, *, copied: bool) -> _Opened:
-        """The chunk at `at`; `view` is of `buffer`. Raises `CorruptChunk`, `SchemaMismatch`."""
+        """Open the chunk at `at`; `view` is of `buffer`. Raises `CorruptChunk`, `SchemaMismatch`."""
         header = self._open_header(view, at)
         schema = self._stream.schema_of(header.schema_id)
         if schema is None:
@@ -171,24 +171,24 @@ def batches_of(
     copying: Callable[[], bool] = bool,
     punctuations: bool = False,
 ) -> Iterator[ChunkBatch]:
-    """Each chunk of what has come as a batch in place, or several small ones as a copy (``joined_bytes_max``).
+    """Yield each fetched chunk as a batch in place, or several small ones as a copy (``joined_bytes_max``).
 
-    Raises `CorruptChunk`, `Overwritten` and `NewerSchema`. A chunk whose header is right and whose records cannot be
-    read is one without records, if the `settings` say so.
+    Raises `CorruptChunk`, `Overwritten` and `NewerSchema`. If the `settings` say so, a chunk with a valid header and
+    unreadable records counts as one without records.
 
-    A chunk that is older than columns of the `stream` has nulls there: all batches have the newest columns known.
+    A chunk that is older than columns of the `stream` has nulls there: all batches have the newest known columns.
 
-    `punctuations`: whether they come as well, as batches without records; they are left out unless it is given.
+    `punctuations`: also yield punctuations, as batches without records; by default they are left out.
 
-    `copying`: asked for each chunk in the broker's memory, whether to copy it; unless it is given, it is not. That is
-    for whoever goes through all values at once: the copy costs little beside that, and Arrow trusts the offsets of
-    values, so what is overwritten meanwhile could end the process.
+    `copying`: called for each chunk in the broker's memory; returns whether to copy it; by default it is not copied.
+    Callers that go through all values at once should copy: it costs little beside that, and Arrow trusts the offsets of
+    values, so memory that is overwritten meanwhile could crash the process.
     """
     entry, start, slot = fetched.entry, fetched.start, fetched.slot
     opener = _Opener(stream, settings)
     for number, buffer in enumerate(fetched.buffers):
         at, size = 0, buffer.size
-        view = memoryview(buffer)  # headers are read from it in half the time
+        view = memoryview(buffer)  # reading headers from it takes half the time
         while at < size:
             is_one = at + HEADER_BYTES <= size and is_punctuation_at(view, at)
             try:
@@ -210,7 +210,7 @@ def batches_of(
                 header = read_header(view, at)
                 log.warning("a chunk cannot be read and is left out", **corrupt.attributes)
                 opened = _Opened(header, empty_batch(stream.schema), copied=True)
-            if slot is not None and not slot.intact:  # after the look at the bytes: they may have been others'
+            if slot is not None and not slot.intact:  # checked after reading: the bytes may have been overwritten
                 raise Overwritten(Wanted(entry, start, fetched.next))
             header = opened.header
             group_id, segment_id, offset = start
@@ -228,7 +228,7 @@ def batches_of(
 
 
 def _at_its_place(error: CorruptChunk, stream: StreamDescription, entry: EntryId, start: Position) -> CorruptChunk:
-    """The error of a chunk, with what names the chunk, and the way out."""
+    """Return the error of a chunk, with the chunk's place, and the setting that skips it."""
     return CorruptChunk(
         f"chunk at {tuple(start)} of stream {stream.name!r}, streamlet {entry.streamlet_id}, entry {entry.entry}:"
         f' {error.message}; corrupt_chunks="skip" continues after it',
@@ -244,7 +244,7 @@ def _at_its_place(error: CorruptChunk, stream: StreamDescription, entry: EntryId
 
 
 def _ends_within(view: memoryview, at: int) -> bool:
-    """Whether it is known where the chunk ends: its header is whole."""
+    """Whether the end of the chunk is known and within the buffer: its header is valid."""
     try:
         header = verify_header(view, at)
     except CorruptChunk:
@@ -253,6 +253,6 @@ def _ends_within(view: memoryview, at: int) -> bool:
 
 
 def widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """`batch`, which is older than the last columns of `schema`, with nulls in these. Nothing of it is copied."""
+    """Add the last columns of `schema`, which are newer than `batch`, as nulls. Does not copy `batch`."""
     added = [null_column(batch.num_rows, field.type) for field in list(schema)[batch.num_columns :]]
     return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)

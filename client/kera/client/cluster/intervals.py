@@ -1,8 +1,8 @@
-"""Entries whose groups are at several brokers, as one. Pure: no connection, no clock.
+"""Merges what several brokers say about an entry whose groups are spread over them. Pure: no connection, no clock.
 
-A streamlet that has moved leaves its older groups where they are: each broker has some intervals of its groups, and the
-last one is its owner's. Positions of an entry compare in log order whichever broker they are at, and ordinals of
-records go on, so putting answers together is a matter of minimum, maximum and sum.
+When a streamlet moves, its older groups stay where they are: each broker has some intervals of its groups, and the
+owner has the last one. Positions of an entry compare in log order on all brokers, and ordinals of records continue, so
+answers are merged by minimum, maximum and sum.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ FIRST_SEGMENT_ID = 1
 
 
 def start_of_group(group_id: int) -> Position:
-    """Where a group starts: what brokers answer when a reader goes on in the next interval."""
+    """Return the start of a group: the position that brokers answer when a reader goes on in the next interval."""
     return Position(group_id, FIRST_SEGMENT_ID, 0)
 
 
 def check_part(assignment: Assignment, broker_id: int, info: broker_pb2.StreamletInfo) -> None:
-    """Raise `NotOwner` when a broker says that it has not the part of a streamlet for which it was asked.
+    """Raise `NotOwner` when a broker says that it does not have the part of a streamlet that it was asked for.
 
-    One that is not the owner does not know the end: metadata that were restored from a copy name an earlier owner,
-    until they have caught up. One that has yet to hear that older groups are its own as well, since the broker that had
-    them was drained or lost, does not know the start: from there on they would be passed over.
+    A broker that is not the owner does not know the end: metadata that were restored from a copy name an earlier owner,
+    until they have caught up. A broker that does not know yet that it also has the older groups, because their broker
+    was drained or lost, does not know the start: readers would miss these groups.
     """
     if broker_id == assignment.broker_id and info.HasField("owned") and not info.owned:
         raise NotOwner(
@@ -45,15 +45,15 @@ def check_part(assignment: Assignment, broker_id: int, info: broker_pb2.Streamle
 
 
 def merged_bounds(assignment: Assignment, entry: int, parts: Mapping[int, EntryBounds]) -> EntryBounds:
-    """Bounds of an entry from what each of its brokers says; the owner must be among them.
+    """Merge the bounds of an entry at each of its brokers; the owner must be among them.
 
-    It starts where the oldest interval of which there is anything starts, and ends where it ends at the owner.
+    The entry starts where the oldest non-empty interval starts, and ends where it ends at the owner.
     """
     owner = parts[assignment.broker_id]
     if not assignment.intervals or len(parts) == 1:
         return owner
     last = assignment.intervals[-1]
-    end = max(owner.end, start_of_group(last.first_group_id))  # what it has may all be of an earlier interval
+    end = max(owner.end, start_of_group(last.first_group_id))  # the owner may only have data of an earlier interval
     next_record = max(
         last.first_records[entry] if entry < len(last.first_records) else 0,
         *(part.next_record for part in parts.values()),
@@ -81,9 +81,9 @@ def merged_bounds(assignment: Assignment, entry: int, parts: Mapping[int, EntryB
 
 
 def cuts(assignment: Assignment, position: Position) -> dict[int, Position]:
-    """The meaning of "all before `position`" at each broker that has some of it; the broker of `position` is the last.
+    """Return the meaning of "all before `position`" for each broker with data of it; the broker of `position` is last.
 
-    A broker all of whose groups come before is told the start of the interval that follows its last one.
+    For a broker whose groups all come before, it is the start of the interval that follows its last one.
     """
     if position == EARLIEST or not assignment.intervals:
         return {assignment.broker_at(position): position}

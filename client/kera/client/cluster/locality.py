@@ -1,11 +1,11 @@
-"""Brokers whose memory can be read in place: a push connection for each of this node and memory domain, or the reason
-why not.
+"""Brokers whose memory can be read in place: a push connection to each broker on this node, per memory domain, or the
+reason why there is none.
 
-The setting ``shared_memory`` says what is wanted. *auto*: whatever fails is remembered, the reader pulls, and the log
-says so once; what may pass is tried again after a while. *always*: it is an error that says what is in the way.
+The setting ``shared_memory`` decides. *auto*: if pushing fails, the reader pulls, and the log says so once; failures
+that may pass are retried after a while. *always*: a failure is an error that names the obstacle.
 
-A broker that was silent is another matter: it stands still, and would not answer who pulls either. Whoever reads from
-it is told with `Unavailable`, and asks where to go on, until the broker has greeted anew.
+A silent broker is handled differently: it hangs, and would not answer pulls either. Its readers get `Unavailable`, and
+ask the coordinator where to go on, until the broker sends a greeting again.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Locality:
         self._connections: dict[Place, PushChannel] = {}
         self._connecting: dict[Place, asyncio.Lock] = {}
         self._refused: dict[Place, tuple[int, float]] = {}
-        """The epoch of the broker's launch that cannot push to us, and when to try again."""
+        """The epoch of a broker's launch that cannot push to this client, and the time to try again."""
         self._origin = Origin()
         self._closed = False
 
     def reachable(self, broker: BrokerDescription | None, domain: str, wish: SharedMemory) -> bool:
-        """Whether to have a broker push what is of a memory domain.
+        """Whether to have a broker push data of a memory domain.
 
-        Raises `InvalidArgument` when that is a must and cannot be.
+        Raises `InvalidArgument` when `wish` is *always* and it cannot.
         """
         if wish == "never" or broker is None:
             return False
@@ -76,10 +76,10 @@ class Locality:
         return None
 
     async def connection(self, broker: BrokerDescription, domain: str, wish: SharedMemory) -> PushChannel | None:
-        """The connection to a broker that is `reachable`; None: it cannot be had, so pull.
+        """Return the connection to a broker that is `reachable`; None: it cannot be made, so pull.
 
-        With *always*, raises what is in the way: `InvalidArgument`, `NotAllowed`, `ProtocolError` or `Unavailable`.
-        Raises `ClosedError` after `close`.
+        With *always*, raises the error: `InvalidArgument`, `NotAllowed`, `ProtocolError` or `Unavailable`. Raises
+        `Unavailable` for a broker that is still silent, and `ClosedError` after `close`.
         """
         place = broker.broker_id, domain
         async with self._connecting.setdefault(place, asyncio.Lock()):
@@ -90,7 +90,7 @@ class Locality:
             silent = False
             try:
                 if known is not None and known.failure is not None and known.broker_epoch == broker.broker_epoch:
-                    raise known.failure.with_traceback(None)  # it is raised again and again, and each would add to it
+                    raise known.failure.with_traceback(None)  # raised repeatedly: the traceback would keep growing
                 silent = known is not None and known.silent and known.broker_epoch == broker.broker_epoch
                 found = await self._connect(broker, domain, self._timing.silent_greeting_s if silent else math.inf)
             except KeraError as error:
@@ -131,12 +131,12 @@ class Locality:
                 memory_domain=domain,
                 error=error.message,
             )
-        passes = error.retriable or isinstance(error, NotAllowed)  # rights may be given
+        passes = error.retriable or isinstance(error, NotAllowed)  # rights may be granted later
         again_s = asyncio.get_running_loop().time() + self._timing.push_again_s if passes else math.inf
         self._refused[place] = broker.broker_epoch, again_s
 
     async def close(self) -> None:
-        """Close all connections; there are none after it."""
+        """Close all connections. No new ones can be made."""
         self._closed = True
         connections = list(self._connections.values())
         self._connections.clear()

@@ -1,22 +1,23 @@
 """The reading end of the push channel (thesis 7.4.2): a broker on this node says where chunks lie in its memory.
 
-One `PushChannel` per broker, shared by all who read over a `Client`; each of them is a `Subscriber`, and each range of
-an entry that it reads a `Subscription` (`lane` in messages). It has mapped the broker's arena, read only, and makes of
-each run that is pushed a `Fetched` whose bytes lie there.
+There is one `PushChannel` per broker, shared by all readers of a `Client`. Each reader is a `Subscriber`, and each
+range of an entry that it reads is a `Subscription` (`lane` in messages). The channel has mapped the broker's arena,
+read only, and makes of each pushed run a `Fetched` whose bytes lie there.
 
 Promises:
 
 * The runs of a subscription come in order, and then its end. After `Subscription.close`, or the end, nothing comes.
-* A slot that holds another segment than the run was pushed for is seen by its generation: here when the run arrives,
-  and in `batches_of` when its chunks are opened. Such bytes are never given out.
-* A run keeps its slot until no reference to its bytes is left; or until the connection is gone, then the broker may use
-  the slot again, and `PushedSlot.intact` tells.
-* A broker that stands still is noticed (`SILENT_INTERVALS_MAX`); then all ends as when the connection is lost.
-* Whoever takes nothing stops nobody else. The window bounds what was pushed and not taken over all subscriptions. So of
-  several subscribers, one that holds more than its share of it is *paused*: its subscriptions are cancelled, what it
-  holds is reported as taken, and they are begun again where they stopped once it has taken half of that.
+* The generation of a slot shows whether it still holds the segment that the run was pushed for. It is checked here when
+  the run arrives, and in `batches_of` when its chunks are opened. Overwritten bytes are never delivered.
+* A run keeps its slot until no reference to its bytes is left, or until the connection is gone; then the broker may use
+  the slot again, and `PushedSlot.intact` shows that.
+* A broker that hangs is noticed (`SILENT_INTERVALS_MAX`); then all ends as when the connection is lost.
+* A reader that takes nothing does not block others. The window bounds the data of all subscriptions that were pushed
+  and not taken. So if there are several subscribers, one that holds more than its share of the window is *paused*: its
+  subscriptions are cancelled, and the bytes it holds are reported as taken. Once it holds at most half of its share,
+  the subscriptions begin again where they stopped.
 
-The messages are in ``kera.core.push``; whether a broker's memory can be reached at all is ``locality``'s business.
+The messages are in ``kera.core.push``; ``locality`` decides whether a broker's memory can be reached at all.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ class Reason(enum.Enum):
     """Why a subscription has ended."""
 
     REACHED = push_pb2.PushEnd.REACHED
-    """All up to its end has come."""
+    """All data up to its end have come."""
     MOVED = push_pb2.PushEnd.MOVED
     """The entry goes on at another broker."""
     FAILED = push_pb2.PushEnd.FAILED
-    """See the error."""
+    """It has failed with an error."""
     PULL = push_pb2.PushEnd.PULL
-    """Readers hold too much of the broker's memory: read copies for a while."""
+    """Readers hold too much of the broker's memory: pull copies for a while."""
     CANCELLED = push_pb2.PushEnd.CANCELLED
 
 
@@ -77,9 +78,9 @@ class SubscriptionEnd(NamedTuple):
 
     reason: Reason
     next: Position
-    """Where the entry goes on after what has come."""
+    """Where the entry goes on behind the pushed data."""
     error: KeraError | None = None
-    """There is one if it has failed."""
+    """The error, if it has failed."""
 
 
 class Subscription:
@@ -99,25 +100,25 @@ class Subscription:
         self.on_run = on_run
         self.on_end = on_end
         self.next = wanted.start
-        """After what has come."""
+        """The position behind the pushed data."""
         self.number: int | None = None
-        """At the broker; None while it is paused there."""
+        """Its number at the broker; None while it is paused."""
         self.closed = False
 
     @property
     def subscriber(self) -> Subscriber:
-        """The reader."""
+        """The reader of the range."""
         return self._subscriber
 
     def close(self) -> None:
-        """Nothing more is wanted of it."""
+        """End the subscription: no further run is delivered."""
         if not self.closed:
             self.closed = True
             self._subscriber.dropped([self])
 
 
 class Subscriber:
-    """One of those who read over a connection, with its part of the window."""
+    """A reader over a connection, with its part of the window."""
 
     def __init__(self, channel: PushChannel, consumer_group: str, window_bytes: int) -> None:
         self.channel = channel
@@ -125,19 +126,19 @@ class Subscriber:
         self.window_bytes = window_bytes
         self.subscriptions: set[Subscription] = set()
         self.held_bytes = 0
-        """Pushed, and not taken by the caller."""
+        """Bytes that were pushed, and not taken by the caller."""
         self.paused = False
         self._credited_bytes = 0
         """The part of `held_bytes` that was reported to the broker as taken."""
         self.on_taken = self.taken
-        """The same function each time: runs are many."""
+        """The bound method, made once: there are many runs."""
 
     def open(
         self, wanted: Wanted, on_run: Callable[[Fetched], None], on_end: Callable[[SubscriptionEnd], None]
     ) -> Subscription:
-        """Have a range pushed: its runs are given to `on_run` as they come, and its end to `on_end`, once.
+        """Have a range pushed: `on_run` gets its runs as they come, and `on_end` its end, once.
 
-        Neither may raise. Whoever takes a run from where `on_run` has put it calls its `Fetched.taken`.
+        Neither may raise. The code that takes a run from where `on_run` has put it must call its `Fetched.taken`.
         """
         subscription = Subscription(self, wanted, on_run, on_end)
         if self.channel.closed:
@@ -152,16 +153,16 @@ class Subscriber:
         return subscription
 
     def dropped(self, subscriptions: Iterable[Subscription]) -> None:
-        """Some have ended, or nobody wants them any more."""
+        """Remove subscriptions that have ended, or were closed."""
         self.channel.cancel(subscriptions)
         self.subscriptions.difference_update(subscriptions)
-        if not self.subscriptions:  # nothing more can come, so it needs no window
+        if not self.subscriptions:  # no more data can come, so it needs no window
             self._credit()
             self.paused = False
             self.channel.left(self)
 
     def taken(self, taken_bytes: int) -> None:
-        """The caller has taken so much of what was pushed."""
+        """Note that the caller has taken pushed bytes."""
         self.held_bytes -= taken_bytes
         credited = min(taken_bytes, self._credited_bytes)
         self._credited_bytes -= credited
@@ -170,7 +171,7 @@ class Subscriber:
             self.resume_if(self.channel.share_bytes(self))
 
     def pushed(self, pushed_bytes: int) -> None:
-        """So much has come."""
+        """Count pushed bytes, and pause if they exceed the subscriber's share."""
         self.held_bytes += pushed_bytes
         if self.paused:
             self._credit()
@@ -178,7 +179,7 @@ class Subscriber:
             self.pause()
 
     def pause(self) -> None:
-        """Let others use the window."""
+        """Cancel all subscriptions for now, so that other subscribers can use the window."""
         self.paused = True
         self._credit()
         self.channel.cancel(self.subscriptions)
@@ -188,7 +189,7 @@ class Subscriber:
         if self.held_bytes <= share_bytes // 2:
             self.paused = False
             for each in self.subscriptions:
-                if each.number is None:  # of the others the end is on its way
+                if each.number is None:  # for the others, the broker's end is still on its way
                     self.channel.begin(each)
 
     def _credit(self) -> None:
@@ -196,7 +197,7 @@ class Subscriber:
         self._credited_bytes = self.held_bytes
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """Close all subscriptions."""
         subscriptions = list(self.subscriptions)
         for each in subscriptions:
             each.closed = True
@@ -205,9 +206,9 @@ class Subscriber:
 
 
 class _Lease:
-    """Keeps a run's slot for as long as anything of it is in use: buffers of Arrow refer to it, and nothing else does.
+    """Keeps a run's slot while any part of the run is in use: only Arrow buffers refer to it.
 
-    So it also keeps what lets go of the slot, and that the mapping.
+    It also keeps alive the function that releases the slot, and through it the mapping.
     """
 
     __slots__ = ("_let_go", "_slot")
@@ -238,7 +239,7 @@ class PushChannel(asyncio.Protocol):
         self._address = pa.py_buffer(memory).address
         rows_end = hello.rows_at + hello.slots * hello.row_bytes
         self._generations = memory[hello.rows_at : rows_end].cast("Q")[:: hello.row_bytes // 8]
-        """Generation of each slot, now."""
+        """Live view of the generation of each slot."""
         self._slots_at, self._slot_bytes = hello.slots_at, hello.slot_bytes
         self._window_bytes_max = window_bytes_max(hello.slots, hello.slot_bytes)
         self._window_bytes = 0
@@ -249,20 +250,20 @@ class PushChannel(asyncio.Protocol):
         self.failure: ProtocolError | None = None
         """The protocol error by which the broker has ended the connection."""
         self.silent = False
-        """The broker was not heard of for so long that it counts as standing still; that has ended the connection."""
+        """Whether the connection was ended because the broker sent nothing for so long that it counts as hanging."""
         self._alive_interval_s = hello.alive_interval_ms / 1000
-        """How often it says that it is there; 0: it does not."""
+        """Interval of the broker's signs of life; 0: it sends none."""
         self._heard = True
-        """Something has come since the last look."""
+        """Whether data have come since the last check."""
         self._intervals_silent = 0
         self._reason: object = "closed"
         self._numbers = itertools.count(1)
         self._subscriptions: dict[int, Subscription] = {}
-        """By number: those whose end has not come, closed ones as well."""
+        """By number: subscriptions whose end has not come, including closed ones."""
         self._new: list[Subscription] = []
-        """Subscriptions that the broker is to be told of."""
+        """Subscriptions that are still to be sent to the broker."""
         self._subscribers: set[Subscriber] = set()
-        """Those that have subscriptions."""
+        """Subscribers with subscriptions."""
         self._returns = Returns(self._send, return_delay_s)
 
     @property
@@ -271,13 +272,13 @@ class PushChannel(asyncio.Protocol):
         return self._closed.done() or self._transport is None or self._transport.is_closing()
 
     async def close(self) -> None:
-        """End it. What was read over it stays as it is only until the broker uses the memory again."""
+        """End the connection. Data read over it stay valid only until the broker uses the memory again."""
         if self._transport is not None and not self._closed.done():
             self._transport.abort()
             await asyncio.shield(self._closed)
 
     def subscriber(self, consumer_group: str, window_bytes: int) -> Subscriber:
-        """Somebody who reads over this connection, and holds about `window_bytes` that it has not taken."""
+        """Make a reader over this connection, which holds about `window_bytes` that it has not taken."""
         return Subscriber(self, consumer_group, window_bytes)
 
     # -- used by subscribers -----------------------------------------------------------------------------------
@@ -288,13 +289,13 @@ class PushChannel(asyncio.Protocol):
         return len(self._subscribers) > 1
 
     def share_bytes(self, subscriber: Subscriber) -> int:
-        """Maximum that a subscriber may hold before others suffer."""
+        """Return the maximum that a subscriber may hold before it takes from the share of others."""
         if not self.shared:
             return subscriber.window_bytes
         return max(0, self._window_bytes - self._slot_bytes) // len(self._subscribers)
 
     def joined(self, subscriber: Subscriber) -> None:
-        """A subscriber has its first subscription."""
+        """Add a subscriber, which has its first subscription."""
         self._subscribers.add(subscriber)
         self._reckon()
         for each in self._subscribers:
@@ -302,7 +303,7 @@ class PushChannel(asyncio.Protocol):
                 each.pause()
 
     def left(self, subscriber: Subscriber) -> None:
-        """A subscriber has no subscriptions any more."""
+        """Remove a subscriber, which has no subscriptions left."""
         self._subscribers.discard(subscriber)
         self._reckon()
         for each in self._subscribers:
@@ -310,12 +311,12 @@ class PushChannel(asyncio.Protocol):
                 each.resume_if(self.share_bytes(each))
 
     def _reckon(self) -> None:
-        # With a slot on top, a chunk finds room however much others hold of their shares: none is larger than that.
+        # One slot more than the shares, so that a chunk always has room, however much others hold: no chunk is larger.
         wanted = sum(each.window_bytes for each in self._subscribers) + self._slot_bytes * self.shared
         self._window_bytes = min(self._window_bytes_max, wanted)
 
     def begin(self, subscription: Subscription) -> None:
-        """Tell the broker of a subscription, with others that begin now."""
+        """Send a subscription to the broker, together with others that begin now."""
         subscription.number = next(self._numbers)
         self._subscriptions[subscription.number] = subscription
         self._new.append(subscription)
@@ -323,14 +324,14 @@ class PushChannel(asyncio.Protocol):
             self._loop.call_soon(self._subscribe)
 
     def cancel(self, subscriptions: Iterable[Subscription]) -> None:
-        """Tell the broker that nothing more is wanted of subscriptions, for now or for good."""
+        """Have the broker stop pushing subscriptions, for now or for good."""
         numbers = [each.number for each in subscriptions if each.number is not None]
         if numbers:
-            self._subscribe()  # it has to have heard of them
+            self._subscribe()  # the broker has to know them first
             self._send(encode_numbers(PushKind.CANCEL, numbers))
 
     def taken(self, taken_bytes: int) -> None:
-        """So much of the window is free again."""
+        """Return bytes of the window to the broker."""
         self._returns.taken(taken_bytes, at_once_bytes=self._window_bytes / 4 if self._subscribers else math.inf)
 
     # -- to the broker -----------------------------------------------------------------------------------------
@@ -364,15 +365,18 @@ class PushChannel(asyncio.Protocol):
             self._watch()
 
     def forked(self) -> None:
-        """See `kera.core.base.forks`: no slot of the parent's is given back from here."""
+        """Cut the connection off in a child process, which must not release its parent's slots.
+
+        See `kera.core.base.forks`.
+        """
         if self._transport is not None and not self._closed.done():
             cut_off(self._transport.get_extra_info("socket"))
             self._closed.set_result(None)
 
     def _watch(self) -> None:
-        """Count the intervals without a word of the broker, and end the connection after too many.
+        """Count the intervals without data from the broker, and end the connection after too many.
 
-        Intervals and not time: when it is we who have stood still, what the broker has said meanwhile is still to come.
+        Counts intervals instead of time: if this process was stopped, data of the broker are still to be read.
         """
         if self.closed or self._transport is None:
             return
@@ -398,8 +402,8 @@ class PushChannel(asyncio.Protocol):
                 elif kind is not PushKind.ALIVE:
                     raise ProtocolError(f"a broker pushed a message of kind {kind.name}")
         except ProtocolError as error:
-            # Without its trace, which would hold this: a run that nobody has taken yet holds it, too, out of the sight
-            # of the collector of garbage, and neither of them, nor the mapping, would ever be let go of.
+            # A copy without the traceback, which would refer to this object. A run that is not taken yet refers to it,
+            # too, invisibly to the garbage collector: neither of them, nor the mapping, would ever be freed.
             self.failure = ProtocolError(error.message, **error.attributes)
             log.error("push connection fails", broker_id=self.broker_id, error=error.message)
             if self._transport is not None:
@@ -420,7 +424,7 @@ class PushChannel(asyncio.Protocol):
             each.on_end(self.lost_end(each))
 
     def lost_end(self, subscription: Subscription) -> SubscriptionEnd:
-        """How subscriptions end with their connection."""
+        """Return the end of a subscription whose connection is lost."""
         error = Unavailable(
             f"push connection to {self._path} was lost: {self._reason}", broker_id=self.broker_id, address=self._path
         )
@@ -479,7 +483,7 @@ class PushChannel(asyncio.Protocol):
             reason = Reason(message.reason)
         except ValueError:
             raise ProtocolError(f"a lane has ended for unknown reason {message.reason}; is the peer newer?") from None
-        if reason is Reason.CANCELLED:  # it was paused
+        if reason is Reason.CANCELLED:  # the subscriber was paused
             if not subscription.subscriber.paused:
                 self.begin(subscription)
             return

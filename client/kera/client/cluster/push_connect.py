@@ -1,4 +1,4 @@
-"""Connecting to a broker's push socket: who we are, the memory domain that is wanted, and the mapping of its memory."""
+"""Connects to a broker's push socket: authenticates, asks for a memory domain, and maps the broker's memory."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ async def connect(
 ) -> PushChannel:
     """Connect to the socket at `path` and map the broker's memory of a domain.
 
-    `introduction`: shows who we are to a broker of another user. Raises `Unavailable`, and `InvalidArgument`,
-    `NotAllowed`, `AuthenticationFailed` or `ProtocolError` when it is of no use to try again at once.
+    `introduction`: authenticates this client to a broker of another user. Raises `Unavailable`, and `InvalidArgument`,
+    `NotAllowed`, `AuthenticationFailed` or `ProtocolError` when an immediate retry is of no use.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -61,7 +61,7 @@ async def connect(
 async def _greeting(
     path: str, domain: str, introduction: Introduction | None
 ) -> tuple[socket.socket, push_pb2.PushHello, int | None, Decoder]:
-    """Connect; the broker's greeting that comes with memory. Raises `OSError` and `KeraError`."""
+    """Connect, and return the broker's greeting that comes with memory. Raises `OSError` and `KeraError`."""
     talk = _Talk(path)
     try:
         await asyncio.get_running_loop().sock_connect(talk.sock, path)
@@ -82,23 +82,23 @@ async def _greeting(
 
 
 class _Talk:
-    """The exchange before anything is pushed: one message at a time."""
+    """The exchange of messages before pushing begins: one message at a time."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         self.decoder = Decoder()
         self.fd: int | None = None
-        """That has come with the last greeting."""
+        """The descriptor that has come with the last greeting."""
 
     def close_fd(self) -> None:
-        """Let go of what has come, and is not wanted."""
+        """Close the descriptor, if there is one."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
 
     async def hello(self) -> push_pb2.PushHello:
-        """The next message, which is a greeting. Raises what the broker refuses it with."""
+        """Return the next message, which must be a greeting. Raises the broker's error if it refuses."""
         kind, body = await self._next()
         hello = parse(push_pb2.PushHello, body)
         if kind is not PushKind.HELLO or hello.version != VERSION:
@@ -106,7 +106,7 @@ class _Talk:
         return hello
 
     async def authenticate(self, request: access_pb2.AuthenticateRequest) -> access_pb2.AuthenticateResponse:
-        """One step. Raises `AuthenticationFailed`."""
+        """Make one step of authentication. Raises `AuthenticationFailed`."""
         await self.ask(PushKind.AUTHENTICATE, request.SerializeToString())
         kind, body = await self._next()
         if kind is not PushKind.AUTHENTICATED:
@@ -118,7 +118,7 @@ class _Talk:
         await asyncio.get_running_loop().sock_sendall(self.sock, encode(kind, body))
 
     async def _next(self) -> tuple[PushKind, bytes]:
-        """Raises what the broker refuses something with, and `Unavailable` if it closes the connection."""
+        """Return the next message. Raises the broker's refusal, or `Unavailable` if it closes the connection."""
         while True:
             await _readable(self.sock)
             try:
@@ -154,9 +154,9 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _map(hello: push_pb2.PushHello, fd: int | None, broker_user: int) -> memoryview:
-    """The broker's memory. Takes the descriptor; without one, opens the file, which must be the broker's user's own.
+    """Map the broker's memory. Closes the descriptor; without one, opens the file, which the broker's user must own.
 
-    Raises `InvalidArgument`.
+    Raises `InvalidArgument` and `ProtocolError`.
     """
     path = hello.arena_path
     try:

@@ -1,6 +1,6 @@
-"""Pushed data that readers have finished with, on their way back to the broker: bytes of the window, and slots.
+"""Returns bytes of the window and slots to the broker when readers have finished with pushed data.
 
-A little waits for more, as each message has a price at both ends.
+Small returns wait for more, because each message costs both ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from kera.core.push import BODY_BYTES_MAX, PushKind, encode_numbers, encode_taken
 
 RETURN_DELAY_S = 0.05
-"""How long what was taken or let go of waits for more before the broker is told."""
+"""How long returns wait for more before they are sent to the broker."""
 
 
 class Returns:
@@ -24,14 +24,14 @@ class Returns:
         self._delay_s = delay_s
         self._loop = asyncio.get_running_loop()
         self._taken_bytes = 0
-        """Taken, and the broker has not been told."""
+        """Taken bytes that are not returned to the broker yet."""
         self._released: deque[int] = deque()
-        """Slots that were let go of, once per run, and the broker has not been told."""
+        """Released slots, once per run, that are not returned to the broker yet."""
         self._timer_set = False
-        """Sending at once leaves the timer alone: to set one from another thread has a price."""
+        """Whether the timer is set. Sending at once leaves it alone: setting a timer from another thread is costly."""
 
     def taken(self, taken_bytes: int, *, at_once_bytes: float) -> None:
-        """So much of the window is free again. The broker is told at once when `at_once_bytes` have gathered."""
+        """Return bytes of the window. Sends at once when `at_once_bytes` have gathered."""
         self._taken_bytes += taken_bytes
         if self._taken_bytes >= at_once_bytes:
             self._send_all()
@@ -40,11 +40,11 @@ class Returns:
             self._loop.call_later(self._delay_s, self._time_is_up)
 
     def let_go(self, slot: int) -> None:
-        """A run has no reference any more. Called from whatever thread drops it, and from the garbage collector."""
+        """Release the slot of a run that has no references left. Called from any thread, and the garbage collector."""
         self._released.append(slot)
         if not self._timer_set:
             self._timer_set = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and all connections with it
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it all connections
                 self._loop.call_soon_threadsafe(self._loop.call_later, self._delay_s, self._time_is_up)
 
     def _time_is_up(self) -> None:

@@ -1,8 +1,8 @@
-"""A read session: the ranges that one broker reads from for us, of which requests and answers name only what changes.
+"""A read session: the ranges that a client reads from one broker; requests and answers name only changes.
 
-The broker keeps the ranges and where they are (``kera.broker.serving.read_sessions``). A request is a step behind the
-one whose answer has come; after any other outcome the session begins anew, with all ranges as they are here. So nothing
-is given twice and nothing left out, whatever was lost on the way.
+The broker keeps the ranges and their positions (``kera.broker.serving.read_sessions``). Each request is the step after
+the one whose answer has come. After any other outcome the session begins anew, with all ranges and positions of the
+client. So no data come twice and none are left out, whichever messages were lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kera.v1 import broker_pb2
 
 
 class Item(Protocol):
-    """A range, with where it is now."""
+    """A range with its present position."""
 
     @property
     def wanted(self) -> Wanted:
@@ -42,7 +42,7 @@ class Told(NamedTuple, Generic[ItemT]):
     item: ItemT
     fetched: Fetched
     ended: bool
-    """It is not in the session any more."""
+    """Whether it is no longer in the session."""
 
 
 class ReadSession(Generic[ItemT]):
@@ -57,7 +57,7 @@ class ReadSession(Generic[ItemT]):
         session_id: int = 1,
         ranges_max: int = RANGES_MAX,
     ) -> None:
-        """`session_id`: that no other session over the connection has; `ranges_max`: of one request."""
+        """`session_id`: unique among the sessions over the connection. `ranges_max`: of one request."""
         self._channel = channel
         self._ranges_max = ranges_max
         self._consumer_group = consumer_group
@@ -65,15 +65,15 @@ class ReadSession(Generic[ItemT]):
         self._step = 0
         self._handles = itertools.count(1)
         self._items: dict[int, ItemT] = {}
-        """By handle."""
+        """Ranges by handle."""
         self._handle_of: dict[ItemT, int] = {}
         self._kept = False
-        """The broker has the session, at this step."""
+        """Whether the broker has the session, at this step."""
         self._added: dict[int, ItemT] = {}
         self._removed: list[int] = []
-        """Since the last step."""
+        """Handles that were removed since the last step."""
         self.throttled_ms = 0
-        """For which answers were held back, as a quota was used up."""
+        """Total time for which answers were held back because a quota was used up."""
         for item in items:
             self.add(item)
 
@@ -89,27 +89,27 @@ class ReadSession(Generic[ItemT]):
         return list(self._items.values())
 
     def add(self, item: ItemT) -> None:
-        """Read a range, too; from where it is when the next request is made."""
+        """Add a range, to be read from its position at the next request."""
         handle = next(self._handles)
         self._items[handle] = self._added[handle] = item
         self._handle_of[item] = handle
 
     def remove(self, item: ItemT) -> None:
-        """Read a range no more."""
+        """Remove a range."""
         handle = self._handle_of.pop(item)
         del self._items[handle]
         if self._added.pop(handle, None) is None:
             self._removed.append(handle)
 
     async def read(self, *, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Told[ItemT]]:
-        """One request: what ranges have to tell, in turn. Errors of single ranges are in their `Fetched`.
+        """Make one request. Returns the outcomes of ranges, in turn; errors of single ranges are in their `Fetched`.
 
-        A range that has ended is not in the session any more.
+        A range that has ended is no longer in the session.
         """
         try:
             return await self._read(bytes_max, wait_ms, timeout_s)
         except SessionLost:
-            return await self._read(bytes_max, wait_ms, timeout_s)  # begun anew
+            return await self._read(bytes_max, wait_ms, timeout_s)  # the session begins anew
 
     async def _read(self, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Told[ItemT]]:
         told = self._added if self._kept else self._items
@@ -131,9 +131,9 @@ class ReadSession(Generic[ItemT]):
             if wanted.end is not None:
                 fill_cursor(row.end, wanted.entry, wanted.end)
         if rest and not self._kept:
-            for handle in handles:  # behind the others, should the session begin anew
+            for handle in handles:  # move behind the others, in case the session begins anew
                 self._items[handle] = self._items.pop(handle)
-        self._kept = False  # until the answer is here, nobody knows
+        self._kept = False  # not known until the answer comes
         self._added, self._removed = rest, []
         reply = await self._channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=timeout_s + wait_ms / 1000)
         self.throttled_ms += reply.message.throttled_ms
@@ -152,7 +152,7 @@ class ReadSession(Generic[ItemT]):
             if result.ended:
                 del self._handle_of[item]
             else:
-                self._items[result.handle] = item  # behind the others, should the session begin anew
+                self._items[result.handle] = item  # moves behind the others, in case the session begins anew
             wanted = item.wanted
             if result.length_bytes > bulk.size - at:
                 raise ProtocolError(
@@ -170,6 +170,6 @@ class ReadSession(Generic[ItemT]):
 
 
 def _begin(buffer: pa.Buffer, offset: int) -> Position:
-    """Where the first chunk is, which the broker has told by its offset. Raises `CorruptChunk` for what is none."""
+    """Return the position of the first chunk, from the offset that the broker gives. Raises `CorruptChunk`."""
     header = read_header(memoryview(buffer))
     return Position(header.group_id, header.segment_id, offset)

@@ -1,11 +1,11 @@
-"""The one rule of retries: what is retriable is tried again, with growing pauses, until time runs out.
+"""The rule of all retries: retriable errors are retried, with growing pauses, until time runs out.
 
-Three kinds of failure differ in how soon, and for how long, it is worth trying again:
+Three kinds of failure differ in how soon, and for how long, a retry is worthwhile:
 
-* another broker has it (`NotOwner`), or nobody is there (`Unavailable`): a streamlet moves within milliseconds, so the
-  first retries come after some; their pauses grow slowly;
-* it is being recovered (`Recovering`): the cluster knows, and is at it. How long that takes depends on how much there
-  is to recover, so this time does not count as failure; only ``recovery_timeout_ms`` bounds it;
+* another broker has the data (`NotOwner`), or the broker does not answer (`Unavailable`): a streamlet moves within
+  milliseconds, so the first retries come after a few milliseconds, and their pauses grow slowly;
+* the data are being recovered (`Recovering`): how long that takes depends on the amount of data, so this time does not
+  count as failure; only ``recovery_timeout_ms`` bounds it;
 * everything else: ``retry_backoff_ms``, doubling.
 """
 
@@ -27,48 +27,48 @@ ROUTE_PAUSE_S_MIN = 0.005
 ROUTE_PAUSE_S_MAX = 0.5
 ROUTE_PAUSE_GROWTH = 1.5
 PAUSES = random.Random()
-"""Not the generator that programs, and tests, seed for themselves: a draw from here would change what they get."""
+"""A separate generator: programs and tests that seed the global one would otherwise get other numbers."""
 
 
 def jittered(pause_s: float) -> float:
-    """About so long: many are not to come at once."""
+    """Shorten a pause at random, by up to half, so that many clients do not retry at the same time."""
     return PAUSES.uniform(pause_s / 2, pause_s)
 
 
 def backoff_s(settings: ClientSettings, attempt: int) -> float:
-    """Pause before attempt number `attempt` (from 1 for the first retry)."""
+    """Return the pause before retry number `attempt`, from 1."""
     return min(BACKOFF_S_MAX, settings.retry_backoff_ms / 1000 * 2.0 ** min(attempt - 1, 16))
 
 
 def route_pause_s(settings: ClientSettings, attempt: int) -> float:
-    """The same when a broker does not have what it was asked for, or is not there."""
+    """Return the pause before retry number `attempt` when a broker does not have the data, or does not answer."""
     first_s = min(ROUTE_PAUSE_S_MIN, settings.retry_backoff_ms / 1000)
     return min(ROUTE_PAUSE_S_MAX, first_s * ROUTE_PAUSE_GROWTH ** min(attempt - 1, 32))
 
 
 def pause_s(settings: ClientSettings, error: KeraError, attempt: int) -> float:
-    """Pause before attempt number `attempt` after `error`."""
+    """Return the pause before retry number `attempt` after `error`."""
     pause = route_pause_s if isinstance(error, (NotOwner, Unavailable)) else backoff_s
     return pause(settings, attempt)
 
 
 class RetryTime:
-    """For how long something has been failing without a break, and whether that is long enough."""
+    """Tracks how long an operation has been failing without a success, and when to give up."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self.attempt = 0
-        """Failures without a break."""
+        """Number of failures since the last success."""
         self._deadline_s = 0.0
         self._recovery_deadline_s: float | None = None
 
     def succeeded(self) -> None:
-        """The next failure is the first one again."""
+        """Note a success: the next failure counts as the first one."""
         self.attempt = 0
         self._recovery_deadline_s = None
 
     def failed(self, error: BaseException, now_s: float) -> float | None:
-        """The pause before the next attempt, in seconds; None: `error` is final, or time has run out."""
+        """Note a failure. Returns the pause before the next attempt; None: `error` is final, or time has run out."""
         if not isinstance(error, KeraError) or not error.retriable:
             return None
         retry_timeout_s = self._settings.retry_timeout_ms / 1000
@@ -83,12 +83,12 @@ class RetryTime:
 
 
 async def retrying(operation: Callable[[], Awaitable[T]], settings: ClientSettings) -> T:
-    """Await `operation` until it succeeds, fails for good, or time is over; its last error comes out.
+    """Await `operation` until it succeeds, fails for good, or time is over; then raise its last error.
 
-    An answer that makes no sense is a `ProtocolError`.
+    An invalid answer is a `ProtocolError`, see `making_sense`.
 
-    When an earlier attempt was `Uncertain`, it is the ``__cause__`` of the error that comes out: that attempt may have
-    done what a later one is refused for.
+    If an earlier attempt was `Uncertain`, it becomes the ``__cause__`` of the raised error: that attempt may have
+    succeeded, so that a later one was refused.
     """
     patience = RetryTime(settings)
     loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""Answers that make no sense: those that lack what was asked for, or name what there is not.
+"""Handles invalid answers: they lack requested items, or name items that do not exist.
 
-Whoever looks into an answer finds that out as Python tells it. For those who asked it is an error of who has answered,
-and not of theirs.
+Code that processes such an answer fails with an error of Python. For callers this is a fault of the peer that answered,
+not of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kera.core.errors import ProtocolError
 
 @contextlib.contextmanager
 def making_sense() -> Iterator[None]:
-    """Look into answers: one that makes no sense is a `ProtocolError`."""
+    """Process answers: turn `LookupError` and `ValueError` into `ProtocolError`."""
     try:
         yield
     except (LookupError, ValueError) as error:

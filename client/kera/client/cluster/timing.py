@@ -1,4 +1,4 @@
-"""How long the SDK waits where no setting says so: one object of a `Cluster`, so that tests need not wait as long."""
+"""Times that no setting controls: one object of a `Cluster`, so that tests can make them shorter."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from kera.core.latency.report import INTERVAL_S
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """In seconds."""
+    """Times in seconds."""
 
     metadata_wait_s: float = 2.0
-    """For the coordinator's word where a stream is; after it, what was known before has to do."""
+    """Wait for the coordinator's description of a stream; after it, the last known description is used."""
     report_again_s: float = 5.0
-    """The same launch of a broker is not reported more often than this."""
+    """Minimum time between two reports of the same launch of a broker."""
     report_timeout_s: float = 5.0
     push_again_s: float = 1.0
-    """After a broker could not push, its chunks are pulled for so long."""
+    """How long chunks are pulled from a broker that could not push, before it is tried again."""
     silent_greeting_s: float = 1.0
-    """For the greeting of a broker that was silent."""
+    """Wait for the greeting of a broker that was silent."""
     interrupt_read_s: float = 0.02
-    """A request to read is left open for so long after another range has come; then it is given up, for one with it."""
+    """How long a request to read stays open after another range has come, before a request with this range replaces
+    it."""
     latency_report_s: float = INTERVAL_S
-    """Between two reports of what chunks of streams with a latency constraint take to their readers."""
+    """Time between two reports of reader latencies, for streams with a latency constraint."""
     latency_learn_s: float = 5.0
-    """The same while nothing is known of a constraint."""
+    """Time between two reports while no constraint is known."""
     return_delay_s: float = RETURN_DELAY_S
-    """How long what was taken of what a broker has pushed waits for more before the broker is told."""
+    """How long returns of pushed data wait for more before they are sent to the broker."""
