@@ -1,5 +1,5 @@
 """Administration: streams, consumer groups, brokers and backups, and places in streams.
 
-``admin`` is what users have; ``consumer_groups`` are consumer groups from outside, ``control`` is what the cluster is
-doing, ``locating`` finds records by place, number or time.
+Users have ``admin``; ``consumer_groups`` looks at consumer groups from outside, ``control`` shows and controls the
+activities of the cluster, ``locating`` finds records by place, number or time.
 """

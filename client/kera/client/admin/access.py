@@ -1,4 +1,4 @@
-"""Users, rules and tokens: who may do what in a cluster with security on."""
+"""Users, rules and tokens of a cluster with security on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class User:
     created_us: int = 0
     changed_us: int = 0
     quota: Quota = NO_QUOTA
-    """Its own; one that limits nothing: it has the default one."""
+    """The user's own quota; if it limits nothing, the default quota applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,16 @@ class Change(NamedTuple):
     """The result of a change: it is stored, and every daemon that has been notified applies it."""
 
     untold: tuple[str, ...]
-    """Brokers and backups that may still go by what was before, each with the reason; they are told as soon as they are
-    heard of."""
+    """Brokers and backups that may still use the previous state, each with the reason; they are notified as soon as
+    they contact the coordinator."""
 
 
 class Granted(NamedTuple):
-    """A rule that was added, or was given more operations."""
+    """A rule that was added, or has got more operations."""
 
     rule: Rule
     remark: str
-    """For people: names in the rule that do not exist now."""
+    """A remark to show to people: names in the rule that do not exist now."""
     change: Change
 
 
@@ -67,7 +67,7 @@ class Revoked(NamedTuple):
     """Rules that have lost operations."""
 
     rules: tuple[Rule, ...]
-    """As they were."""
+    """The rules as they were before."""
     change: Change
 
 
@@ -76,12 +76,12 @@ class DeletedUser(NamedTuple):
 
     tokens: int
     rule_ids: tuple[int, ...]
-    """Rules that name the user: a new user with this name will have these rights."""
+    """Ids of rules that name the user: a new user with this name will have these rights."""
     change: Change
 
 
 class Check(NamedTuple):
-    """Whether somebody may do something."""
+    """Whether a principal may do an operation."""
 
     allowed: bool
     reason: str
@@ -91,40 +91,40 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A delegation token: who shows it has the rights of its owner, or some of them."""
+    """A delegation token: its bearer has the rights of its owner, or some of them."""
 
     token_id: str
     owner: str
     resources: tuple[str, ...]
-    """It is narrowed to; empty: it is not."""
+    """Resources that it is restricted to; empty: it is not restricted."""
     expires_in_ms: int
     secret: str = field(default="", repr=False)
-    """The text to show as a token; only the caller that created it gets it."""
+    """The text to authenticate with; only the caller that created the token gets it."""
     renewable_for_ms: int = 0
-    """For how long it can be renewed, known of one that was just issued."""
+    """How long it can be renewed; only set for a token that was just issued."""
     untold: tuple[str, ...] = ()
-    """See `Change.untold`, of one that was just issued."""
+    """See `Change.untold`; only set for a token that was just issued."""
 
 
 class RenewedToken(NamedTuple):
-    """A token that is good for longer."""
+    """A token whose validity was extended."""
 
     expires_in_ms: int
     change: Change
-    """Daemons in `untold` may end the token when it would have ended before."""
+    """Daemons in its `untold` may end the token at its previous end."""
 
 
 class Access:
     """Users, rules and tokens. Get it as `Client.access`.
 
-    All methods raise `NotAllowed` for who may not administer the cluster, but for what is one's own.
+    All methods raise `NotAllowed` if the caller may not administer the cluster, except for the caller's own objects.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def create_user(self, name: str, password: str | None = None, roles: Sequence[str] = ()) -> Change:
-        """Make a user. What the password is checked against is made here: it does not leave this process.
+        """Make a user. The password does not leave this process: only a verifier for it is sent.
 
         Raises `InvalidArgument` and `UserExists`.
         """
@@ -135,16 +135,16 @@ class Access:
         return _change((await self._cluster.ask(api.PUT_USER, request)).untold)
 
     async def set_password(self, name: str, password: str | None) -> Change:
-        """Give a user another password, or none; what was authenticated with the old one ends.
+        """Give a user another password, or none; connections authenticated with the old one end.
 
-        One's own can be changed by everybody. Raises `InvalidArgument` and `UnknownUser`.
+        Every user can change their own. Raises `InvalidArgument` and `UnknownUser`.
         """
         scram = messages.ScramVerifier() if password is None else verifier_for(password)
         request = messages.PutUserRequest(name=arguments.text("name", name, "a user's"), scram=scram)
         return _change((await self._cluster.ask(api.PUT_USER, request)).untold)
 
     async def set_roles(self, name: str, roles: Sequence[str]) -> Change:
-        """Have a user be these roles, and no others. Raises `InvalidArgument` and `UnknownUser`."""
+        """Give a user exactly these roles. Raises `InvalidArgument` and `UnknownUser`."""
         request = messages.PutUserRequest(
             name=arguments.text("name", name, "a user's"),
             roles=messages.Roles(names=arguments.names("roles", roles)),
@@ -162,9 +162,9 @@ class Access:
         streams: int | None = None,
         stored_bytes: int | None = None,
     ) -> Change:
-        """Limit what a user may use, see `Quota`, by this and nothing else; without limits: by the default quota.
+        """Replace the quota of a user, see `Quota`; without any limits, the default quota applies.
 
-        It holds at once, and ends no connection. Raises `InvalidArgument` and `UnknownUser`.
+        It takes effect at once, and ends no connection. Raises `InvalidArgument` and `UnknownUser`.
         """
         quota = Quota(bytes_in_per_s, bytes_out_per_s, requests_per_s, connections, streams, stored_bytes)
         if not arguments.text("name", name, "a user's"):
@@ -181,28 +181,28 @@ class Access:
         streams: int | None = None,
         stored_bytes: int | None = None,
     ) -> Change:
-        """The same of each user that has no quota of its own, and is not a super user."""
+        """Set the quota of all users without their own quota, except super users; see `set_quota`."""
         quota = Quota(bytes_in_per_s, bytes_out_per_s, requests_per_s, connections, streams, stored_bytes)
         return await self._set_quota("", quota)
 
     async def default_quota(self) -> Quota:
-        """The quota of each user that has none of its own, and is not a super user."""
+        """Return the quota of all users without their own quota, except super users."""
         answer = await self._cluster.ask(api.LIST_USERS, messages.ListUsersRequest())
         return Quota.from_message(answer.default_quota)
 
     async def delete_user(self, name: str) -> DeletedUser:
-        """Forget a user, and revoke its tokens. Raises `UnknownUser`."""
+        """Delete a user, and revoke its tokens. Raises `UnknownUser`."""
         request = messages.DeleteUserRequest(name=arguments.text("name", name, "a user's"))
         try:
             answer = await self._cluster.ask(api.DELETE_USER, request)
         except UnknownUser as error:
             if not isinstance(error.__cause__, Uncertain):
                 raise
-            answer = messages.DeleteUserResponse()  # an attempt that got no answer has deleted it, most likely
+            answer = messages.DeleteUserResponse()  # most likely an earlier attempt without an answer has deleted it
         return DeletedUser(answer.tokens_revoked, tuple(answer.rule_ids), _change(answer.untold))
 
     async def users(self) -> list[User]:
-        """All, by name."""
+        """Return all users, by name."""
         answer = await self._cluster.ask(api.LIST_USERS, messages.ListUsersRequest())
         return [
             User(
@@ -219,10 +219,10 @@ class Access:
     async def grant(
         self, principal: str, operations: Iterable[Operation], resource: str, *, deny: bool = False
     ) -> Granted:
-        """Let `principal` (``user:alice``, ``role:etl``, ``user:*``) do these things with `resource`.
+        """Let `principal` (``user:alice``, ``role:etl``, ``user:*``) do these operations on `resource`.
 
-        That is ``stream:orders``, ``group:etl``, ``producer:loader``, each also with a ``*`` at its end, or
-        ``cluster``. `deny`: forbid it, which counts more than any rule that allows it. Raises `InvalidArgument`.
+        A resource is ``stream:orders``, ``group:etl``, ``producer:loader``, each also with a ``*`` at its end, or
+        ``cluster``. `deny`: forbid them, which overrides any rule that allows them. Raises `InvalidArgument`.
         """
         rule = _rule(principal, operations, resource, deny=deny)
         answer = await self._cluster.ask(api.GRANT_RIGHT, messages.GrantRightRequest(rule=rule))
@@ -231,33 +231,37 @@ class Access:
     async def revoke(
         self, principal: str, resource: str, operations: Iterable[Operation] = (), *, deny: bool = False
     ) -> Revoked:
-        """Take operations (none: all) away from the rule of `principal` about `resource`. Raises `InvalidArgument`."""
+        """Remove operations from the rule of `principal` about `resource`; if none are given, all of them.
+
+        Raises `InvalidArgument`.
+        """
         request = messages.RevokeRightsRequest(rule=_rule(principal, operations, resource, deny=deny))
         return await self._revoke(request)
 
     async def revoke_rules(self, rule_ids: Iterable[int]) -> Revoked:
-        """Take rules away. Raises `InvalidArgument`."""
+        """Remove rules. Raises `InvalidArgument`."""
         return await self._revoke(messages.RevokeRightsRequest(rule_ids=rule_ids))
 
     async def rules(self, principal: str = "", resource: str = "") -> list[Rule]:
-        """The rules that count for a principal and a resource, as far as these are named; one's own all may see.
+        """Return the rules that apply to a principal and a resource, if given; every user may see their own.
 
-        For a user, those of its roles count, too, and those of everybody; about a resource, those with a prefix of it.
+        For a user, rules of its roles and rules for everybody apply, too; for a resource, rules with a prefix of it.
         Raises `InvalidArgument`.
         """
         request = messages.ListRightsRequest(principal=principal, resource=resource)
         return [_as_rule(each) for each in (await self._cluster.ask(api.LIST_RIGHTS, request)).rules]
 
     async def check(self, operation: Operation, resource: str, principal: str = "") -> Check:
-        """Whether somebody may do something, and why; without `principal`: who asks. Raises `InvalidArgument`."""
+        """Return whether a principal, by default the caller, may do an operation, and why. Raises `InvalidArgument`."""
         request = messages.CheckRightRequest(principal=principal, operation=_operation(operation), resource=resource)
         answer = await self._cluster.ask(api.CHECK_RIGHT, request)
         return Check(answer.allowed, answer.reason, answer.rule_id)
 
     async def issue_token(self, resources: Iterable[str] = (), *, lifetime_ms: int = 0) -> Token:
-        """A token with the rights of who asks, narrowed to `resources` if any are named; 0 ms: as long as may be.
+        """Issue a token with the caller's rights, restricted to `resources` if any are given.
 
-        Who has it can authenticate with it, and do what its owner may: keep it as a password. Raises `InvalidArgument`.
+        `lifetime_ms`: 0 for as long as possible. Anyone who has the token can authenticate with it, and do what its
+        owner may: keep it like a password. Raises `InvalidArgument`.
         """
         request = messages.IssueTokenRequest(resources=resources, lifetime_ms=lifetime_ms)
         answer = await self._cluster.ask(api.ISSUE_TOKEN, request)
@@ -272,7 +276,7 @@ class Access:
         )
 
     async def renew_token(self, token_id: str) -> RenewedToken:
-        """Have a token be good for as long again. Raises `InvalidArgument`."""
+        """Extend a token by its lifetime. Raises `InvalidArgument`."""
         answer = await self._cluster.ask(api.RENEW_TOKEN, messages.RenewTokenRequest(token_id=token_id))
         return RenewedToken(answer.expires_in_ms, _change(answer.untold))
 
@@ -282,7 +286,7 @@ class Access:
         return _change(answer.untold)
 
     async def tokens(self) -> list[Token]:
-        """One's own; all, for who administers the cluster."""
+        """Return the caller's tokens; all tokens if the caller may administer the cluster."""
         answer = await self._cluster.ask(api.LIST_TOKENS, messages.ListTokensRequest())
         return [Token(each.token_id, each.owner, tuple(each.resources), each.expires_in_ms) for each in answer.tokens]
 

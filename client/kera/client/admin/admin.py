@@ -77,40 +77,42 @@ class Admin:
         """Create a stream (thesis table 6.1, createStream).
 
         `streamlets` (M) is fixed for ever; they are spread over `brokers` (N; 0: all). `entries` (Q) is the number of
-        append-only chains per streamlet: 1 gives a total order per streamlet, more let producers append side by side.
-        A group has `group_segments` (P) segments, also fixed: it is what a consumer of a consumer group is given, whole
-        or in parts (docs/consumer-groups.md). With a `schema`, the stream takes batches of it; `key_column`
+        append-only chains per streamlet: 1 gives a total order per streamlet, more let producers append in parallel. A
+        group has `group_segments` (P) segments, also fixed; the consumers of a consumer group are assigned whole groups
+        or parts of them (docs/consumer-groups.md). With a `schema`, the stream takes batches of it; `key_column`
         partitions them, `timestamp_column` gives their time. A dataclass or a pydantic model stands for the schema with
         its fields (`kera.client.arrow_schema_of`).
 
-        Without retention, records stay. With it, whole segments go, oldest first, once one of the rules says so:
-        `retention_ms` those that are older, `retention_bytes` what a streamlet has beyond that many bytes (0: no such
-        rule), `retention_consumed` what all `retention_consumer_groups` have read. Whatever the rule, nothing goes that
-        one of `retention_consumer_groups` has yet to read; they say how far they are with `Consumer.commit`.
+        Without retention, records stay. With it, whole segments are removed, oldest first, once one of the rules
+        applies: `retention_ms` removes older segments, `retention_bytes` the bytes of a streamlet beyond this number
+        (0: no such rule), `retention_consumed` segments that all `retention_consumer_groups` have read. No rule removes
+        records that one of `retention_consumer_groups` has yet to read; they report their progress with
+        `Consumer.commit`.
 
-        `replication` (R) is on how many backups each chunk is besides its broker, fixed for ever; None: what the
-        cluster has for a default. On each broker, `virtual_logs` (V, at most M·Q) carry the chunks there, one request
-        of each at a time to a backup: more replicate more side by side, and need more memory of the backups.
-        `durability` is when a chunk is acknowledged and can be read: ``leader``, ``replicated`` or ``persisted``; None:
-        ``replicated`` with replication, else ``leader``.
+        `replication` (R) is the number of backups that have each chunk in addition to its broker, fixed for ever; None:
+        the cluster's default. On each broker, `virtual_logs` (V, at most M·Q) replicate the chunks, each with one
+        request at a time to a backup: more of them replicate more in parallel, and need more memory of the backups.
+        `durability` is the level at which a chunk is acknowledged and can be read: ``leader``, ``replicated`` or
+        ``persisted``; None: ``replicated`` with replication, else ``leader``.
 
-        Priorities (0 to 9) are among the streams of a broker: what is on disk of those with a higher `memory_priority`
-        stays in memory longer; chunks of those with a higher `replication_priority` go to backups first.
+        Priorities (0 to 9) are relative to the other streams of a broker: data that are on disk stay in memory longer
+        with a higher `memory_priority`; chunks with a higher `replication_priority` go to backups first.
 
-        Brokers keep streams of different `memory_domain` apart in shared memory: who may map that of one sees what is
-        in it of all its streams, and of no others.
+        Brokers keep streams of different `memory_domain` apart in shared memory: a process that may map one domain sees
+        the data of all its streams, and of no others.
 
         With `epoch_ms`, the stream has epochs of so many milliseconds of its records' times (docs/epochs.md).
-        `punctuation` is who says of entries that nobody writes to that nothing older comes: brokers by their ``clock``,
-        `epoch_grace_ms` later, or only ``producers``. Records with times further ahead than `timestamp_ahead_max_ms`
-        (0: any) are refused.
+        `punctuation` decides how epochs close in entries that get no records: brokers punctuate by their ``clock``,
+        `epoch_grace_ms` later, or only ``producers`` do. Brokers refuse records with times further ahead than
+        `timestamp_ahead_max_ms` (0: any).
 
         Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `Unavailable`, `TooFewBackups`, and
-        `IncompatibleSchema` when the registry of schemas has other columns for its values, that readers may rely on.
+        `IncompatibleSchema` when the schema registry has other columns for the stream's values, which readers may rely
+        on.
         """
         request = coordinator_pb2.CreateStreamRequest(
             name=arguments.text("name", name, "the name of a stream"),
-            # So that an attempt after one without an answer finds what that one made.
+            # So that a retry after an attempt without an answer finds the stream that this attempt made.
             creation_id=self._cluster.runtime.new_id(),
             config=common_pb2.StreamConfig(
                 streamlets=_count("streamlets", streamlets),
@@ -151,16 +153,16 @@ class Admin:
         return await self._cluster.stream(name)
 
     async def stream_id(self, name: str) -> int:
-        """The id of a stream (thesis table 6.1, getStreamId). Raises `UnknownStream`."""
+        """Return the id of a stream (thesis table 6.1, getStreamId). Raises `UnknownStream`."""
         request = coordinator_pb2.GetStreamIdRequest(name=arguments.text("name", name, "the name of a stream"))
         return (await self._cluster.ask(api.GET_STREAM_ID, request)).stream_id
 
     async def list_streams(self) -> list[StreamDescription]:
-        """All streams, by name."""
+        """Return all streams, by name."""
         return [StreamDescription.from_message(info) for info in await self._cluster.all_streams()]
 
     async def describe_stream(self, name: str) -> StreamDescription:
-        """A stream as it is now. Raises `UnknownStream`."""
+        """Return the present description of a stream. Raises `UnknownStream`."""
         self._cluster.forget(name)
         return await self._cluster.stream(name)
 
@@ -184,18 +186,18 @@ class Admin:
         brokers: int | None = None,
         add_columns: pa.Schema | None = None,
     ) -> StreamDescription:
-        """Change durability, retention, virtual logs, priorities, memory or epochs of a stream; what is None stays.
+        """Change durability, retention, virtual logs, priorities, memory or epochs of a stream; None changes nothing.
 
-        See `create_stream` for them.
+        See `create_stream` for the parameters.
 
-        `add_columns` adds columns to a typed stream, behind those it has. They are nullable: records that are there
-        have nulls in them, and producers may go on without them. One that is there already stays as it is.
+        `add_columns` adds columns to a typed stream, behind the present ones. They are nullable: existing records have
+        nulls in them, and producers may go on without them. A column that exists already stays as it is.
 
-        With another `memory_domain`, what is written or loaded from now on is there; what is in memory stays where it
-        is until its place is needed.
+        Another `memory_domain` applies to data that are written or loaded from now on; data in memory stay where they
+        are until their place is needed.
 
         `retention_consumer_groups` replaces the list. A broker that is away follows when it is back. `brokers` (0: all)
-        has streamlets move until the stream is spread over so many; older records stay where they are.
+        moves streamlets until the stream is spread over so many brokers; older records stay where they are.
 
         Raises `UnknownStream`, `InvalidArgument`; with `brokers`, also `Unavailable`; with `add_columns`, also
         `SchemaMismatch` when the stream has a column of that name with another type.
@@ -229,8 +231,8 @@ class Admin:
     async def truncate_stream(self, name: str, to: Positions | Literal["latest"]) -> dict[int, list[Position]]:
         """Remove the records before `to`, for ever; returns where the entries start now.
 
-        `to` is positions per streamlet and entry, as `Consumer.positions` gives them, or ``"latest"``: all that is
-        there now. Streamlets that `to` leaves out stay as they are, and so do entries with `EARLIEST`.
+        `to` is positions per streamlet and entry, in the form of `Consumer.positions`, or ``"latest"``: all present
+        records. Streamlets that `to` leaves out stay as they are, and so do entries with `EARLIEST`.
 
         When one streamlet fails, others may have been truncated; the same call may be repeated. Raises `UnknownStream`,
         `StreamletOutOfRange`, `InvalidArgument`, `InvalidCursor` when a position is not the start of a chunk or is
@@ -247,11 +249,11 @@ class Admin:
         return found
 
     async def commit_cursors(self, consumer_group: str, stream: str, positions: Positions) -> None:
-        """Tell the brokers that a consumer group has read a stream up to `positions`: retention goes by it.
+        """Tell brokers that a consumer group has read a stream up to `positions`, for retention.
 
-        (See ``retention_consumer_groups``.) It does not say where a consumer starts: `Consumer.commit` does both, and
-        `reset_consumer_group` puts a consumer group elsewhere. Raises what `truncate_stream` raises, and
-        `InvalidArgument` when `consumer_group` is empty.
+        (See ``retention_consumer_groups``.) This does not change where a consumer starts: `Consumer.commit` does both,
+        and `reset_consumer_group` moves a consumer group. Raises the errors of `truncate_stream`, and `InvalidArgument`
+        when `consumer_group` is empty.
         """
         await self._cluster.commit(consumer_group, stream, await _by_entry(self._cluster, stream, positions))
 
@@ -263,15 +265,15 @@ class Admin:
         except UnknownStream as error:
             if not isinstance(error.__cause__, Uncertain):
                 raise
-            # An attempt that got no answer has deleted it, most likely; in any case it is not there.
+            # Most likely an earlier attempt without an answer has deleted it; in any case it does not exist now.
         finally:
             self._cluster.forget(name)
 
     async def move_streamlet(self, stream: str, streamlet_id: int, broker_id: int) -> MoveResult:
-        """Have a broker own a streamlet from now on; older records stay where they are, and can be read there.
+        """Make a broker the owner of a streamlet; older records stay where they are, and can be read there.
 
         Raises `UnknownStream`, `StreamletOutOfRange`, `InvalidArgument`, and `Unavailable` when one of the two brokers
-        is away or cannot make durable in time what it has.
+        is away or cannot make its data durable in time.
         """
         request = coordinator_pb2.MoveStreamletRequest(
             stream=arguments.text("stream", stream, "the name of a stream"),
@@ -282,7 +284,7 @@ class Admin:
         return MoveResult(await self.describe_stream(stream), answer.stall_us)
 
     async def rebalance(self, *, dry_run: bool = False) -> Rebalancing:
-        """Move streamlets so that brokers have about the same load; with `dry_run`, only say which, and why."""
+        """Move streamlets so that brokers have about the same load; with `dry_run`, only return moves and reasons."""
         request = coordinator_pb2.RebalanceRequest(dry_run=arguments.flag("dry_run", dry_run))
         answer = await self._cluster.ask(api.REBALANCE, request)
         return Rebalancing(
@@ -291,14 +293,14 @@ class Admin:
         )
 
     async def drain_broker(self, broker_id: int, *, undo: bool = False, ask: bool = False) -> DrainStatus:
-        """Begin to empty a broker so that it can be stopped, or take it back; says how far that is.
+        """Begin to empty a broker so that it can be stopped, or with `undo` take that back. Returns the progress.
 
-        It goes on by itself; with `ask` nothing begins, and what others took back stays so. Raises `InvalidArgument`.
+        The drain goes on in the background; with `ask`, the call only returns the progress. Raises `InvalidArgument`.
         """
         return await self._drain(coordinator_pb2.DrainRequest(broker_id=_member_id("broker", broker_id)), undo, ask)
 
     async def drain_backup(self, backup_id: int, *, undo: bool = False, ask: bool = False) -> DrainStatus:
-        """The same for a backup: brokers make its replicas anew elsewhere."""
+        """Like `drain_broker`, for a backup: brokers make its replicas again on other backups."""
         return await self._drain(coordinator_pb2.DrainRequest(backup_id=_member_id("backup", backup_id)), undo, ask)
 
     async def _drain(self, request: coordinator_pb2.DrainRequest, undo: object, ask: object) -> DrainStatus:
@@ -306,10 +308,10 @@ class Admin:
         return DrainStatus.from_message(await self._cluster.ask(api.DRAIN, request))
 
     async def forget_broker(self, broker_id: int, *, force: bool = False) -> list[str]:
-        """Remove the record of a broker that is gone for good; returns what was lost by that, in words.
+        """Remove a broker that is gone for good from the metadata. Returns descriptions of what was lost by that.
 
-        Raises `InvalidArgument` when it is alive, expected back, or still needed: records that only it has are given up
-        with `force`.
+        Raises `InvalidArgument` when it is alive, expected back, or still needed: `force` gives up records that only it
+        has.
         """
         request = coordinator_pb2.ForgetMemberRequest(
             broker_id=_member_id("broker", broker_id), force=arguments.flag("force", force)
@@ -317,19 +319,20 @@ class Admin:
         return list((await self._cluster.ask(api.FORGET_MEMBER, request)).lost)
 
     async def forget_backup(self, backup_id: int, *, force: bool = False) -> list[str]:
-        """The same for a backup; with `force` also one of which brokers may need replicas."""
+        """Like `forget_broker`, for a backup; with `force` also if brokers may need its replicas."""
         request = coordinator_pb2.ForgetMemberRequest(
             backup_id=_member_id("backup", backup_id), force=arguments.flag("force", force)
         )
         return list((await self._cluster.ask(api.FORGET_MEMBER, request)).lost)
 
     async def adopt_stream(self, stream: str, name: str = "") -> StreamDescription:
-        """Take up again a stream that brokers hold and that is not in the metadata, by its name or its id.
+        """Add a stream that brokers hold and that is missing in the metadata, given by its name or its id.
 
-        It has its old id and all that was acknowledged, and is called `name`, or what it was called.
+        It keeps its id and all acknowledged records, and gets `name`, or keeps its old name.
 
-        One that is in the metadata, and of which `UnlistedStream.problem` says that brokers know another history, goes
-        on as these know it, under its name: what was written to it elsewhere since the metadata were restored is lost.
+        For a stream that is in the metadata, and for which `UnlistedStream.problem` says that brokers know another
+        history, the brokers' history counts: records written to other brokers since the metadata were restored are
+        lost.
 
         Raises `UnknownStream`, `StreamExists`, `InvalidArgument`, and `Unavailable` while a broker that has a part of
         it is away.
@@ -343,20 +346,20 @@ class Admin:
         return StreamDescription.from_message(answer.stream)
 
     async def backup_metadata(self) -> bytes:
-        """All metadata of the cluster, of one moment, as a file to be kept; ``kera cluster restore`` puts it back."""
+        """Return a consistent copy of the cluster's metadata, to be kept as a file for ``kera cluster restore``."""
         return (await self._cluster.ask(api.READ_METADATA, coordinator_pb2.ReadMetadataRequest())).copy
 
     async def recoveries(self) -> list[RecoveryDescription]:
-        """The recoveries of lost brokers, under way and recent, the last one first."""
+        """Return current and recent recoveries of lost brokers, the last one first."""
         answer = await self._cluster.ask(api.LIST_RECOVERIES, coordinator_pb2.ListRecoveriesRequest())
         return [RecoveryDescription.from_message(recovery) for recovery in answer.recoveries]
 
     async def consumer_groups(self) -> list[ConsumerGroupSummary]:
-        """The consumer groups whose consumers share streams (`Client.group_consumer`), by name."""
+        """Return the consumer groups whose consumers share streams (`Client.group_consumer`), by name."""
         return await list_consumer_groups(self._cluster)
 
     async def describe_consumer_group(self, name: str) -> ConsumerGroupDescription:
-        """Consumers, cursors and lag of a consumer group. Raises `InvalidArgument` when there is none of this name."""
+        """Return consumers, cursors and lag of a consumer group. Raises `InvalidArgument` if it does not exist."""
         return await describe_consumer_group(self._cluster, name)
 
     async def reset_consumer_group(
@@ -365,9 +368,9 @@ class Admin:
         """Set the cursors of a consumer group in a stream, back or forward: its consumers go on from there.
 
         `to` is ``"earliest"``, ``"latest"``, a time, `ToOffset` or `ShiftBy` (the start of the chunk that has the first
-        such record), positions per streamlet and entry, or what `plan_reset` has returned; `streamlets`, which ones to
-        reset (None: all). Refused (`InvalidArgument`) while consumers are active, unless `force`: then they lose the
-        groups that they hold of the stream. A consumer group of a new name begins there.
+        such record), positions per streamlet and entry, or a plan from `plan_reset`. `streamlets` are the ones to reset
+        (None: all). Raises `InvalidArgument` while consumers are active, unless `force`: then they lose the groups that
+        they hold of the stream. A consumer group with a new name begins there.
         """
         await reset_consumer_group(self._cluster, name, stream, to, force=force, streamlets=streamlets)
 
@@ -376,21 +379,22 @@ class Admin:
     ) -> ResetPlan:
         """Plan a `reset_consumer_group`, entry by entry: old and new cursors, records read again and skipped.
 
-        It changes nothing; `reset_consumer_group` takes the plan in place of `to`. Raises `UnknownStream`,
-        `StreamletOutOfRange`, and `InvalidArgument` for a place that does not exist, or for `ShiftBy` where the
-        consumer group has no cursor.
+        It changes nothing; `reset_consumer_group` takes the plan as its `to`. Raises `UnknownStream`,
+        `StreamletOutOfRange`, and `InvalidArgument` for a place that does not exist, or for `ShiftBy` in an entry in
+        which the consumer group has no cursor.
         """
         return await plan_reset(self._cluster, name, stream, to, streamlets)
 
     async def delete_consumer_group(self, name: str, *, idle_ms: int = 0) -> None:
-        """Forget a consumer group and its cursors. Raises `InvalidArgument` when consumers are active, or it is none.
+        """Delete a consumer group and its cursors. Raises `InvalidArgument` if it is active or does not exist.
 
-        `idle_ms`: only if nobody has used it for so long and no stream's retention waits for it; else likewise.
+        `idle_ms`: delete it only if it has not been used for so long and no stream's retention waits for it; otherwise
+        raise `InvalidArgument`, too.
         """
         await delete_consumer_group(self._cluster, name, idle_ms=idle_ms)
 
     async def describe_cluster(self) -> ClusterDescription:
-        """The cluster's id, its brokers and its backups."""
+        """Return the cluster's id, its brokers and its backups."""
         return await self._cluster.describe()
 
 
@@ -405,17 +409,17 @@ async def _by_entry(cluster: Cluster, name: str, positions: Positions) -> dict[E
 
 
 def _limit(name: str, value: int) -> int:
-    """Elsewhere -1 means no limit; the message would not take it."""
+    """Check a limit here, because -1, which means no limit in other systems, does not fit into the message."""
     return arguments.whole(name, value, 0, (1 << 63) - 1, what=" (0: no such rule)")
 
 
 def _count(name: str, value: int) -> int:
-    """A count within the range of the message; the coordinator knows the real limits."""
+    """Check that a count is in the range of the message; the coordinator knows the real limits."""
     return arguments.whole(name, value, 0, arguments.UINT32_MAX)
 
 
 def _member_id(noun: str, value: int) -> int:
-    """The id of a broker or a backup. The message has 0 for the kind that is not meant, so no coordinator is asked."""
+    """Check the id of a broker or a backup. In the message, 0 means the other kind, so it must not be sent."""
     member_id = _count(f"{noun}_id", value)
     if not member_id:
         raise InvalidArgument(f"there is no {noun} 0", **{f"{noun}_id": 0})
@@ -450,4 +454,4 @@ _ON_THE_WIRE: dict[str, Callable[[str, Any], Any]] = {
     "brokers": _count,
     "add_columns": _schema,
 }
-"""Conversions of settings that a request to alter a stream has by the same name. They raise `InvalidArgument`."""
+"""Conversions of the settings with fields of the same name in an `AlterStreamRequest`. Raise `InvalidArgument`."""

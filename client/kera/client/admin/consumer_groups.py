@@ -1,4 +1,4 @@
-"""Consumer groups from outside: their members, their cursors, and what is left to read."""
+"""Consumer groups from outside: their members, their cursors, and their lag."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class ConsumerGroupSummary:
 
     consumer_group: str
     streams: tuple[str, ...]
-    """Those that it has begun to read."""
+    """Streams that it has begun to read."""
     members: int
-    """Consumers that take part now."""
+    """Number of active consumers."""
     idle_ms: int = 0
-    """How long ago it was used; only time during which a coordinator led."""
+    """Time since it was last used; counts only time during which a coordinator led."""
     unnamed: bool = False
-    """Its name was generated."""
+    """Whether its name was generated."""
     expires_in_ms: int | None = None
-    """It is forgotten when it is not used for so long from now on; None: it stays."""
+    """It is deleted if it is not used for this time from now on; None: it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class MemberDescription:
     """Host and process."""
     held: tuple[LeasedGroup, ...]
     silent_ms: int
-    """Since its last heartbeat."""
+    """Time since its last heartbeat."""
     busy_ms: int
-    """How long it has been in its user's code; 0: it waits for records."""
+    """Time since it has been in its user's code; 0: it waits for records."""
     bytes_consumed: int
     session_timeout_ms: int
     progress_timeout_ms: int
@@ -76,7 +76,7 @@ class ConsumerLag:
     records: int
     bytes: int
     oldest_us: int
-    """When the oldest of it was made, microseconds since the Unix epoch; 0: there is nothing."""
+    """Time when the oldest of them was made, microseconds since the Unix epoch; 0: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,13 @@ class EntryProgress:
     streamlet: int
     entry: int
     cursor: Position
-    """Everything before is done."""
+    """Position before which all records are processed."""
     groups: int
-    """Groups behind the cursor that the consumer group knows, the one of the cursor included."""
+    """Number of known groups behind the cursor, including the group of the cursor."""
     member_id: str
-    """The consumer that has the first of them that is not done; empty: nobody."""
+    """The consumer that has the first unfinished group of these; empty: none has it."""
     lag: ConsumerLag | None
-    """None: a broker gave no answer."""
+    """The records that are left; None: a broker gave no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class ConsumerGroupDescription:
 
 
 _Span = tuple[Position, Position | None]
-"""A span of an entry; None: up to its end."""
+"""Start and end of a span of an entry; None: up to the end of the entry."""
 
 
 class _Point(NamedTuple):
@@ -115,7 +115,7 @@ class _Point(NamedTuple):
 
 
 async def list_consumer_groups(cluster: Cluster, names: Mapping[int, str] | None = None) -> list[ConsumerGroupSummary]:
-    """All consumer groups, by name. `names`: of streams, by id, from who knows them; others are left out."""
+    """Return all consumer groups, by name. `names`: names of streams, by id, if known; other streams are left out."""
     answer = await cluster.ask(api.LIST_CONSUMER_GROUPS, consumer_group_pb2.ListConsumerGroupsRequest())
     if names is None:
         names = await _names(cluster)
@@ -135,7 +135,7 @@ async def list_consumer_groups(cluster: Cluster, names: Mapping[int, str] | None
 async def describe_consumer_group(
     cluster: Cluster, name: str, names: Mapping[int, str] | None = None
 ) -> ConsumerGroupDescription:
-    """Members, cursors and lag of a consumer group. Raises `InvalidArgument` when there is none of this name.
+    """Return members, cursors and lag of a consumer group. Raises `InvalidArgument` if it does not exist.
 
     `names`: see `list_consumer_groups`.
     """
@@ -188,7 +188,7 @@ def _member(info: consumer_group_pb2.MemberInfo, names: Mapping[int, str]) -> Me
 async def _progress(
     cluster: Cluster, name: str, progresses: Sequence[consumer_group_pb2.StreamletProgress]
 ) -> list[EntryProgress]:
-    """The progress in the entries of one stream."""
+    """Return the progress in the entries of one stream."""
     found: list[tuple[EntryId, Position, list[consumer_group_pb2.GroupProgress], list[_Span]]] = []
     points: set[_Point] = set()
     for progress in progresses:
@@ -214,13 +214,13 @@ async def _progress(
 
 
 def known_groups(progress: consumer_group_pb2.StreamletProgress, entry: int) -> list[consumer_group_pb2.GroupProgress]:
-    """The groups of an entry that a consumer group knows, in order; of those in parts the parts."""
+    """Return the groups of an entry that a consumer group knows, in order; a group in parts as its parts."""
     groups = (part for group in progress.groups for part in group.parts or (group,))
     return [group for group in groups if group.next.entry == entry]
 
 
 def unread(cursor: Position, groups: Sequence[consumer_group_pb2.GroupProgress]) -> list[_Span]:
-    """The intervals of an entry that are not done; None: up to its end. `groups`: the known groups, in order."""
+    """Return the unprocessed spans of an entry. `groups`: the known groups, in order."""
     if not groups:
         return [(cursor, None)]
     spans: list[_Span] = []
@@ -253,9 +253,9 @@ def _sum(
 async def measure_lag(
     cluster: Cluster, name: str, points: Iterable[tuple[EntryId, Position]]
 ) -> dict[tuple[EntryId, Position], ConsumerLag | None]:
-    """The records from each position up to the end of its entry, at all brokers that have some of it.
+    """Measure the records from each position to the end of its entry, at all brokers that have parts of it.
 
-    None where a broker gave no answer. Raises `UnknownStream`.
+    The lag is None if a broker gave no answer. Raises `UnknownStream`.
     """
     cluster.forget(name)
     stream = await cluster.stream(name)
@@ -278,7 +278,7 @@ async def measure_lag(
 
 
 def _parts(stream: StreamDescription, entry: EntryId, position: Position) -> dict[int, Position]:
-    """Where to measure from at each broker that has groups from a position on."""
+    """Return the start of the measurement at each broker that has groups from a position on."""
     assignment = stream.assignments[entry.streamlet_id]
     parts = {assignment.broker_at(position): position}
     for interval in assignment.intervals:
@@ -290,7 +290,7 @@ def _parts(stream: StreamDescription, entry: EntryId, position: Position) -> dic
 async def _measure(
     cluster: Cluster, stream: StreamDescription, broker_id: int, parts: Sequence[tuple[_Point, Position]]
 ) -> list[ConsumerLag | None]:
-    """Measure at one broker. Records that retention has removed do not count: the measurement starts behind them."""
+    """Measure at one broker. Removed records do not count: the measurement starts behind them."""
     if len(parts) > CURSORS_MAX:
         each = [await _measure(cluster, stream, broker_id, some) for some in batched(parts, CURSORS_MAX)]
         return list(chain.from_iterable(each))
@@ -323,7 +323,7 @@ async def _measure(
 
 
 def _behind(error: KeraError, start: Position) -> Position | None:
-    """Where there is something again; None: that is not what is wrong."""
+    """Return the position behind removed records; None: `error` is not about removed records."""
     if not isinstance(error, DataLost):
         return None
     available = Position(*error.attributes.get("available_from", start))

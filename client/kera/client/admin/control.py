@@ -9,7 +9,7 @@ from kera.core.rpc.wire import error_from_message
 from kera.v1 import coordinator_pb2
 
 _PHASES = {value: name.removeprefix("RECOVERY_PHASE_").lower() for name, value in coordinator_pb2.RecoveryPhase.items()}
-"""A newer coordinator may have others."""
+"""Names of the phases of a recovery. A newer coordinator may have others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,9 @@ class MoveResult:
     """A streamlet that has another owner."""
 
     stream: StreamDescription
-    """As it is now."""
+    """The stream after the move."""
     stall_us: int
-    """For how long no broker took chunks for the streamlet."""
+    """Time during which no broker took chunks for the streamlet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class StreamletMove:
     from_broker_id: int
     to_broker_id: int
     reason: str
-    """Why, in words."""
+    """The reason for the move, in words."""
     error: str | None = None
-    """Why it was not carried out; None: it was, or nobody tried."""
+    """Why it was not carried out; None: it was, or it was not tried."""
 
     @classmethod
     def from_message(cls, message: coordinator_pb2.Move) -> StreamletMove:
-        """From its wire form."""
+        """Convert from the wire form."""
         return cls(
             stream=message.stream,
             streamlet_id=message.streamlet_id,
@@ -54,17 +54,17 @@ class BrokerLoad:
 
     broker_id: int
     bytes_per_s: int
-    """Appended and read, as of its last heartbeat."""
+    """Bytes appended and read per second, as of its last heartbeat."""
     streamlets: int
     bytes_per_s_after: int
     streamlets_after: int
     busy: float = 0.0
-    """Share of the time for which its event loop works for these streamlets; 0 unless all brokers report it."""
+    """Share of time that its event loop works for these streamlets; 0 unless all brokers report it."""
     busy_after: float = 0.0
 
     @classmethod
     def from_message(cls, message: coordinator_pb2.BrokerLoad) -> BrokerLoad:
-        """From its wire form."""
+        """Convert from the wire form."""
         return cls(
             broker_id=message.broker_id,
             bytes_per_s=message.bytes_per_s,
@@ -86,24 +86,24 @@ class Rebalancing:
 
 @dataclass(frozen=True, slots=True)
 class DrainStatus:
-    """How far the emptying of a broker or a backup is."""
+    """The progress of emptying a broker or a backup."""
 
     done: bool
-    """It can be stopped: nothing that is in use is there any more."""
+    """Whether it can be stopped: it has nothing left that is in use."""
     streamlets_owned: int
-    """Streamlets that a broker still takes chunks for."""
+    """Number of streamlets that a broker still takes chunks for."""
     streamlets_held: int
-    """Streamlets of which a broker has older groups."""
+    """Number of streamlets of which a broker has older groups."""
     replicas: int
-    """For a backup: its replicas."""
+    """For a backup: the number of its replicas."""
     reasons: list[str]
     """The remaining parts, and the reasons why they remain, in words."""
     draining: bool = True
-    """It is being emptied, or is empty; false: it is in service."""
+    """Whether it is being emptied, or is empty; false: it is in service."""
 
     @classmethod
     def from_message(cls, message: coordinator_pb2.DrainResponse) -> DrainStatus:
-        """From its wire form."""
+        """Convert from the wire form."""
         return cls(
             done=message.done,
             streamlets_owned=message.streamlets_owned,
@@ -116,7 +116,7 @@ class DrainStatus:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryDescription:
-    """A recovery: what launches of a broker before an epoch had goes to other brokers.
+    """A recovery: other brokers take over the data of a broker's launches before an epoch.
 
     Times are microseconds since the Unix epoch, 0: not yet.
     """
@@ -130,11 +130,11 @@ class RecoveryDescription:
     detected_us: int
     fenced_us: int
     opened_us: int
-    """All streamlets have an owner that takes chunks."""
+    """Time when all streamlets had an owner that takes chunks."""
     readable_us: int
-    """All data can be read again."""
+    """Time when all data could be read again."""
     restored_us: int
-    """All data has its replicas again."""
+    """Time when all data had its replicas again."""
     bytes_total: int
     bytes_recovered: int
     bytes_restored: int
@@ -145,11 +145,11 @@ class RecoveryDescription:
     waits_for: list[str]
     owner_ids: list[int]
     records_lost: int
-    """Records that no replica has, though they may have been acknowledged."""
+    """Number of records that no replica has, although they may have been acknowledged."""
 
     @classmethod
     def from_message(cls, message: coordinator_pb2.RecoveryInfo) -> RecoveryDescription:
-        """From its wire form."""
+        """Convert from the wire form."""
         return cls(
             broker_id=message.broker_id,
             before_epoch=message.before_epoch,

@@ -1,4 +1,4 @@
-"""A single daemon's description of itself: any daemon, also a coordinator on standby. For diagnosis and live views."""
+"""Self-descriptions of single daemons, including coordinators on standby. For diagnosis and live views."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _STATES = {value: name.removeprefix("HEALTH_STATE_").lower() for name, value in 
 
 @dataclass(frozen=True, slots=True)
 class DaemonCheck:
-    """A daemon's report on one of the things that its work needs."""
+    """A daemon's report on one of its prerequisites."""
 
     name: str
     state: str
-    """``ok``; ``warning``: it works, and somebody should look at this, or it is newer and says what is not known here;
+    """``ok``; ``warning``: it works, but needs attention, or the daemon is newer and its state is not known here;
     ``problem``: it cannot do its work."""
     text: str
 
@@ -45,31 +45,31 @@ class DaemonDescription:
     """``coordinator``, ``broker`` or ``backup``."""
     version: str
     commit: str
-    """Empty: nobody knows."""
+    """The commit that it was built from; empty: not known."""
     native: bool
-    """Its native core runs."""
+    """Whether it runs with the native core."""
     node_id: str
     uptime_ms: int
     clock_ahead_ms: float
-    """Its time of day compared with this process's; negative: it is behind."""
+    """How far its time of day is ahead of this process's; negative: it is behind."""
     clock_unsure_ms: float
-    """By so much that may be wrong: half of what asking took."""
+    """Maximum error of `clock_ahead_ms`: half of the round trip."""
     checks: tuple[DaemonCheck, ...]
     file_systems: tuple[FileSystemRoom, ...]
     feature_level: int = 0
     """See `ClusterDescription`."""
     security: bool = False
-    """Every caller has to authenticate."""
+    """Whether every caller has to authenticate."""
 
 
 async def describe_daemon(
     address: str, *, timeout_s: float = DESCRIBE_TIMEOUT_S, runtime: Runtime = MACHINE
 ) -> DaemonDescription:
-    """Ask the daemon at `address` (``host:port`` of its open interface). Raises what keeps it from answering."""
+    """Ask the daemon at `address` (``host:port`` of its open interface). Raises the error if it does not answer."""
     channel = runtime.channel(address)
     clock = runtime.clock
     try:
-        # The first call makes the connection: what is measured is the second one.
+        # The first call makes the connection; the second one measures the round trip.
         await call(channel, api.DESCRIBE_DAEMON, daemon_pb2.DescribeDaemonRequest(), timeout_s=timeout_s)
         sent_s, sent_us = clock.monotonic_s(), clock.now_us()
         said = await call(channel, api.DESCRIBE_DAEMON, daemon_pb2.DescribeDaemonRequest(), timeout_s=timeout_s)
@@ -96,25 +96,25 @@ async def describe_daemon(
 # -- figures -------------------------------------------------------------------------------------------------------
 
 STREAMS_AT_ONCE = 5_000
-"""Asked for in one request."""
+"""Maximum number of streams in one request."""
 
 
 class StreamFigures(NamedTuple):
-    """A broker's counts of a stream since it was opened there; lag: of its replication, now."""
+    """A broker's counts for a stream since it was opened there, and its present replication lag."""
 
     records_appended: int
     bytes_appended: int
     bytes_read: int
     streamlets: int
-    """That it owns."""
+    """Number of streamlets that it owns."""
     lag_bytes: int
     lag_ms: int
     epoch_lag_ms: int | None = None
-    """How far the entry that is settled least is behind the clock; None: there are no epochs, or it does not say."""
+    """How far the least settled entry is behind the clock; None: there are no epochs, or it does not report it."""
     epoch_entry: tuple[int, int] | None = None
-    """That one's streamlet, and its number there."""
+    """The streamlet of that entry, and its number there."""
     epochs_held_up_ms: int = 0
-    """By how much more than the grace; of a history 0."""
+    """How far it is behind beyond the grace period; 0 for a history."""
 
 
 Labels = tuple[str, ...]
@@ -126,23 +126,24 @@ class DaemonFigures:
     """A daemon's counts since its start, and its present state."""
 
     launch_id: str
-    """Id of the start: counts of another start cannot be compared."""
+    """Id of the start: counts of different starts cannot be compared."""
     uptime_us: int
-    """By its own clock."""
+    """Time since the start, by its own clock."""
     figures: Mapping[str, Mapping[Labels, float]]
-    """By names as Prometheus has them."""
+    """Figures, by their names in Prometheus and their labels."""
     streams: Mapping[int, StreamFigures]
-    """By id; of a broker, those of which it has something."""
+    """Figures of streams, by id; a broker reports streams of which it has data."""
 
     def value(self, name: str, *labels: str) -> float | None:
-        """One figure; None: the daemon has none of that name, as others or older ones do."""
+        """Return one figure; None: this kind or version of daemon does not have it."""
         return self.figures.get(name, {}).get(labels)
 
 
 async def read_figures(channel: Channel, *, streams_max: int, timeout_s: float) -> DaemonFigures:
-    """Ask the daemon behind `channel`, once, or as often as it has streams up to `streams_max`.
+    """Ask the daemon behind `channel` for its figures, in several requests if it has many streams.
 
-    `timeout_s` is that of each answer. Raises what keeps it from answering, and `ProtocolError`.
+    Returns at most `streams_max` streams. `timeout_s` is for each answer. Raises the error if it does not answer, and
+    `ProtocolError`.
     """
     streams: dict[int, StreamFigures] = {}
     after = 0

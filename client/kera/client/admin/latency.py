@@ -1,4 +1,4 @@
-"""Latency constraints, as a client sees them: how late records may be on a path, and how late they are."""
+"""Latency constraints for clients: how late records may be on a path, and how late they are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kera.v1 import latency_pb2 as messages
 Statistic = Literal["mean", "p99"]
 State = Literal["unknown", "held", "violated", "infeasible", "broken"]
 WINDOW_MS = 15_000
-"""Over which it is looked at, unless something else is said."""
+"""Default window of a constraint."""
 _STATISTICS: dict[str, messages.LatencyStatistic.ValueType] = {
     name: messages.LatencyStatistic.Value(f"LATENCY_STATISTIC_{name.upper()}") for name in get_args(Statistic)
 }
@@ -34,15 +34,15 @@ class LatencyConstraint:
 
     name: str
     path: tuple[str, ...]
-    """Streams, and ``group:`` with the consumer group that reads the one before and writes to the one after, in turn.
-    """
+    """Streams, alternating with ``group:`` and the consumer group that reads the stream before and writes to the one
+    after."""
     limit_ms: float
     window_ms: int
     statistic: Statistic
 
     @classmethod
     def from_message(cls, message: messages.LatencyConstraint) -> Self:
-        """From its wire form."""
+        """Convert from the wire form."""
         is_p99 = message.statistic == messages.LATENCY_STATISTIC_P99
         return cls(
             message.name,
@@ -55,7 +55,7 @@ class LatencyConstraint:
 
 @dataclass(frozen=True, slots=True)
 class LatencyHop:
-    """A part of the way of records through a stream, as of the last window. Times are microseconds."""
+    """A hop of records on their way through a stream, in the last window. Times are microseconds."""
 
     stream: str
     hop: str
@@ -63,7 +63,7 @@ class LatencyHop:
     consumer_group: str
     """The reading consumer group; empty for the first three hops."""
     chunks: int
-    """That were measured; 0: none, and nothing is known."""
+    """Number of measured chunks; 0: nothing is known."""
     mean_us: int
     p99_us: int
     worst_mean_us: int
@@ -72,9 +72,9 @@ class LatencyHop:
     allowed_us: int
     """Its part of the limit."""
     advised_us: int
-    """The part of it for which its buffer is advised to wait."""
+    """The part of `allowed_us` that its buffer is advised to wait."""
     violates: bool
-    """It takes more than its part, and the path more than the limit."""
+    """Whether it takes more than its part, and the path more than the limit."""
     clock_error_us: int = 0
     """For hand-over: the possible error of the mean, from the error of the clocks; 0: unknown."""
     own_linger_us: int = 0
@@ -82,7 +82,7 @@ class LatencyHop:
 
     @classmethod
     def from_message(cls, message: messages.HopDescription) -> Self:
-        """From its wire form."""
+        """Convert from the wire form."""
         return cls(
             stream=message.stream,
             hop=_HOPS.get(message.hop, f"hop {message.hop}"),
@@ -106,32 +106,31 @@ class LatencyDescription:
 
     constraint: LatencyConstraint
     state: State
-    """``unknown``: nothing was measured over the last window; ``held``; ``violated``; ``infeasible``: it cannot be
-    held, also when no buffer waits; ``broken``: a stream of the path is not there."""
+    """``unknown``: nothing was measured in the last window; ``held``; ``violated``; ``infeasible``: it cannot be held
+    even if no buffer waits; ``broken``: a stream of the path does not exist."""
     reason: str
-    """For people; may be empty."""
+    """The reason for the state, for people; may be empty."""
     mean_us: int
-    """Sum over all hops that were measured."""
+    """Sum of the means of all measured hops."""
     p99_us: int
-    """Likewise: no less than that of the path."""
+    """Sum of the 99th percentiles of all measured hops: no less than that of the path."""
     least_limit_us: int
     """For an infeasible constraint: the smallest limit that could be held; else 0."""
     violations: int
-    """In how many windows it was not held, since the coordinator leads, or the constraint was made."""
+    """Number of windows in which it was not held, since the coordinator leads, or the constraint was made."""
     hops: tuple[LatencyHop, ...]
-    """In the order of the path; none in a list."""
+    """Hops in the order of the path; empty in a list of constraints."""
     created_us: int = 0
     created_by: str = ""
-    """As rules call it, ``user:alice``; empty without security."""
+    """Its creator, in the form of rules, ``user:alice``; empty without security."""
     changed_us: int = 0
     changed_by: str = ""
     worst_hop: LatencyHop | None = None
-    """Among the measured hops: the one that is furthest beyond its part, or, while the limit is held, the one that
-    takes most."""
+    """The measured hop that is furthest beyond its part, or, while the limit is held, the one that takes longest."""
 
     @classmethod
     def from_message(cls, message: messages.LatencyDescription) -> Self:
-        """From its wire form."""
+        """Convert from the wire form."""
         return cls(
             constraint=LatencyConstraint.from_message(message.constraint),
             state=_STATES.get(message.state, "unknown"),
@@ -152,15 +151,15 @@ class LatencyDescription:
 class Latency:
     """Latency constraints. Get it as `Client.latency`.
 
-    With security on, who may alter all streams of a path, and describe the consumer groups on it, may say how late
-    records may be there; who may describe all of them may look, and for others it is not there.
+    With security on, a user who may alter all streams of a path, and describe the consumer groups on it, may set
+    constraints on it. A user who may describe all of them sees the constraint; for other users it does not exist.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def batch_reports(self, consumer_group: str) -> BatchReports:
-        """For who plans batches of a query that is known as `consumer_group`: tells brokers how long they take."""
+        """Return an object that reports the batches of a query to brokers, under the name `consumer_group`."""
         return BatchReports(self._cluster, consumer_group)
 
     async def create(
@@ -172,10 +171,10 @@ class Latency:
         window_ms: int = WINDOW_MS,
         statistic: Statistic = "mean",
     ) -> LatencyConstraint:
-        """Say how late records may be on a path: ``["clicks", "group:enrich", "visits", "group:dashboard"]``.
+        """Limit how late records may be on a path: ``["clicks", "group:enrich", "visits", "group:dashboard"]``.
 
-        Its streams are there, and its consumer groups read them already. A constraint that says the same is found.
-        Raises `InvalidArgument`, `UnknownStream`, `LatencyConstraintExists` and `NotAllowed`.
+        Its streams must exist, and its consumer groups must read them already. If the same constraint exists, returns
+        it. Raises `InvalidArgument`, `UnknownStream`, `LatencyConstraintExists` and `NotAllowed`.
         """
         constraint = messages.LatencyConstraint(
             name=_name(name),
@@ -197,9 +196,9 @@ class Latency:
         window_ms: int | None = None,
         statistic: Statistic | None = None,
     ) -> LatencyConstraint:
-        """Change a constraint; what is None stays as it is. It counts at once.
+        """Change a constraint; None changes nothing. It takes effect at once.
 
-        Raises `UnknownLatencyConstraint`, and what `create` raises.
+        Raises `UnknownLatencyConstraint`, and the errors of `create`.
         """
         request = messages.AlterLatencyConstraintRequest(name=_name(name))
         if path is not None:
@@ -216,7 +215,7 @@ class Latency:
         return LatencyConstraint.from_message(answer.constraint)
 
     async def delete(self, name: str) -> None:
-        """Forget a constraint: buffers go by the other constraints of their streams, or by their own settings again.
+        """Delete a constraint: buffers follow the other constraints of their streams, or their own settings again.
 
         Raises `UnknownLatencyConstraint`.
         """
@@ -226,15 +225,15 @@ class Latency:
             )
         except UnknownLatencyConstraint as error:
             if not isinstance(error.__cause__, Uncertain):
-                raise  # else an attempt that got no answer has deleted it, most likely
+                raise  # otherwise an earlier attempt without an answer has most likely deleted it
 
     async def constraints(self) -> list[LatencyDescription]:
-        """All that who asks may describe, by name, without their hops but for the worst of each."""
+        """Return all constraints that the caller may describe, by name, each with only its worst hop."""
         answer = await self._cluster.ask(api.LIST_LATENCY_CONSTRAINTS, messages.ListLatencyConstraintsRequest())
         return [LatencyDescription.from_message(each) for each in answer.constraints]
 
     async def describe(self, name: str) -> LatencyDescription:
-        """One, with what each hop of its path takes. Raises `UnknownLatencyConstraint`."""
+        """Return one constraint, with the times of all hops of its path. Raises `UnknownLatencyConstraint`."""
         request = messages.DescribeLatencyConstraintRequest(name=_name(name))
         answer = await self._cluster.ask(api.DESCRIBE_LATENCY_CONSTRAINT, request)
         return LatencyDescription.from_message(answer.description)

@@ -1,11 +1,12 @@
-"""Where in its log an entry has so many records or bytes, or a time, and where a range of it can be cut.
+"""Finds places in entries: after a number of records or bytes, at a time, and where a range can be cut.
 
-Brokers answer with chunk boundaries, from what they know of their segments; no chunk travels. A place that is wanted by
+Brokers answer with chunk boundaries, from their knowledge of their segments; no chunks are transferred. A place by
 record (`Unit`) can lie within a chunk. To find it, the one chunk at the boundary is read.
 
-An entry that has moved is followed from broker to broker, each of which tells how far one gets with it. What was lost
-between two of them is passed over, as brokers do with what was lost within an interval: who reads the range is told.
-A place right behind something lost says so (`ChunkPlace.lost_from`), if what was asked for may have been there.
+A search follows an entry that has moved from broker to broker; each answers how far its part goes. It passes over
+records that were lost between two brokers, as brokers pass over records lost within an interval: readers of the range
+get the error. A place right behind lost records says so (`ChunkPlace.lost_from`), if the target may have been among
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2
 
 QUERIES_MAX = 512
-"""In one request; brokers take twice as many, and a query can be two."""
+"""Maximum number of queries in one request; brokers take twice as many, and a query can need two."""
 READ_AT_ONCE_MAX = 64
 """Chunks that are read at the same time to find places within them."""
 
@@ -46,11 +47,11 @@ Unit = Literal["chunk", "record"]
 
 
 class ChunkQuery(NamedTuple):
-    """From `start` on, up to `end` (None: the durable head of when it is asked); exactly one of the last three is set.
+    """A query for a place from `start` up to `end` (None: the present durable head), by one of the last three fields.
 
     `records_max`, `bytes_max`: the furthest boundary with at most so many records, or bytes of chunks, before it, but
-    at least one chunk, if there is one. `timestamp_us`: the first chunk with a record at or after this time; the end if
-    there is none.
+    behind at least one chunk, if there is one. `timestamp_us`: the first chunk with a record at or after this time; the
+    end if there is none.
     """
 
     streamlet_id: int
@@ -65,8 +66,8 @@ class ChunkQuery(NamedTuple):
 class SegmentBounds(NamedTuple):
     """A piece of an entry that is in one segment, and so at one broker. It is not empty.
 
-    Who cuts a range does so where pieces start: then what is missing between two of them belongs to the part that ends
-    there, and whoever reads that is told.
+    Cut a range only where pieces start: then records that are missing between two pieces belong to the part that ends
+    there, and its reader gets the error.
     """
 
     start: Position
@@ -75,9 +76,9 @@ class SegmentBounds(NamedTuple):
     next_record: int
     length_bytes: int
     broker_id: int
-    """Where it is."""
+    """The broker that has it."""
     resident: bool
-    """It is in the broker's memory now."""
+    """Whether it is in the broker's memory now."""
 
 
 async def locate(
@@ -104,7 +105,7 @@ async def locate(
 async def _by_record(
     cluster: Cluster, stream: StreamDescription, searches: Sequence[_Search], places: Sequence[ChunkPlace]
 ) -> list[ChunkPlace]:
-    """The places of records for places at chunk boundaries. Reads the chunk at each of them."""
+    """Find the places of records from places at chunk boundaries. Reads the chunk at each boundary."""
     if not places:
         return []
     bounds = await cluster.bounds(stream.name)
@@ -201,7 +202,7 @@ async def segments(
     position = start
 
     async def attempt() -> Position:
-        """Ask for more; where to go on."""
+        """Ask one broker for more segments. Returns where to go on."""
         now = same_stream(await cluster.stream_or_last_seen(name), entry_id.stream_id)
         broker_id = now.assignments[streamlet_id].broker_at(position)
         request = broker_pb2.ListSegmentsRequest()
@@ -242,26 +243,26 @@ def _segment_bounds(message: broker_pb2.SegmentBounds, broker_id: int) -> Segmen
 
 @dataclass(slots=True)
 class _Search:
-    """A query on its way over the brokers of its entry."""
+    """The state of a query that goes over the brokers of its entry."""
 
     entry: EntryId
     query: ChunkQuery
     position: Position
     """Where it goes on."""
     record: int = 0
-    """Ordinal there, known once something was passed over."""
+    """Ordinal at `position`, known once chunks were passed."""
     bytes: int = 0
-    """Size of the chunks that were passed over."""
+    """Size of the chunks that were passed."""
     start_record: int | None = None
-    """Ordinal at the query's start, which a query for records begins with."""
+    """Ordinal at the query's start; a query for records asks for it first."""
     lost_from: Position | None = None
-    """The start of something lost that ends at `position`."""
+    """The start of lost records that end at `position`."""
     place: ChunkPlace | None = None
     """The answer."""
 
     @classmethod
     def of(cls, stream: StreamDescription, query: ChunkQuery) -> _Search:
-        """Raises `InvalidArgument`, `StreamletOutOfRange`."""
+        """Make a search for a checked query. Raises `InvalidArgument`, `StreamletOutOfRange`."""
         limits = query.records_max, query.bytes_max, query.timestamp_us
         if sum(limit is not None for limit in limits) != 1:
             raise InvalidArgument("a query has exactly one of records_max, bytes_max and timestamp_us")
@@ -278,7 +279,7 @@ class _Search:
 
     @property
     def needs_origin(self) -> bool:
-        """Whether the ordinal of the start has to be asked for, too."""
+        """Whether the search also has to ask for the ordinal of the start."""
         return self.query.records_max is not None and self.start_record is None
 
     @property
@@ -289,7 +290,7 @@ class _Search:
         return (self.query.bytes_max or 0) - self.bytes
 
     def messages(self) -> list[broker_pb2.ChunkQuery]:
-        """The queries for the broker that has `position`."""
+        """Return the queries for the broker that has `position`."""
         asked = broker_pb2.ChunkQuery()
         fill_cursor(asked.start, self.entry, self.position)
         if self.query.end is not None:
@@ -302,11 +303,11 @@ class _Search:
             asked.bytes_max = self.left
         if not self.needs_origin:
             return [asked]
-        origin = broker_pb2.ChunkQuery(start=asked.start, end=asked.start, bytes_max=0)  # it says what is at its start
+        origin = broker_pb2.ChunkQuery(start=asked.start, end=asked.start, bytes_max=0)  # returns the start's ordinal
         return [origin, asked]
 
     def take(self, answers: Sequence[broker_pb2.ChunkPlace]) -> bool:
-        """Take note of what the broker says; returns whether that gets it any further. Raises its error."""
+        """Apply a broker's answers. Returns whether the search got further. Raises the broker's error."""
         try:
             for each in answers:
                 if each.HasField("error"):
@@ -341,14 +342,14 @@ class _Search:
         return ChunkPlace(self.position, self.record, self.bytes, lost_from=self.lost_from if may_be_lost else None)
 
     def boundary_before(self, place: ChunkPlace) -> ChunkPlace:
-        """The boundary that the record in question does not lie before; `place` is the answer by chunks."""
+        """Return the last boundary at or before the wanted record; `place` is the answer by chunks."""
         wanted = self._wanted_record
         if wanted is None or place.record <= wanted or place.lost_from is not None:
             return place
         return ChunkPlace(self.query.start, self.start_record or 0, 0)  # its first chunk has more than `records_max`
 
     def place_within(self, chunk: ChunkBatch, boundary: ChunkPlace, stream: StreamDescription) -> ChunkPlace:
-        """The place in `chunk`, the first one at `boundary`; behind the chunk if it does not have the record."""
+        """Return the place in `chunk`, the first one at `boundary`; behind the chunk if it does not have the record."""
         first, count = chunk.header.first_record, chunk.header.record_count
         skipped, wanted = 0, self._wanted_record
         if wanted is not None:
@@ -365,30 +366,30 @@ class _Search:
 
     @property
     def _wanted_record(self) -> int | None:
-        """Ordinal of the record to find; None: a time is to be found."""
+        """Ordinal of the record to find; None: the query is for a time."""
         limit = self.query.records_max
         return None if limit is None else (self.start_record or 0) + limit
 
     def _is_over(self, answer: broker_pb2.ChunkPlace) -> bool:
-        """Whether a chunk that comes first at this broker, but not for the query, is too large for it."""
+        """Whether the first chunk at this broker, which is not the query's first, is too large for the query."""
         if self.query.records_max is not None:
             return answer.record - (self.start_record or 0) > self.query.records_max
         return self.query.bytes_max is not None and self.bytes + answer.bytes > self.query.bytes_max
 
     def _skip(self, error: DataLost) -> None:
-        """Go on behind what is not there any more."""
-        if self.bytes:  # else it may just have been removed by retention
+        """Go on behind records that no longer exist."""
+        if self.bytes:  # otherwise retention may just have removed them
             self.lost_from = self.lost_from or self.position
         self.position = _available(error)
         self.record = error.attributes.get("available_record", self.record)
         if not self.bytes:
-            self.start_record = None  # it starts there
+            self.start_record = None  # the search starts there
         elif self.query.records_max is not None and self.left < 0:
-            self.place = self._found()  # the record is one of those that are lost
+            self.place = self._found()  # the record is among the lost ones
 
 
 async def _round(cluster: Cluster, name: str, stream_id: int, searches: Sequence[_Search]) -> None:
-    """Ask all brokers for what they have, each once. Raises the first error if that gets none of them any further."""
+    """Ask the brokers of all searches, each once. Raises a final error, or the first one if no search got further."""
     stream = same_stream(await cluster.stream_or_last_seen(name), stream_id)
     of_brokers: dict[int, list[_Search]] = {}
     for search in searches:
@@ -412,7 +413,7 @@ async def _round(cluster: Cluster, name: str, stream_id: int, searches: Sequence
 async def _locate_at(
     cluster: Cluster, stream: StreamDescription, broker_id: int, searches: Iterable[_Search]
 ) -> tuple[bool, list[KeraError]]:
-    """Ask one broker; whether that gets any search further, and what went wrong."""
+    """Ask one broker. Returns whether any search got further, and the errors."""
     request = broker_pb2.LocateChunksRequest()
     asked = [(search, search.messages()) for search in searches]
     for _, messages in asked:
@@ -436,7 +437,7 @@ async def _locate_at(
 
 
 def _available(error: DataLost) -> Position:
-    """Where an entry goes on behind what is not there any more. Raises `ProtocolError` if the broker does not say."""
+    """Return where an entry goes on behind removed records. Raises `ProtocolError` if the broker does not say."""
     match error.attributes.get("available_from"):
         case [int(group_id), int(segment_id), int(offset)]:
             return Position(group_id, segment_id, offset)

@@ -1,4 +1,4 @@
-"""The maximum that a principal may use of a cluster, in the form for users."""
+"""Quotas of principals, in the form for users."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ RATES = frozenset({"bytes_in_per_s", "bytes_out_per_s", "requests_per_s"})
 class Quota:
     """The maximum that a principal may use. None: unlimited.
 
-    Who goes beyond a rate waits for its answers; who would have more of the others is refused (`QuotaExceeded`).
+    A principal that exceeds a rate gets its answers late; exceeding another limit is refused (`QuotaExceeded`).
     """
 
     bytes_in_per_s: int | None = None
-    """Chunks that it writes, in bytes, to each broker."""
+    """Bytes of chunks that it writes per second, to each broker."""
     bytes_out_per_s: int | None = None
-    """Chunks that it reads, from each broker."""
+    """Bytes of chunks that it reads per second, from each broker."""
     requests_per_s: int | None = None
-    """To each broker and to the coordinator."""
+    """Requests per second, to each broker and to the coordinator."""
     connections: int | None = None
-    """To each broker: of frames, and streams of gRPC."""
+    """Connections to each broker: of frames, and streams of gRPC."""
     streams: int | None = None
-    """That it has created, and that are there."""
+    """Existing streams that it has created."""
     stored_bytes: int | None = None
     """Size of the chunks in these streams, each counted once, however many replicas it has."""
 
@@ -36,7 +36,7 @@ class Quota:
         return self != Quota()
 
     def to_message(self) -> messages.Quota:
-        """As it travels. Raises `InvalidArgument`."""
+        """Convert to the wire form. Raises `InvalidArgument`."""
         known = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         return messages.Quota(
             **{
@@ -47,7 +47,7 @@ class Quota:
 
     @classmethod
     def from_message(cls, message: messages.Quota) -> Self:
-        """The same back."""
+        """Convert from the wire form."""
         return cls(**{field.name: value for field, value in message.ListFields()})
 
 

@@ -1,8 +1,8 @@
 """The request for a reset of a consumer group, and the changes that it makes: types and arithmetic, without I/O.
 
 An offset is the number of a record in its entry, from 0. Cursors are chunk boundaries: a cursor for an offset is the
-start of the chunk that has the record, so that no record is skipped, and at most the rest of one chunk is read again.
-`kera.client.admin.resetting` looks up where that is, and carries it out.
+start of the chunk that has the record, so that no record is skipped, and at most a part of one chunk is read again.
+`kera.client.admin.resetting` looks the places up, and carries the reset out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kera.core.base.ids import Position
 
 @dataclass(frozen=True, slots=True)
 class ToOffset:
-    """Each entry goes to the record with this offset, or to the nearest one that it has."""
+    """Move each entry's cursor to the record with this offset, or to the nearest one that it has."""
 
     offset: int
     """The number of a record in its entry, from 0."""
@@ -25,7 +25,7 @@ class ToOffset:
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """Each entry goes on by so many records, or back where the number is negative, as far as it has records."""
+    """Move each entry's cursor by so many records, back if the number is negative, as far as there are records."""
 
     records: int
 
@@ -37,18 +37,18 @@ class CursorChange:
     streamlet: int
     entry: int
     old: Position | None
-    """None: the consumer group has not read this entry."""
+    """The cursor before; None: the consumer group has not read this entry."""
     old_offset: int | None
-    """Offset of the first record that was not read; None: there is no cursor, or its place is lost."""
+    """Offset of the first unread record; None: there is no cursor, or its place is lost."""
     new: Position
     new_offset: int
     """Offset of the record at `new`."""
     records_again: int | None
-    """Records that were read and will be read again; None: unknown, as the old place is lost."""
+    """Records that were read and will be read again; None: unknown, because the old place is lost."""
     records_skipped: int | None
-    """Records that were not read and will not be; None: unknown, as the old place is lost."""
+    """Records that were not read and will not be; None: unknown, because the old place is lost."""
     note: str = ""
-    """Why `new_offset` is not what was asked for; empty: it is, or it is the start of the chunk that has the record."""
+    """Why `new_offset` differs from the requested place; empty: it is that place, or the start of its chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,16 @@ class ResetPlan:
     stream: str
     stream_id: int
     changes: tuple[CursorChange, ...]
-    """By streamlet and entry."""
+    """Changes, ordered by streamlet and entry."""
 
     @property
     def records_again(self) -> int:
-        """All records that are known to be read again."""
+        """Number of records that are known to be read again."""
         return sum(change.records_again or 0 for change in self.changes)
 
     @property
     def records_skipped(self) -> int:
-        """All records that are known to be skipped."""
+        """Number of records that are known to be skipped."""
         return sum(change.records_skipped or 0 for change in self.changes)
 
 
@@ -80,17 +80,17 @@ ResetTo = (
     | Mapping[int, Sequence[Position]]
     | ResetPlan
 )
-"""Where to: the oldest record, the end as it is now, the first record of a time or later, an offset, a number of
-records on or back, positions per streamlet and entry (streamlets that are left out keep their cursors), or a plan."""
+"""The target of a reset: the oldest record, the present end, the first record at or after a time, an offset, a number
+of records on or back, positions per streamlet and entry (left-out streamlets keep their cursors), or a plan."""
 
 OffsetSpan = tuple[int, int]
-"""From the first offset up to before the second."""
+"""The first offset of a span, and the offset behind its last one."""
 
 
 def compare(unread_spans: Iterable[OffsetSpan], new_offset: int, end: int) -> tuple[int, int]:
-    """How many records a cursor at `new_offset` reads again, and how many it skips.
+    """Return how many records a cursor at `new_offset` reads again, and how many it skips.
 
-    `unread_spans`: what was not read so far, without overlaps. `end`: the offset behind the entry's last record.
+    `unread_spans`: records not read so far, without overlaps. `end`: the offset behind the entry's last record.
     """
     still_unread = skipped = 0
     for first, behind in unread_spans:

@@ -1,7 +1,7 @@
-"""Resets of consumer groups: finds where cursors go, tells what that changes, and sets them.
+"""Resets of consumer groups: finds the new cursors, reports the changes, and sets the cursors.
 
-`plan_reset` looks and changes nothing; `reset_consumer_group` carries out such a plan, or takes the same arguments. The
-words for both are in `kera.client.admin.reset_plan`.
+`plan_reset` changes nothing; `reset_consumer_group` carries out such a plan, or takes the same arguments. The types of
+both are in `kera.client.admin.reset_plan`.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ TELL_TIMEOUT_S = 5.0
 
 
 class _Target(NamedTuple):
-    """Where a consumer group goes on in an entry."""
+    """The new cursor of a consumer group in an entry."""
 
     position: Position
     record: int | None = None
-    """Ordinal of the record there; None: not known, or the first one that there is."""
+    """Ordinal of the record there; None: not known, or the first existing one."""
     note: str = ""
     """See `CursorChange.note`."""
 
     @classmethod
     def at(cls, place: ChunkPlace) -> _Target:
-        """A place, or the start of the loss right before it, so that the next consumer learns of the loss."""
+        """Return the target for a place, or the start of a loss right before it, so that consumers notice the loss."""
         lost = place.lost_from
         note = "" if lost is None else f"records from {tuple(lost)} up to {tuple(place.position)} are lost"
         return cls(place.start, place.record, note)
 
 
 _Targets = Mapping[int, Sequence[_Target]]
-"""Per streamlet, one per entry."""
+"""The targets of entries, by streamlet."""
 
 
 async def plan_reset(
@@ -103,7 +103,7 @@ async def _current(cluster: Cluster, name: str, stream_name: str) -> StreamDescr
 
 
 def _chosen(stream: StreamDescription, streamlets: Sequence[int] | None) -> list[int]:
-    """The streamlets to reset. Raises `StreamletOutOfRange`, `InvalidArgument`."""
+    """Return the streamlets to reset. Raises `StreamletOutOfRange`, `InvalidArgument`."""
     if streamlets is None:
         return sorted(stream.assignments)
     arguments.all_of("streamlets", streamlets, Sequence, int, "a list of numbers of streamlets")
@@ -130,7 +130,7 @@ def _start(
 async def _tell_brokers(
     cluster: Cluster, name: str, stream: StreamDescription, starts: Iterable[consumer_group_pb2.StreamletStart]
 ) -> None:
-    """Retention goes by the cursors that brokers know: it must not take what a consumer group is to read again."""
+    """Send the new cursors to brokers: retention follows them, and must not remove what the group will read again."""
     positions = {
         EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry): position_of(cursor)
         for start in starts
@@ -143,13 +143,13 @@ async def _tell_brokers(
     await cluster.commit(name, stream.name, positions)
 
 
-# -- where to ------------------------------------------------------------------------------------------------------
+# -- targets -------------------------------------------------------------------------------------------------------
 
 
 async def _targets(
     cluster: Cluster, stream: StreamDescription, known: _Known | None, to: ResetTo, chosen: Sequence[int]
 ) -> _Targets:
-    """Where the entries of the streamlets in `chosen` go. `known` is needed to shift cursors."""
+    """Return the targets of the entries of streamlets in `chosen`. `known` is needed to shift cursors."""
     if isinstance(to, ToOffset | ShiftBy):
         return await _by_record(cluster, stream, known, to, chosen)
     if isinstance(to, datetime.datetime):
@@ -175,7 +175,7 @@ async def _targets(
 def _check_positions(
     stream: StreamDescription, to: Mapping[int, Sequence[Position]], bounds: Mapping[int, Sequence[EntryBounds]]
 ) -> None:
-    """A cursor never points beyond the durable head: what comes up to there later would be passed over."""
+    """Raise `InvalidArgument` for a position beyond the durable head: the group would miss records that come later."""
     for streamlet_id, positions in to.items():
         for entry, (position, known) in enumerate(zip(positions, bounds.get(streamlet_id, ()), strict=False)):
             if Position(*position) > known.end:
@@ -212,7 +212,7 @@ async def _by_record(
 
 
 def _cursor_of(known: _Known | None, entry: EntryId) -> int:
-    """The offset to shift from. Raises `InvalidArgument` where it is not known."""
+    """Return the offset to shift from. Raises `InvalidArgument` if it is not known."""
     offset = None if known is None else known.old_offset(entry)
     if known is None or offset is None:
         whose = "" if known is None else f"consumer group {known.consumer_group!r} "
@@ -231,7 +231,7 @@ async def at_offsets(
     wanted: Mapping[EntryId, int],
     bounds: Mapping[int, Sequence[EntryBounds]],
 ) -> dict[EntryId, _Target]:
-    """The start of the chunk that has the record with the offset in `wanted`, entry by entry."""
+    """Find, for each entry, the start of the chunk that has the record with the offset in `wanted`."""
     found: dict[EntryId, _Target] = {}
     queries: dict[EntryId, ChunkQuery] = {}
     for entry, offset in wanted.items():
@@ -246,17 +246,17 @@ async def at_offsets(
             before = offset - known.first_record
             queries[entry] = ChunkQuery(entry.streamlet_id, entry.entry, known.start, known.end, records_max=before)
     for entry, place in zip(queries, await locate(cluster, stream.name, list(queries.values())), strict=True):
-        # The first chunk is always passed, however many records it has.
+        # A query always passes the first chunk, however many records it has.
         is_behind = place.record > wanted[entry] and place.lost_from is None
         found[entry] = _Target(EARLIEST) if is_behind else _Target.at(place)
     return found
 
 
-# -- what it changes -----------------------------------------------------------------------------------------------
+# -- changes -------------------------------------------------------------------------------------------------------
 
 
 class _Known:
-    """Where a consumer group is in a stream now."""
+    """The present cursors of a consumer group in a stream."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class _Known:
         """Offsets of the records at positions; None: the place is lost."""
 
     async def look_up(self, points: Iterable[tuple[EntryId, Position]] = ()) -> None:
-        """Find the offsets of all positions that are known, and of `points`."""
+        """Find the offsets of all known positions, and of `points`."""
         wanted = {
             (entry, position)
             for entry, spans in self._unread.items()
@@ -298,7 +298,7 @@ class _Known:
         try:
             places = await locate(self._cluster, self.stream.name, list(queries.values()))
         except (DataLost, InvalidCursor):
-            if len(queries) > 1:  # one of them is not there any more: see which
+            if len(queries) > 1:  # one of the places no longer exists: find out which
                 for point in queries:
                     await self._find([point])
                 return
@@ -307,21 +307,21 @@ class _Known:
             self._offsets |= {point: place.record for point, place in zip(queries, places, strict=True)}
 
     def offset(self, entry: EntryId, position: Position) -> int | None:
-        """The offset of the record at a position that was looked up."""
+        """Return the offset of the record at a position that was looked up; None: the place is lost."""
         return self._offsets[entry, position]
 
     def old(self, entry: EntryId) -> Position | None:
-        """The first place that was not read."""
+        """Return the first unread position; None: there is no cursor."""
         spans = self._unread.get(entry)
         return spans[0][0] if spans else None
 
     def old_offset(self, entry: EntryId) -> int | None:
-        """The offset of the first record that was not read."""
+        """Return the offset of the first unread record; None: there is no cursor, or its place is lost."""
         position = self.old(entry)
         return None if position is None else self.offset(entry, position)
 
     def unread_offsets(self, entry: EntryId) -> list[OffsetSpan] | None:
-        """The spans that were not read; None: unknown. All of the entry, where the consumer group has no cursor."""
+        """Return the unread spans, the whole entry if the consumer group has no cursor; None: unknown."""
         bounds = self.bounds[entry.streamlet_id][entry.entry]
         if entry not in self._unread:
             return [(bounds.first_record, bounds.next_record)]
@@ -336,7 +336,7 @@ class _Known:
 
 
 async def _known(cluster: Cluster, name: str, stream: StreamDescription) -> _Known:
-    """Where the consumer group is in the stream; nowhere, if there is no group of this name."""
+    """Look up the cursors of a consumer group in a stream; a group that does not exist has none."""
     request = consumer_group_pb2.DescribeConsumerGroupRequest(consumer_group=name)
     spans: dict[EntryId, list[tuple[Position, Position | None]]] = {}
     try:
@@ -357,7 +357,7 @@ async def _known(cluster: Cluster, name: str, stream: StreamDescription) -> _Kno
 async def _planned(known: _Known, targets: _Targets) -> ResetPlan:
     stream = known.stream
     for streamlet_id, each in targets.items():
-        _start(stream, streamlet_id, each)  # refuses positions for entries that the stream does not have
+        _start(stream, streamlet_id, each)  # raises for positions of entries that the stream does not have
     entries = {
         stream.entry_id(streamlet_id, number): target
         for streamlet_id, each in sorted(targets.items())

@@ -1,7 +1,7 @@
-"""Repeated questions of a cluster's live view: short, and without asking twice for known answers.
+"""Repeated requests of a cluster's live view: short, and without asking twice for known answers.
 
-A cluster may have ten thousand streams: of each there is what a row shows (`StreamSummary`), made without a look at its
-schema, and names of streams are asked for once and not with each consumer group.
+A cluster may have ten thousand streams: for each there is only a summary for one row (`StreamSummary`), made without
+opening its schema, and names of streams are requested once and not for each consumer group.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kera.core.rpc import Channel, api
 from kera.v1 import common_pb2, coordinator_pb2
 
 AT_ONCE = 500
-"""Streams that are looked at before others go on."""
+"""Number of streams that are processed before other tasks get a turn."""
 
 
 class StreamSummary(NamedTuple):
-    """A stream, as one row shows it."""
+    """A summary of a stream, for one row."""
 
     stream_id: int
     name: str
@@ -39,27 +39,27 @@ class StreamSummary(NamedTuple):
     replication: int
     durability: str
     owners: Mapping[int, int]
-    """Streamlets by the broker that owns them."""
+    """Number of owned streamlets, by broker."""
     holders: frozenset[int]
-    """Brokers that have any of its records."""
+    """Brokers that have records of it."""
     spread: int = 0
-    """Streamlets of which others than the owner have records, as they have moved."""
+    """Number of streamlets that have moved, so that brokers besides the owner have records of them."""
     entries: int = 1
-    """Entries of each streamlet."""
+    """Number of entries of each streamlet."""
     created_us: int = 0
-    """Microseconds since the Unix epoch."""
+    """Time of its creation, microseconds since the Unix epoch."""
     typed: bool = False
-    """Its values are rows with columns."""
+    """Whether its values are rows with columns."""
     retention_ms: int = 0
-    """0: records stay, whatever their age."""
+    """Retention by age; 0: records stay, whatever their age."""
     retention_bytes: int = 0
     """Retention of a streamlet by size; 0: records stay, however many bytes they have."""
     retention_consumed: bool = False
-    """Records go once the stream's consumer groups have read them."""
+    """Whether records are removed once the stream's consumer groups have read them."""
 
     @classmethod
     def from_message(cls, info: common_pb2.StreamInfo) -> Self:
-        """From its wire form."""
+        """Convert from the wire form."""
         return cls(
             info.stream_id,
             info.name,
@@ -83,10 +83,10 @@ class StreamSummary(NamedTuple):
 
 
 class Watch:
-    """Asks on behalf of a live view. Its client, of which `admin` is, stays open as long as this is used."""
+    """Makes requests for a live view. The client of `admin` must stay open as long as this object is used."""
 
     def __init__(self, admin: Admin) -> None:
-        self._cluster: Cluster = admin._cluster  # noqa: SLF001 - both are faces of it
+        self._cluster: Cluster = admin._cluster  # noqa: SLF001 - both are part of the SDK
         self._latency = Latency(self._cluster)
         self._names: dict[int, str] = {}
         self._infos: list[common_pb2.StreamInfo] = []
@@ -96,7 +96,7 @@ class Watch:
         return await self._cluster.describe()
 
     async def streams(self) -> list[StreamSummary]:
-        """Those that there are, and that one may see, by name."""
+        """Return all streams that the caller may see, by name."""
         found = []
         self._infos = await self._cluster.all_streams()
         for number, info in enumerate(self._infos):
@@ -107,7 +107,7 @@ class Watch:
         return found
 
     def descriptions(self) -> list[StreamDescription]:
-        """The same in full, as of the last time that `streams` was asked. For a thread: it takes a while for many."""
+        """Return full descriptions of the streams of the last `streams` call. Slow for many streams: use a thread."""
         return [StreamDescription.from_message(info) for info in self._infos]
 
     async def recoveries(self) -> list[RecoveryDescription]:
@@ -116,11 +116,11 @@ class Watch:
         return [RecoveryDescription.from_message(recovery) for recovery in answer.recoveries]
 
     async def groups(self) -> list[ConsumerGroupSummary]:
-        """Consumer groups, by name, with those of their streams that `streams` has told of."""
+        """Return consumer groups, by name, with their streams as far as `streams` has returned them."""
         return await list_consumer_groups(self._cluster, self._names)
 
     async def group(self, name: str) -> ConsumerGroupDescription:
-        """One of them in full, likewise. Raises `InvalidArgument` when it is gone."""
+        """Describe one group in full, with such streams. Raises `InvalidArgument` if it no longer exists."""
         return await describe_consumer_group(self._cluster, name, self._names)
 
     async def constraints(self) -> list[LatencyDescription]:
@@ -132,5 +132,5 @@ class Watch:
         return await self._latency.describe(name)
 
     def channel(self, address: str) -> Channel:
-        """A connection to a daemon, whoever it is, as whoever the client is; to be closed."""
+        """Open a connection to any daemon, with the client's identity; the caller closes it."""
         return self._cluster.runtime.channel(address)

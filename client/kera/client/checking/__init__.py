@@ -1,6 +1,5 @@
-"""Whether a cluster has kept what it promised: a history of what clients saw, and what it must look like.
+"""Checks whether a cluster has kept its promises: a history of what clients saw, and the rules for it.
 
-Values are unique: each says which producer has sent it, and as which of its records. So whatever is read tells where it
-comes from, and the check needs no more than what clients were told. It does no I/O: who makes the history, and from
-which cluster, is left to others.
+Values are unique: each names its producer, and its number among that producer's records. So each record that is read
+shows its origin, and the check only needs the answers that clients got. It does no I/O: callers record the history.
 """

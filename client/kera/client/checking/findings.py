@@ -10,11 +10,11 @@ from kera.client.checking.history import Place
 from kera.client.checking.numbers import unpacked
 
 EVIDENCE_MAX = 5
-"""Cases of each kind that are kept in full; the others are counted."""
+"""Number of cases of each kind that are kept in full; the others are counted."""
 
 
 class Violation(NamedTuple):
-    """Something that is wrong."""
+    """A violation of a promise."""
 
     kind: str
     text: str
@@ -23,9 +23,9 @@ class Violation(NamedTuple):
     streamlet: int | None = None
     entry: int | None = None
     record: int | None = None
-    """Its ordinal in the entry."""
+    """The ordinal of the record in the entry."""
     seconds: float | None = None
-    """When it was acknowledged or seen, counted from the beginning."""
+    """Time when the record was acknowledged or seen, from the beginning."""
 
 
 class Violations:
@@ -34,10 +34,10 @@ class Violations:
     def __init__(self) -> None:
         self._kept: dict[str, list[Violation]] = {}
         self.counts: Counter[str] = Counter()
-        """By kind."""
+        """Number of cases, by kind."""
 
     def add(self, kind: str, text: str, value: int | None, place: Place | None, seconds: float | None = None) -> None:
-        """One more; `value`: the packed number of the record, if it is about one of ours."""
+        """Add a violation. `value`: the packed number of the record, if it is a record of the check."""
         self.counts[kind] += 1
         kept = self._kept.setdefault(kind, [])
         if len(kept) < EVIDENCE_MAX:
@@ -47,11 +47,11 @@ class Violations:
 
     @property
     def kept(self) -> list[Violation]:
-        """Those that are told in full."""
+        """The violations that are kept in full."""
         return [each for found in self._kept.values() for each in found]
 
     def lines(self) -> Iterator[str]:
-        """All of them for people."""
+        """Yield lines of text about all violations."""
         for kind, found in self._kept.items():
             yield from (f"{kind}: {each.text}{_when(each)}" for each in found)
             if self.counts[kind] > len(found):

@@ -1,4 +1,4 @@
-"""The actions and observations of a cluster's clients, as they saw them."""
+"""The actions and observations of a cluster's clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a record is in a stream."""
+    """The place of a record in a stream."""
 
     streamlet_id: int
     entry: int
@@ -26,12 +26,12 @@ class Value(NamedTuple):
     number: int
 
     def to_bytes(self) -> bytes:
-        """As it is sent."""
+        """Return the bytes to send."""
         return f"{self.producer}/{self.number}".encode()
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> Value:
-        """As it was read. Raises ``ValueError`` for what is none."""
+        """Parse bytes that were read. Raises ``ValueError`` if they are not such a value."""
         producer, slash, number = (data or b"").decode().rpartition("/")
         if not slash:
             raise ValueError(f"a record holds {data!r}, which no producer has sent")
@@ -46,25 +46,25 @@ class History:
     """The history of one stream."""
 
     sent: set[Value] = field(default_factory=set)
-    """That were given to a producer; what becomes of them is not known until they are in one of the following."""
+    """Values that a producer was given; their outcome is not known unless they are also in one of the next fields."""
     acknowledged: dict[Value, Place | None] = field(default_factory=dict)
-    """With the place that the producer was told; None: it was told none."""
+    """Acknowledged values, with the place that the producer got; None: it got none."""
     refused: set[Value] = field(default_factory=set)
-    """Values of which the producer got an error: they are not stored."""
+    """Values for which the producer got an error: they are not stored."""
     read: dict[str, list[tuple[Place, Value]]] = field(default_factory=lambda: defaultdict(list))
-    """By reader, in the order in which they came; each reader has begun with the oldest record of each entry."""
+    """Values by reader, in the order in which they came; each reader has begun with the oldest record of each entry."""
     processed: dict[str, set[Value]] = field(default_factory=lambda: defaultdict(set))
-    """By consumer group: what its members were given."""
+    """Values that the members of consumer groups got, by consumer group."""
     stored: list[tuple[Place, Value]] = field(default_factory=list)
-    """The stored values at the end, when everything was acknowledged or given up: each entry from its beginning on."""
+    """The stored values at the end, when all were acknowledged or given up: each entry from its beginning on."""
     removed: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By streamlet and entry: somebody has asked that records before this one be removed, so they may be missing."""
+    """By streamlet and entry: the ordinal before which records were removed on purpose, so that they may be missing."""
 
     def is_removed(self, place: Place) -> bool:
-        """Whether what is at a place may have been removed on purpose."""
+        """Whether the record at a place may have been removed on purpose."""
         return place.record < self.removed.get(place[:2], 0)
 
     def may_be_removed(self, value: Value) -> bool:
-        """Whether a record that was acknowledged may have been; of one without a place nobody can say."""
+        """Whether an acknowledged record may have been removed; without a place, any removal may have removed it."""
         place = self.acknowledged.get(value)
         return bool(self.removed) if place is None else self.is_removed(place)

@@ -1,7 +1,8 @@
-"""The actions and observations of clients under a long load: about thirty bytes a record, and checked as they come.
+"""Checks the actions and observations of clients under a long load as they come, with about thirty bytes per record.
 
-It finds what `kera.client.checking.verdict` finds in a history of some thousand records (a test compares the two), and
-what can only be seen while the load is on: a durable end that goes back, a place that held something else before.
+It finds the same violations as `kera.client.checking.verdict` in a history of some thousand records (a test compares
+the two), and violations that only show while the load is on: a durable end that goes back, a place whose record
+changes.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from kera.client.checking.numbers import (
 LAST_READER = "the last reader"
 """The reader that reads everything at the end."""
 MOMENT_S = 1.0
-"""How exactly it is known when something was read first."""
+"""Precision of the time when a record was first read."""
 BEYOND_MAX = 1 << 20
-"""An ordinal may be so far beyond the number of records that were sent: others may have written some as well."""
+"""How far an ordinal may be beyond the number of sent records: other programs may have written some as well."""
 SENT, ACKNOWLEDGED, REFUSED = range(3)
 _NOWHERE = -1
 
 Entry = tuple[int, int]
-"""Streamlet, and entry in it."""
+"""Streamlet, and the entry in it."""
 
 
 class _Producer:
@@ -46,11 +47,11 @@ class _Producer:
     def __init__(self) -> None:
         self.state = Column(np.uint8, SENT)
         self.place = Column(np.int64, _NOWHERE)
-        """Where it was told that they are."""
+        """Places that the producer was given."""
         self.acknowledged_ms = Column(np.uint32, 0)
         self.processed = Column(np.bool_, 0)
         self.stored_at = Column(np.int64, _NOWHERE)
-        """Where they are at the end."""
+        """Places at the end."""
 
     def grow(self, count: int) -> None:
         for column in (self.state, self.place, self.acknowledged_ms, self.processed):
@@ -73,21 +74,21 @@ class Losses:
 
     def __init__(self, *, are_allowed: bool) -> None:
         self.are_allowed = are_allowed
-        """That something which was acknowledged is lost is not a violation, if it is told."""
+        """Whether the loss of acknowledged records is no violation if the cluster reports it."""
         self.entries: set[Entry] = set()
-        """Those of which something is."""
+        """Entries with reported losses."""
         self.first: dict[Entry, int] = {}
         """For each of those entries: the ordinal from which on records may be lost; missing: any of them may be."""
 
     @property
     def any_allowed(self) -> bool:
-        """Whether something that was acknowledged may be gone."""
+        """Whether acknowledged records may be lost."""
         return self.are_allowed and bool(self.entries)
 
     def may_have_taken(self, places: npt.NDArray[np.int64], *, anywhere: bool = False) -> npt.NDArray[np.bool_]:
-        """Whether what a producer was told to be at each of these places may be gone without a violation.
+        """Whether the record that was acknowledged at each place may be lost without a violation.
 
-        `anywhere`: it is not known yet from where on.
+        `anywhere`: it is not known yet from which ordinal on records may be lost.
         """
         if not self.any_allowed:
             return np.zeros(len(places), np.bool_)
@@ -106,7 +107,7 @@ class _Seen:
     def __init__(self) -> None:
         self.values = Column(np.int64, UNSEEN)
         self.moments: list[tuple[int, float]] = []
-        """Up to which ordinal somebody had read, and when; ascending, and one a second."""
+        """Ordinals up to which records were read, and when; ascending, one per second."""
 
     def note(self, end: int, now_s: float) -> None:
         known, known_s = self.moments[-1] if self.moments else (0, -MOMENT_S)
@@ -116,7 +117,7 @@ class _Seen:
             self.moments[-1] = end, known_s
 
     def when(self, record: int) -> float | None:
-        """When somebody read it first, as far as that was noted."""
+        """Return the time when a record was first read, as far as it was noted."""
         low, high = 0, len(self.moments)
         while low < high:
             middle = (low + high) // 2
@@ -128,41 +129,41 @@ class _Seen:
 
 
 class Ledger:
-    """The ledger of one stream. Times are seconds since the beginning, as `now_s` gives them."""
+    """The ledger of one stream. Times are seconds since the beginning, from `now_s`."""
 
     def __init__(self, now_s: Callable[[], float], *, may_lose: bool = False) -> None:
-        """`may_lose`: what is acknowledged may be lost if that is told, as at level leader."""
+        """`may_lose`: acknowledged records may be lost if the cluster reports it, as at durability leader."""
         self._now_s = now_s
         self._producers: list[_Producer] = []
         self._seen: dict[Entry, _Seen] = defaultdict(_Seen)
         self._next: dict[str, dict[Entry, int]] = defaultdict(dict)
-        """By reader and entry: the ordinal that is to come."""
+        """By reader and entry: the next ordinal."""
         self._acknowledged_to: dict[Entry, int] = {}
         self._ends: dict[Entry, tuple[tuple[int, ...], int, float]] = {}
-        """By entry: the durable end as it was seen last, the ordinal there, and when."""
+        """By entry: the last seen durable end, the ordinal there, and when it was seen."""
         self._ends_behind: set[Entry] = set()
-        """Entries whose end was behind what it had to be when it was seen last."""
+        """Entries whose last seen end was before its floor."""
         self.losses = Losses(are_allowed=may_lose)
         self._unreadable: set[Place] = set()
-        """Where chunks begin that cannot be read."""
+        """Places where unreadable chunks begin."""
         self._last_stored: dict[tuple[int, int, int], int] = {}
         self.findings = Violations()
         self._note = self.findings.add
         self.sent = self.acknowledged = self.refused = self.uncertain = self.processed_again = 0
         self.uncertain_stored = self.lost_as_told = 0
-        """Records without an acknowledgement that are stored; acknowledged ones that are gone, as reported."""
+        """Stored records without an acknowledgement; acknowledged records that are lost, as reported."""
 
     # -- producers ---------------------------------------------------------------------------------------------
 
     def add_producer(self) -> int:
-        """Its number. A producer that goes on with a new identity is another one: there is no order between the two."""
+        """Return the number of a new producer. A producer with a new identity counts as new: no order spans both."""
         if len(self._producers) == PRODUCERS_MAX:
             raise OverflowError(f"more than {PRODUCERS_MAX} producers")
         self._producers.append(_Producer())
         return len(self._producers) - 1
 
     def send(self, producer: int) -> int:
-        """The number of the record that a producer is about to send."""
+        """Return the number of the record that a producer is about to send."""
         each = self._producers[producer]
         number = each.state.size
         each.grow(number + 1)
@@ -170,7 +171,7 @@ class Ledger:
         return number
 
     def acknowledge(self, producer: int, number: int, place: Place | None) -> None:
-        """A producer was told that a record is stored; None: not where."""
+        """Note that a record was acknowledged; `place`: None if the producer got none."""
         each = self._producers[producer]
         each.state.values[number] = ACKNOWLEDGED
         each.acknowledged_ms.values[number] = round(self._now_s() * 1000)
@@ -181,18 +182,18 @@ class Ledger:
             self._acknowledged_to[entry] = max(self._acknowledged_to.get(entry, 0), place.record + 1)
 
     def refuse(self, producer: int, number: int) -> None:
-        """A producer was told that a record is not stored."""
+        """Note that a producer got an error for a record, which is not stored."""
         self._producers[producer].state.values[number] = REFUSED
         self.refused += 1
 
     def give_up(self) -> None:
-        """A producer was told that nobody knows: it may be there or not."""
+        """Note that the outcome of a record is uncertain: it may be stored or not."""
         self.uncertain += 1
 
     # -- readers -----------------------------------------------------------------------------------------------
 
     def read(self, reader: str, entry: Entry, first: int, values: Numbers, strange: Callable[[int], str]) -> None:
-        """A reader has seen these records, the first of them with this ordinal; `strange`: one of them, for people."""
+        """Note records that a reader has seen, from ordinal `first` on. `strange`: describes one of them."""
         if not self._follows(reader, entry, first, len(values)):
             return
         self._is_ours(entry, first, values, strange)
@@ -209,7 +210,7 @@ class Ledger:
         there[unseen] = values[unseen]
 
     def store(self, entry: Entry, first: int, values: Numbers, strange: Callable[[int], str]) -> None:
-        """Likewise, of whoever reads everything at the end."""
+        """Note records that the last reader has seen, which reads everything at the end; see `read`."""
         self.read(LAST_READER, entry, first, values, strange)
         ordinals = np.arange(first, first + len(values), dtype=np.int64)
         known = self._known(values)
@@ -241,14 +242,14 @@ class Ledger:
         self._last_stored[key] = int(numbers[-1])
 
     def unreadable(self, reader: str, entry: Entry, first: int, count: int, what: str) -> None:
-        """A reader has passed a chunk that cannot be read: so many records from an ordinal on; `what`, for people."""
+        """Note that a reader has passed an unreadable chunk of `count` records. `what`: describes it."""
         if self._follows(reader, entry, first, count) and (place := Place(*entry, first)) not in self._unreadable:
             self._unreadable.add(place)
             text = f"{reader} cannot read {count} record{'s' * (count != 1)} at {place}, in {what}"
             self._note("corrupt", text, None, place, self._now_s())
 
     def process(self, values: Numbers) -> None:
-        """A member of the consumer group was given these records."""
+        """Note records that a member of the consumer group got."""
         known = self._known(values)
         producers = values >> 40
         for producer in np.unique(producers[known]):
@@ -267,7 +268,7 @@ class Ledger:
         return first + count <= self.sent + BEYOND_MAX
 
     def _known(self, values: Numbers) -> npt.NDArray[np.bool_]:
-        """Which of them were sent."""
+        """Return which of the values were sent."""
         sent = np.array([each.state.size for each in self._producers] or [0], np.int64)
         producers = np.clip(values >> 40, 0, len(sent) - 1)
         known = (values >= 0) & (values >> 40 < len(self._producers))
@@ -279,7 +280,7 @@ class Ledger:
         for at in np.flatnonzero(~known):
             place, value = Place(*entry, first + int(at)), int(values[at])
             if place.record < seen.size and seen.values[place.record] == value:
-                continue  # another reader has told
+                continue  # reported when another reader has seen it
             what = strange(int(at)) if value == STRANGE else _name(value)
             text = f"{what} is at {place}: did another program write it?"
             self._note("never sent", text, None, place, self._now_s())
@@ -287,7 +288,7 @@ class Ledger:
     # -- durable ends ------------------------------------------------------------------------------------------
 
     def floors(self) -> dict[Entry, int]:
-        """Where the ends of entries must be, if somebody asks now: behind all that is acknowledged, or was read."""
+        """Return the floors of the ends of entries, for a later `ends_at`: behind all acknowledged or read records."""
         found = dict(self._acknowledged_to)
         for entries in self._next.values():
             for entry, record in entries.items():
@@ -302,7 +303,7 @@ class Ledger:
         floor: int,
         lost: tuple[tuple[int, ...], tuple[int, ...]] | None,
     ) -> None:
-        """Where the durable end of an entry is; `floor`: where it had to be; `lost`: told as lost there."""
+        """Note the durable end of an entry. `floor`: its minimum, from `floors`; `lost`: the reported loss, if any."""
         if lost is not None:
             self.tell_lost(entry, f"from {tuple(lost[0])} to {tuple(lost[1])}")
         before = self._ends.get(entry)
@@ -321,9 +322,9 @@ class Ledger:
         self._ends[entry] = position, record, self._now_s()
 
     def tell_lost(self, entry: Entry, what: str, reader: str | None = None) -> bool:
-        """The cluster says that some of an entry is lost; places in it may have new records behind that.
+        """Note that the cluster reports a loss in an entry; from there on, new records may have the same places.
 
-        `reader`: the one that was told so, at what comes next for it. Returns whether it is news.
+        `reader`: the reader that got the error, at its next record. Returns whether it is the entry's first loss.
         """
         if reader is not None:
             record = self._next[reader].get(entry, 0)
@@ -338,18 +339,18 @@ class Ledger:
         return True
 
     def note(self, kind: str, text: str) -> None:
-        """Something else is wrong."""
+        """Add a violation of another kind."""
         self._note(kind, text, None, None, self._now_s())
 
     # -- the verdict -------------------------------------------------------------------------------------------
 
     def next_of(self, reader: str) -> dict[Entry, int]:
-        """By entry, which record comes next."""
+        """Return the next ordinal of a reader, by entry."""
         return self._next[reader]
 
     @property
     def memory_bytes(self) -> int:
-        """That it takes for records, with what is kept free for more."""
+        """Memory for records, including free space for more."""
         columns = [each.values for each in self._seen.values()]
         for producer in self._producers:
             columns += [
@@ -362,20 +363,20 @@ class Ledger:
         return sum(column.memory_bytes for column in columns)
 
     def unprocessed(self, *, read_back: bool = False) -> int:
-        """Acknowledged records that no member of the consumer group was given, and that are there to be given.
+        """Return the number of acknowledged records that exist and that no member of the consumer group got.
 
-        Of entries of which the cluster has told a loss, which are there is known only by reading them back; readers
-        may have read what was lost later. Until then none of theirs count.
+        In entries with reported losses, only reading back shows which records exist, because readers may have read
+        records that were lost later. Until then the records of these entries do not count.
         """
         return sum(
             int(np.count_nonzero(each.unprocessed(self.losses, read_back=read_back))) for each in self._producers
         )
 
     def close(self, *, group: bool, read_back: bool = True) -> None:
-        """Look at what only the end shows.
+        """Make the checks that are only possible at the end.
 
-        `group`: there is a consumer group. `read_back`: whoever reads everything at the end has done so, so what has
-        not come by now is not there.
+        `group`: there is a consumer group. `read_back`: the last reader has read everything, so records that it has not
+        seen do not exist.
         """
         for producer, each in enumerate(self._producers):
             each.stored_at.grow(each.state.size)

@@ -1,7 +1,7 @@
-"""Records that are numbers: what a record's value says of it, and how millions of them are kept in a few bytes each.
+"""Records as numbers: the contents of a record's value, and columns that keep millions of records in a few bytes each.
 
-A record is known by its producer and by which of that producer's records it is; both are in its value, as text of a
-fixed width that people can read too. So a column of values becomes an array of numbers without a loop.
+A record is identified by its producer and its number among that producer's records. Both are in its value, as readable
+text of a fixed width. So a column of values becomes an array of numbers without a loop.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ Numbers = npt.NDArray[np.int64]
 
 PRODUCERS_MAX = 1 << 15
 RECORDS_MAX = 1 << 40
-"""Maximum of records of a producer, or of an entry."""
+"""Maximum number of records of a producer, or of an entry."""
 UNSEEN = -1
 STRANGE = -2
-"""Stands for a value that is none of ours."""
+"""Stands for a value that is not of this check."""
 TOKEN_BYTES = 8
 _PRODUCER_DIGITS, _RECORD_DIGITS = 5, 13
 VALUE_BYTES = TOKEN_BYTES + 1 + _PRODUCER_DIGITS + 1 + _RECORD_DIGITS
-"""The shortest value there is."""
+"""Minimum length of a value."""
 _SLASHES = (TOKEN_BYTES, TOKEN_BYTES + 1 + _PRODUCER_DIGITS)
 _PADDING = ord(".")
 
 
 def packed(producer: int, number: int) -> int:
-    """A record as one number."""
+    """Return a record as one number."""
     return producer << 40 | number
 
 
 def unpacked(value: int) -> tuple[int, int]:
-    """Its producer, and which of that producer's records it is."""
+    """Return the producer of a packed record, and its number among that producer's records."""
     return value >> 40, value & (RECORDS_MAX - 1)
 
 
 class Values:
-    """The values of one check: made, and recognized."""
+    """Makes and recognizes the values of one check."""
 
     def __init__(self, token: str, value_bytes: int) -> None:
-        """`token`: what others' values do not begin with, `TOKEN_BYTES` long; values have `value_bytes`."""
+        """`token`: unique start of this check's values, `TOKEN_BYTES` long; values have `value_bytes`."""
         self._token = token
         self.value_bytes = value_bytes
         self._start = np.frombuffer(token.encode(), np.uint8)
         self._padding = "." * (value_bytes - VALUE_BYTES)
 
     def make(self, producer: int, number: int) -> bytes:
-        """The value of a record."""
+        """Return the value of a record."""
         return f"{self._token}/{producer:05}/{number:013}{self._padding}".encode()
 
     def recognize(self, column: pa.Array) -> Numbers:
-        """A column of binary values as packed numbers, `STRANGE` for those that are none of ours."""
+        """Convert a column of binary values to packed numbers, `STRANGE` for values that are not of this check."""
         if column.type != pa.binary():
             column = column.cast(pa.binary())
         _, offsets_buffer, data = column.buffers()
@@ -78,20 +78,20 @@ class Values:
         return found
 
     def is_of_another(self, value: object) -> bool:
-        """Whether a value that is none of ours is one of another check."""
+        """Whether a value that is not of this check is of another check."""
         form = rf"[0-9a-f]{{{TOKEN_BYTES}}}/\d{{5}}/\d{{13}}\.*"
         return isinstance(value, bytes) and re.fullmatch(form.encode(), value) is not None
 
 
 def _decimal(digits: npt.NDArray[np.uint8]) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-    """Numbers that are written in rows of digits, and which of the rows are such."""
+    """Convert rows of digits to numbers; also return which rows have only digits."""
     values = digits.astype(np.int64) - ord("0")
     powers = 10 ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.int64)
     return values @ powers, np.all((values >= 0) & (values <= 9), axis=1)
 
 
 class Column:
-    """An array that grows; what nobody has set yet is `fill`."""
+    """An array that grows; new items are `fill`."""
 
     __slots__ = ("_array", "_fill", "size")
 
@@ -101,7 +101,7 @@ class Column:
         self.size = 0
 
     def grow(self, size: int) -> None:
-        """Have at least so many."""
+        """Grow to at least `size` items."""
         if size > len(self._array):
             larger = np.full(max(size, len(self._array) * 3 // 2), self._fill, self._array.dtype)
             larger[: self.size] = self._array[: self.size]
@@ -110,10 +110,10 @@ class Column:
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """All of them, in place."""
+        """All items, as a view."""
         return self._array[: self.size]
 
     @property
     def memory_bytes(self) -> int:
-        """That it takes."""
+        """Memory of the array."""
         return self._array.nbytes

@@ -8,20 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from kera.client.checking.history import History, Place, Value
 
 EVIDENCE_MAX = 5
-"""Cases of each kind that are told in full."""
+"""Number of cases of each kind that are reported in full."""
 
 
 def violations(history: History) -> list[str]:
-    """The promises that the cluster has broken, in words; empty: none was found.
+    """Describe the promises that the cluster has broken; an empty list if there are none. The promises:
 
-    * Each record that was acknowledged is stored, exactly once, and where its producer was told.
-    * What was not acknowledged is stored at most once; what was refused is not; nothing else is there.
+    * Each acknowledged record is stored, exactly once, at the place that its producer got.
+    * A record without an acknowledgement is stored at most once; a refused one is not; there are no other records.
     * In each entry the records of a producer are in the order in which it sent them.
     * Records of an entry have ordinals without a gap.
-    * What a reader has seen is there, at its place; it came in order, with nothing left out.
-    * A consumer group was given everything that was acknowledged.
+    * Each record that a reader has seen is stored, at its place; records came in order, with none left out.
+    * A consumer group got all acknowledged records.
 
-    What somebody has asked to be removed may be missing, and nothing else.
+    Only records whose removal was requested may be missing.
     """
     found: list[str] = []
     for each in (

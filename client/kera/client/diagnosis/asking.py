@@ -1,4 +1,4 @@
-"""Asks the coordinator, and each daemon that it knows, how they are."""
+"""Asks the coordinator, and each daemon that it knows, for their state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Picture(NamedTuple):
     recoveries: list[RecoveryDescription]
     streams: list[StreamDescription]
     daemons: dict[str, DaemonDescription | KeraError]
-    """By name, as ``broker 2``; of those that should be there."""
+    """The answers of all daemons that should run, by names such as ``broker 2``."""
 
 
 async def look_with(
@@ -38,7 +38,7 @@ async def look_with(
     *,
     coordinator: str = "",
 ) -> Picture:
-    """Ask with a client, whose settings these are, and the streams that it knows. Raises `KeraError`."""
+    """Ask with a client and its settings. `streams`: the known streams. Raises `KeraError`."""
     cluster = await client.admin.describe_cluster()
     recoveries = await client.admin.recoveries()
     said = await describe_all(addresses_of(cluster, coordinator), settings)
@@ -46,14 +46,12 @@ async def look_with(
 
 
 async def examine(client: Client, settings: ClientSettings, streams: Sequence[StreamDescription]) -> list[Finding]:
-    """How a cluster is, as far as the user of `client` may know it. Raises `KeraError`."""
+    """Return the findings about a cluster, as far as the user of `client` may know them. Raises `KeraError`."""
     return health(await look_with(client, streams, settings))
 
 
 def addresses_of(cluster: ClusterDescription, coordinator: str = "") -> dict[str, str]:
-    """The addresses of the daemons that should be there, by name; `coordinator`: one, if the cluster does not list
-    any.
-    """
+    """Return the addresses of all daemons that should run, by name. `coordinator`: used if the cluster lists none."""
     coordinators = cluster.coordinators or ((coordinator,) if coordinator else ())
     addresses = {f"coordinator {address}": address for address in coordinators}
     addresses |= {f"broker {each.broker_id}": each.grpc_address for each in cluster.brokers if each.alive}
@@ -63,9 +61,7 @@ def addresses_of(cluster: ClusterDescription, coordinator: str = "") -> dict[str
 async def describe_all(
     addresses: dict[str, str], settings: ClientSettings | None = None
 ) -> dict[str, DaemonDescription | KeraError]:
-    """The description of each daemon, or the reason why there is none. `settings`: of the caller; None: from the
-    environment.
-    """
+    """Return the description of each daemon, or the error. `settings`: of the caller; None: from the environment."""
     room = asyncio.Semaphore(ASKED_AT_ONCE)
     runtime = secure(MACHINE, settings or ClientSettings.load())
 

@@ -1,4 +1,4 @@
-"""Judges what a cluster's daemons have said. Pure."""
+"""Judges the answers of a cluster's daemons. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 FREE_PART_MIN = 0.10
 """Free share of a file system below which it is nearly full."""
 FREE_PART_LEAST = 0.02
-"""With less, it is about to take nothing."""
+"""Free share below which it is about to be full."""
 CLOCK_MS_MAX = 500
-"""Clocks that differ by more: retention by age and what is read by time are off by that."""
+"""Maximum difference of clocks: retention by age and reads by time are wrong by the difference."""
 NAMED_MAX = 5
-"""Streams that are named; the others are counted."""
+"""Number of streams that are named; the others are counted."""
 ENDED = {"done", "cancelled"}
 CREDENTIALS_ADVICE = (
     "say who you are: KERA_CLIENT_USER and KERA_CLIENT_PASSWORD_FILE, KERA_CLIENT_TOKEN_FILE or KERA_CLIENT_TLS_CERT;"
@@ -32,7 +32,7 @@ CREDENTIALS_ADVICE = (
 
 
 def health(picture: Picture) -> list[Finding]:
-    """The findings about a cluster whose coordinator has answered."""
+    """Return the findings about a cluster whose coordinator has answered."""
     return [
         *_coordinators(picture),
         *_members(picture),
@@ -46,13 +46,13 @@ def health(picture: Picture) -> list[Finding]:
 
 
 def installed(picture: Picture) -> list[Finding]:
-    """The findings once after a cluster was set up: all daemons are there and can be reached, versions, clocks."""
+    """Return the findings after a cluster was set up: whether all daemons run and are reachable, versions, clocks."""
     absent = [each for each in _members(picture) if each.severity]
     return [*absent, *_reached(picture), *_security(picture), *_versions(picture), *_clocks(picture)]
 
 
 def unreachable(bootstrap: str, error: KeraError) -> list[Finding]:
-    """The findings about a cluster whose coordinator has not answered."""
+    """Return the findings about a cluster whose coordinator has not answered."""
     if isinstance(error, AuthenticationFailed | NotAllowed):
         return [problem("access", error.message, CREDENTIALS_ADVICE)]
     advice = (
@@ -102,7 +102,7 @@ def _members(picture: Picture) -> Iterator[Finding]:
 
 
 def _takes_no_replicas(backup: BackupDescription, picture: Picture) -> bool:
-    """Whether it refuses further ones, by its last heartbeat or by its own word, which knows of each disk."""
+    """Whether a backup refuses further replicas, by its last heartbeat or its own report, which covers each disk."""
     said = picture.daemons.get(f"backup {backup.backup_id}")
     checks = () if said is None or isinstance(said, KeraError) else said.checks
     refuses = any(check.name == "disks" and check.state == "problem" for check in checks)
@@ -161,7 +161,7 @@ def _all_owned(streamlets: int, streams: int) -> str:
 
 
 def _older_records(picture: Picture, alive: set[int], expected: set[int]) -> Iterator[Finding]:
-    """The findings about streamlets that have moved on, and whose older groups are still at a broker that is away."""
+    """Yield the findings about streamlets that have moved, and whose older groups are at a broker that is away."""
     at: dict[int, Counter[str]] = {}
     for stream in picture.streams:
         for assignment in stream.assignments.values():
@@ -230,7 +230,7 @@ def _daemons(picture: Picture) -> Iterator[Finding]:
             continue
         for check in said.checks:
             if check.state in {"warning", "problem"}:
-                # One daemon that is not ready is a degraded cluster: whether that is worse, streamlets say.
+                # One unready daemon degrades the cluster; the findings about streamlets show whether it is worse.
                 yield warning(name, f"{check.name}: {check.text}", f"look at the log of {name}, at {said.address}")
 
 
@@ -253,10 +253,10 @@ def _disks(picture: Picture) -> Iterator[Finding]:
 
 
 def _security(picture: Picture) -> Iterator[Finding]:
-    """Whether all of them ask who somebody is, or none."""
+    """Yield the findings about security: all daemons must require authentication, or none."""
     is_on = {name: said.security for name, said in _described(picture).items()}
     if not (picture.cluster.security or any(is_on.values())):
-        return  # nobody has asked for it
+        return  # security is off
     for name in (name for name, here in is_on.items() if not here):
         yield problem(
             "security",

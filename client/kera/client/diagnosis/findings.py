@@ -1,4 +1,4 @@
-"""Findings: ok, warning or problem, with what to do. Pure."""
+"""Findings: ok, warning or problem, with advice. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Severity(enum.IntEnum):
-    """How bad it is; the worst one is the exit code."""
+    """The severity of a finding; the worst one is the exit code."""
 
     OK = 0
     WARNING = 1
@@ -16,12 +16,12 @@ class Severity(enum.IntEnum):
 
     @property
     def word(self) -> str:
-        """As it is printed."""
+        """The word that is printed."""
         return self.name.lower()
 
 
 class Finding(NamedTuple):
-    """Something that was looked at."""
+    """The result of one check."""
 
     severity: Severity
     subject: str
@@ -32,27 +32,27 @@ class Finding(NamedTuple):
 
 
 def ok(subject: str, text: str) -> Finding:
-    """Nothing is wrong."""
+    """Return a finding of something that works."""
     return Finding(Severity.OK, subject, text)
 
 
 def warning(subject: str, text: str, advice: str) -> Finding:
-    """It works, and somebody should look at this."""
+    """Return a finding of something that works but needs attention."""
     return Finding(Severity.WARNING, subject, text, advice)
 
 
 def problem(subject: str, text: str, advice: str) -> Finding:
-    """It does not work, or not all of it."""
+    """Return a finding of something that does not work, at least in part."""
     return Finding(Severity.PROBLEM, subject, text, advice)
 
 
 def worst(findings: Sequence[Finding]) -> Severity:
-    """The worst severity of all findings."""
+    """Return the worst severity of all findings."""
     return max((each.severity for each in findings), default=Severity.OK)
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """For people: the worst first, what to do below each."""
+    """Return lines of text: the worst findings first, each with its advice below."""
     shown = []
     width = max((len(each.subject) for each in findings), default=0)
     for each in sorted(findings, key=lambda each: -each.severity):
@@ -63,5 +63,5 @@ def lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def document(findings: Sequence[Finding]) -> list[dict[str, str]]:
-    """For programs, in the order in which things were looked at."""
+    """Return the findings as JSON-like objects for programs, in their order."""
     return [{**each._asdict(), "severity": each.severity.word} for each in findings]
