@@ -1,7 +1,7 @@
-"""Checks of users' arguments at the entry: a wrong kind of value is an `InvalidArgument` that names it.
+"""Checks users' arguments in public functions: a wrong kind of value is an `InvalidArgument` that names the parameter.
 
-Python would take ``True`` for 1, and tell of a text where a number belongs only deep inside, in the words of whatever
-library is the first to look.
+Without them, Python would take ``True`` for 1, and text in place of a number would fail deep inside some library, with
+that library's error.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kera.core.errors import InvalidArgument
 UINT32_MAX = (1 << 32) - 1
 UINT64_MAX = (1 << 64) - 1
 TOLD_CHARS_MAX = 200
-"""Maximum of a value in a message about it."""
+"""Maximum length of a value in an error message."""
 
 
 def whole(parameter: str, value: Any, least: int, most: int, *, what: str = "") -> int:
-    """`value` as a whole number; `what` says what numbers there mean."""
+    """Return `value` as a whole number from `least` to `most`; `what` explains the numbers in the error."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -34,7 +34,7 @@ def whole(parameter: str, value: Any, least: int, most: int, *, what: str = "") 
 
 
 def seconds(parameter: str, value: Any) -> float | None:
-    """`value` as seconds from 0 on, or None to wait for ever."""
+    """Return `value` as seconds from 0 on, or None to wait for ever."""
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if value is not None and not (is_number and value >= 0):
         raise wrong(parameter, value, "seconds from 0 on, or None to wait for ever")
@@ -42,7 +42,7 @@ def seconds(parameter: str, value: Any) -> float | None:
 
 
 def text(parameter: str, value: Any, what: str = "text") -> str:
-    """`value`, which is text that can be sent."""
+    """Return `value` if it is text that UTF-8 can encode."""
     try:
         if isinstance(value, str):
             value.encode()
@@ -53,14 +53,14 @@ def text(parameter: str, value: Any, what: str = "text") -> str:
 
 
 def flag(parameter: str, value: Any) -> bool:
-    """`value`, which is True or False: much that is not would count as true."""
+    """Return `value` if it is True or False: Python would take many other values as true."""
     if not isinstance(value, bool):
         raise wrong(parameter, value, "True or False")
     return value
 
 
 def names(parameter: str, value: Any) -> Sequence[str]:
-    """`value` as a list of names. Text is a sequence of text, too, and each of its letters would be a name."""
+    """Return `value` as a list of names. Refuses a single text: each of its letters would be a name."""
     if isinstance(value, str | bytes):
         raise wrong(parameter, value, f"a list of names, such as [{value!r}]")
     if isinstance(value, Mapping) or not hasattr(value, "__iter__"):
@@ -69,27 +69,27 @@ def names(parameter: str, value: Any) -> Sequence[str]:
 
 
 def instance(parameter: str, value: Any, kind: type, what: str) -> Any:
-    """`value`, which is of `kind`."""
+    """Return `value` if it is of `kind`."""
     if not isinstance(value, kind):
         raise wrong(parameter, value, what)
     return value
 
 
 def all_of(parameter: str, values: Any, container: Any, kind: type, what: str) -> Any:
-    """`values`, a `container` of which each is of `kind`."""
+    """Return `values` if it is a `container` of items of `kind`."""
     if not isinstance(values, container) or not all(isinstance(each, kind) for each in values):
         raise wrong(parameter, values, what)
     return values
 
 
 def wrong(parameter: str, value: Any, expected: str) -> InvalidArgument:
-    """The error: which parameter, what it was given, what it takes."""
+    """Return the error for a wrong value: it names the parameter, the value, and the expected values."""
     told = _told(value)
     return InvalidArgument(f"{parameter} is {told}, and takes {expected}", field=parameter, value=told)
 
 
 def _told(value: Any) -> str:
-    """A short text of the value that was given. Python does not write numbers of thousands of digits."""
+    """Return a short text of a value. Python refuses to write numbers of thousands of digits."""
     try:
         told = repr(value)
     except ValueError:

@@ -1,17 +1,17 @@
-"""Users' columns as record batches of a stream's types: Arrow, pandas, polars, and all others that speak Arrow.
+"""Converts users' columns to record batches of a stream's types: from Arrow, pandas, polars, and others with Arrow.
 
-Promises: only the form of a value changes and never the value itself, so that reading gives back what was written:
+Promise: a conversion changes only the form of values and never the values, so that reading returns what was written:
 
     large_…, views                ->  the plain form of the same text or bytes; the same for lists
     dictionary, run-end encoded   ->  the values
-    integers, floats              ->  wider ones, which have all values of the narrower type
-    timestamps, times, durations  ->  another unit, if no value loses anything; another zone means the same instants.
-                                      Between a time with a zone and one without, the meaning would be guessed: refused
-    decimals                      ->  ones with at least as many digits before and behind the point
+    integers, floats              ->  wider types, which have all values of the narrower type
+    timestamps, times, durations  ->  another unit, if no value loses precision; another zone, with the same instants.
+                                      Refused between times with and without a zone: the meaning would be a guess
+    decimals                      ->  types with at least as many digits before and behind the point
 
-What has the right type is not copied. Whether a type is taken depends on the types, and for units of time on the values
-as well. Nulls, and columns that are missing or too many, are left to `conform` in
-`kera.client.producing.encoding.conforming`.
+Columns of the right type are not copied. Whether a conversion is accepted depends on the types, and for units of time
+also on the values. `conform` in `kera.client.producing.encoding.conforming` handles nulls, and missing or extra
+columns.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pyarrow import types
 from kera.core.errors import InvalidArgument
 
 Columns: TypeAlias = Any
-"""The argument of `record_batches`; pyarrow, pandas and polars have no type in common for it."""
+"""The argument of `record_batches`; pyarrow, pandas and polars have no common type for it."""
 INDEX_PREFIX = "__index_level_"
-"""The prefix that pandas gives to a column made of an index without a name."""
+"""The prefix of a column that is made from an index of pandas without a name."""
 
 
 def record_batches(data: Any) -> list[pa.RecordBatch]:
-    """`data` as record batches, of whatever types it has. A reader is read to its end. Raises `InvalidArgument`."""
+    """Return `data` as record batches, with its own types. Reads a reader to its end. Raises `InvalidArgument`."""
     try:
         return _opened(data)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -49,7 +49,7 @@ def _opened(data: Any) -> list[pa.RecordBatch]:
     if isinstance(data, pa.RecordBatchReader):
         return list(data)
     if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
-        # Not by its PyCapsule interface: that leaves out an index, though its name may be that of a column.
+        # Not by its PyCapsule interface: that leaves out the index, whose name may be that of a column.
         named = any(name is not None for name in data.index.names)
         made = pa.Table.from_pandas(data, preserve_index=named)
         for name, column in data.items():
@@ -67,7 +67,7 @@ def _opened(data: Any) -> list[pa.RecordBatch]:
 
 
 def _check_times(values: Iterable[Any], name: str, kind: pa.DataType) -> None:
-    """Raise `ValueError` for a time that `kind` would change: Arrow goes by the type of the first object."""
+    """Raise `ValueError` for a time that `kind` would change: Arrow decides by the type of the first object."""
     fits = _OBJECTS_OF.get(kind.id)
     if fits is None:
         return
@@ -88,11 +88,11 @@ _OBJECTS_OF: dict[int, Callable[[Any], bool]] = {
     pa.timestamp("us").id: lambda value: not isinstance(value, int),
     pa.duration("us").id: lambda value: not isinstance(value, int),
 }
-"""Which objects of Python become values of a type as they are; all do, of other types."""
+"""Decides which Python objects become values of a type unchanged; for other types, all do."""
 
 
 def _without_index(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Numbers of rows are not a column; an index with a name is."""
+    """Remove the columns of unnamed indexes, which only number the rows; an index with a name stays."""
     kept = [name for name in batch.schema.names if not name.startswith(INDEX_PREFIX)]
     return batch if len(kept) == len(batch.schema.names) else batch.select(kept)
 
@@ -103,11 +103,11 @@ def _name(data: Any) -> str:
 
 
 class NotTheSame(ValueError):
-    """A column cannot have the wanted type without losing something; the text says what, as far as that is known."""
+    """A column cannot be converted to the wanted type without loss; the text names the loss, as far as known."""
 
 
 def null_column(count: int, kind: pa.DataType) -> pa.Array:
-    """`count` nulls of any type. What `pa.nulls` makes of nested types makes chunks grow."""
+    """Return `count` nulls of any type. Not made by `pa.nulls`, whose nested columns make chunks grow."""
     return _nulls(kind, 1 << (count - 1).bit_length() if count else 1).slice(0, count)
 
 
@@ -115,21 +115,21 @@ def null_column(count: int, kind: pa.DataType) -> pa.Array:
 def _nulls(kind: pa.DataType, count: int) -> pa.Array:
     try:
         return pa.array([None] * count, kind)
-    except pa.ArrowNotImplementedError:  # of unions and of what is run-end encoded
+    except pa.ArrowNotImplementedError:  # for unions and run-end encoded types
         if not (types.is_union(kind) or types.is_run_end_encoded(kind)):
-            raise  # what `pa.nulls` makes of those within others is not valid, or ends the process of who reads it
+            raise  # `pa.nulls` makes invalid columns of such types within others, which can crash readers
         return pa.nulls(count, kind)
 
 
 def as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """`column` with another type and the same values. Raises `NotTheSame`."""
+    """Convert `column` to another type with the same values. Raises `NotTheSame`."""
     kind = column.type
     if kind == wanted:
         return column
     if types.is_null(kind):
         return null_column(len(column), wanted)
     if types.is_dictionary(kind):
-        values = as_type(column.dictionary, wanted)  # first: Arrow does not take values out of views
+        values = as_type(column.dictionary, wanted)  # first, because Arrow cannot decode a dictionary of views
         return pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode()
     if types.is_run_end_encoded(kind):
         return as_type(pc.run_end_decode(column), wanted)
@@ -147,7 +147,7 @@ def as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _plain_list(column: pa.Array) -> pa.Array:
-    """A list view as a list. By hand: what Arrow's conversion makes of one with nulls is not valid (pyarrow 26)."""
+    """Convert a list view to a list. Arrow's own conversion makes invalid lists of views with nulls (pyarrow 26)."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).cast(pa.int64())
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)])
     kind = pa.large_list(column.type.value_field)
@@ -161,7 +161,7 @@ def _zone_hint(kind: pa.DataType, wanted: pa.DataType) -> str:
 
 
 def _same(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of `kind` are such of `wanted`, too."""
+    """Whether all values of `kind` are also values of `wanted`, as far as the types show."""
     if kind == wanted:
         return True
     if types.is_dictionary(kind):
@@ -230,11 +230,11 @@ _GROUPS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType, pa.Dat
     (types.is_map, _same_items),
     (types.is_struct, _same_fields),
 ]
-"""Kinds of types, and when one of a kind has all values of another one of it."""
+"""Kinds of types, and the test whether a type of a kind has all values of another type of this kind."""
 
 
 def _hidden_nulls(column: pa.Array) -> bool:
-    """Whether a child has nulls that its field does not allow: Arrow's conversion does not look."""
+    """Whether a child has nulls that its field does not allow: Arrow's conversion does not check."""
     kind = column.type
     if types.is_map(kind):
         return bool(column.keys.null_count) or _bad(kind.item_field, column.items) or _hidden_nulls(column.items)

@@ -1,4 +1,4 @@
-"""Chunks as consumers give them out: their records as an Arrow batch, with their places."""
+"""Chunks in the form that consumers deliver: their records as an Arrow batch, with their places."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, padded, read_heade
 
 
 class PushedSlot:
-    """The place in a broker's memory where pushed chunks lie, as it was when they came."""
+    """The slot in a broker's memory where pushed chunks lie, with its generation when they came."""
 
     __slots__ = ("_generation", "_generations", "_slot")
 
     def __init__(self, generations: Sequence[int], slot: int, generation: int) -> None:
-        """`generations`: of all slots, as the broker counts them now."""
+        """`generations`: a live view of the present generations of all slots."""
         self._generations = generations
         self._slot = slot
         self._generation = generation
 
     @property
     def intact(self) -> bool:
-        """Whether the same segment is there still."""
+        """Whether the slot still holds the same segment."""
         return self._generations[self._slot] == self._generation
 
 
@@ -36,9 +36,9 @@ _SIZES = struct.Struct(f"<8xII{HEADER_BYTES - 16}x")
 class ChunkBatch(NamedTuple):
     """The records of one chunk, in place: the columns refer to the memory they were received in, or the broker's.
 
-    In the broker's memory they stay as they are while the client is open, the broker runs, and anything of them is in
-    use; see `intact` and `Client.close`. Small chunks that follow each other come together, as a copy
-    (``joined_bytes_max``): then `header` says what one chunk with all their records would, `headers` what each says.
+    Columns in the broker's memory stay valid while the client is open, the broker runs, and any part of them is in use;
+    see `intact` and `Client.close`. Small consecutive chunks come together, as a copy (``joined_bytes_max``): then
+    `header` is that of one chunk with all their records, and `headers` are their own.
     """
 
     batch: pa.RecordBatch
@@ -48,13 +48,13 @@ class ChunkBatch(NamedTuple):
     """Where the chunk after this one starts."""
     entry: EntryId
     slot: PushedSlot | None = None
-    """Where the columns lie in the broker's memory; None: in memory of this process."""
+    """The slot of the columns in the broker's memory; None: they are in this process's memory."""
     joined: bytes = b""
-    """The headers of the chunks, if they are several."""
+    """The headers of the chunks, if there are several."""
 
     @property
     def chunks(self) -> int:
-        """How many they are."""
+        """Number of chunks."""
         return len(self.joined) // HEADER_BYTES or 1
 
     @property
@@ -63,7 +63,7 @@ class ChunkBatch(NamedTuple):
         return [read_header(self.joined, at) for at in range(0, len(self.joined), HEADER_BYTES)] or [self.header]
 
     def ends(self) -> Iterator[tuple[int, Position]]:
-        """The end of each chunk: the ordinal of its last record, and where the chunk after it starts."""
+        """Yield the end of each chunk: the ordinal of its last record, and where the chunk after it starts."""
         behind, (group_id, segment_id, offset) = self.header.first_record, self.start
         for payload_bytes, records in _SIZES.iter_unpack(self.joined):
             behind += records
@@ -73,7 +73,7 @@ class ChunkBatch(NamedTuple):
             yield behind + self.batch.num_rows - 1, self.next
 
     def rest(self, position: Position) -> ChunkBatch:
-        """The chunks from `position` on, which is where one of them starts, or before all of them."""
+        """Return the chunks from `position` on, which is the start of one of them, or before all of them."""
         if position <= self.start:
             return self
         passed, last = next((number, last) for number, (last, end) in enumerate(self.ends(), 1) if end == position)
@@ -87,10 +87,10 @@ class ChunkBatch(NamedTuple):
         return self._replace(batch=batch, header=header, start=position, joined=self.joined[passed * HEADER_BYTES :])
 
     def since(self, record: int) -> Iterator[ChunkBatch]:
-        """The chunks without the records before ordinal `record`.
+        """Yield the chunks without the records before ordinal `record`.
 
-        Of chunks that come together, the one that has `record` comes by itself, as its first records are left out. If
-        all records lie before `record`, there is one batch without any.
+        If there are several chunks, the one that has `record` comes separately, because its first records are left out.
+        If all records lie before `record`, yields one batch without records.
         """
         if record <= self.header.first_record:
             yield self
@@ -110,7 +110,7 @@ class ChunkBatch(NamedTuple):
         yield self._replace(batch=self.batch.slice(0, 0), header=header, joined=b"")
 
     def until(self, position: Position) -> ChunkBatch | None:
-        """The chunks before `position`, which is where one of them starts; None: there are none."""
+        """Return the chunks before `position`, which is the start of one of them; None: there are none."""
         if position <= self.start:
             return None
         if position >= self.next:
@@ -129,10 +129,11 @@ class ChunkBatch(NamedTuple):
 
     @property
     def intact(self) -> bool:
-        """Whether the columns are what they were.
+        """Whether the columns are still valid.
 
-        That can end only when the broker has died, or the connection to it is gone: then its memory is used again some
-        time, and the columns are of bytes of any kind. Whoever keeps a batch asks here before looking at it again, and
-        once more when done; if it is not intact, it is read again from `start`.
+        They become invalid only when the broker has died, or the connection to it is gone: then the broker reuses the
+        memory at some time, and the columns refer to arbitrary bytes. A caller that keeps a batch should check this
+        before it looks at the batch again, and once more when done; a batch that is not intact can be read again from
+        `start`.
         """
         return self.slot is None or self.slot.intact

@@ -1,4 +1,4 @@
-"""The way in: a `Client` knows one cluster and makes producers, consumers and the admin."""
+"""The entry point of the SDK: a `Client` is for one cluster and makes producers, consumers and the admin."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Client:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        if isinstance(cluster, str):  # as it is done without asyncio
+        if isinstance(cluster, str):  # an address, as the client without asyncio takes it
             raise InvalidArgument(
                 "a client is made by `await Client.connect(...)`; without asyncio by `kera.client.sync.Client(...)`"
             )
@@ -71,8 +71,7 @@ class Client:
         self._producers: WeakSet[Producer] = WeakSet()
         self._consumers: WeakSet[Consumer | GroupConsumer | Epochs | OrderedConsumer] = WeakSet()
         self.tracing = tracing_of(cluster.settings, "kera-client")
-        """Traces of its producers and consumers; off, unless the settings or OpenTelemetry's variables say
-        otherwise."""
+        """Tracing of its producers and consumers; off, unless the settings or OpenTelemetry's variables enable it."""
         self.admin = Admin(cluster)
         self.access = Access(cluster)
         self.schemas = SchemaRegistry(cluster)
@@ -82,10 +81,10 @@ class Client:
     async def connect(
         cls, bootstrap: str, settings: ClientSettings | None = None, *, runtime: Runtime = MACHINE
     ) -> Client:
-        """A client of the cluster whose coordinators are at `bootstrap`: ``host:port``, several with commas.
+        """Return a client of the cluster whose coordinators are at `bootstrap`: ``host:port``, several with commas.
 
-        Connections are made when they are needed; a cluster that is not there shows at the first call. `runtime`: what
-        the client gets from outside of its process, if that is not this machine.
+        Connections are made when they are needed; an unreachable cluster shows at the first call. `runtime`: clock,
+        network and the like, if they are not those of this machine.
         """
         if settings is not None:
             arguments.instance("settings", settings, ClientSettings, "ClientSettings")
@@ -105,10 +104,10 @@ class Client:
         key_serializer: SerializerLike = None,
         **overrides: Any,
     ) -> Producer:
-        """A producer; `overrides` are fields of `ProducerSettings`.
+        """Make a producer; `overrides` are fields of `ProducerSettings`.
 
-        `serializer` and `key_serializer` make bytes of values and keys (see `kera.client.serializers`); None: they are
-        bytes. A type stands for what serializes it: `str`, `int`, a dataclass, a pydantic model, a Protobuf message.
+        `serializer` and `key_serializer` make bytes of values and keys (see `kera.client.serializers`); None: values or
+        keys are bytes. A type selects its serializer: `str`, `int`, a dataclass, a pydantic model, a Protobuf message.
         """
         runtime = self._cluster.runtime
         clock = None if runtime is MACHINE else runtime.clock
@@ -133,15 +132,15 @@ class Client:
         partitioner: PartitionerName = "crc32c",
         compares: bool = False,
     ) -> Appender:
-        """An appender to `stream`, for writers that choose their identity and count their chunks themselves.
+        """Make an appender to `stream`, for writers that choose their identity and count their chunks themselves.
 
-        `payload` is that of `ProducerSettings`; None: what a producer would have without being told. `cut_at_epochs`:
-        a chunk of a stream with epochs ends before the first row of a later one. `partitioner` is that of
-        `ProducerSettings`, for `Appender.split`; the environment does not change it. `compares`: when a chunk is there
-        already, the caller compares its rows with those that it has; else other rows raise `ProducerFenced`.
+        `payload` is that of `ProducerSettings`; None: the default of a producer. `cut_at_epochs`: a chunk of a stream
+        with epochs ends before the first row of a later one. `partitioner` is that of `ProducerSettings`, for
+        `Appender.split`; the environment does not change it. `compares`: when a chunk with the same sequence is stored
+        already, the caller compares the rows; otherwise, other rows raise `ProducerFenced`.
 
-        The coordinator is asked what the stream is now: processes that live long may remember one that had the name
-        before. Raises `UnknownStream`.
+        Asks the coordinator for the stream, because a long-lived process may have cached an earlier stream of the name.
+        Raises `UnknownStream`.
         """
         lean = ProducerSettings.load(payload=payload).lean
         self._cluster.forget(stream)
@@ -168,15 +167,15 @@ class Client:
         key_deserializer: DeserializerLike = None,
         **overrides: Any,
     ) -> Consumer:
-        """A consumer of `streams`; `overrides` are fields of `ConsumerSettings`.
+        """Make a consumer of `streams`; `overrides` are fields of `ConsumerSettings`.
 
-        `deserializer` and `key_deserializer` make what `Record.value` and `Record.key` are of bytes (see
-        `kera.client.serializers`); None: they are bytes. A type stands for what reads it, as that of a producer does;
-        of a stream with columns, a dataclass or a pydantic model for its rows. Batches are not touched.
+        `deserializer` and `key_deserializer` make `Record.value` and `Record.key` from bytes (see
+        `kera.client.serializers`); None: they stay bytes. A type selects its deserializer, as for a producer; for a
+        stream with columns, it is a dataclass or a pydantic model of its rows. Deserializers do not affect batches.
 
-        `start` is ``"earliest"``, ``"latest"``, ``"committed"`` (where ``consumer_group`` has stopped, else with the
-        oldest), positions (see `Consumer.positions`), or places as `positions_of` and `positions_at` return them;
-        `end` is None (never), ``"latest"`` (what is there at the start) or positions. From a place within a chunk, the
+        `start` is ``"earliest"``, ``"latest"``, ``"committed"`` (where ``consumer_group`` has stopped, or else the
+        oldest record), positions (see `Consumer.positions`), or places from `positions_of` and `positions_at`; `end` is
+        None (never), ``"latest"`` (the end at the time of the start) or positions. From a place within a chunk, the
         consumer leaves out the chunk's records before it. Its `positions` and commits stay at the ends of chunks.
         `streamlets`: read only these; None: all.
         """
@@ -206,13 +205,13 @@ class Client:
         settings: ConsumerSettings | None = None,
         **overrides: Any,
     ) -> Epochs:
-        """The epochs of `streams`, in order, each when it is closed (docs/epochs.md).
+        """Make a reader of the epochs of `streams`, in order, each when it is closed (docs/epochs.md).
 
-        `epoch_ms`: how long they are, a multiple of each stream's own; None: the longest of these. `start`: the number
-        of an epoch, ``"earliest"`` (the first that is whole), ``"latest"`` (the one that is being filled), or
-        ``"committed"``; `end`: the number of the first that is not wanted, ``"latest"`` (the one that is being filled
-        now), or None. An epoch is in memory as a whole: one of more than `epoch_bytes_max` is `RecordTooLarge`.
-        `overrides` are fields of `ConsumerSettings`.
+        `epoch_ms`: their length, a multiple of each stream's own; None: the longest of these. `start`: the number of an
+        epoch, ``"earliest"`` (the first complete one), ``"latest"`` (the one that is being filled), or ``"committed"``;
+        `end`: the number of the epoch to stop before, ``"latest"`` (the one that is being filled now), or None. An
+        epoch is held in memory as a whole: one of more than `epoch_bytes_max` raises `RecordTooLarge`. `overrides` are
+        fields of `ConsumerSettings`.
         """
         merged = _merged(ConsumerSettings, settings, overrides, Client.epochs)
         reader = self._epochs(streams, merged, epoch_ms, start, end, epoch_bytes_max)
@@ -231,9 +230,9 @@ class Client:
         key_deserializer: DeserializerLike = None,
         **overrides: Any,
     ) -> OrderedConsumer:
-        """A consumer of `streams` in one total order, by time: the same for all (docs/epochs.md).
+        """Make a consumer of `streams` in one total order, by time: the same for all such consumers (docs/epochs.md).
 
-        The streams have to have epochs; records come when theirs is closed. `epoch_ms`, `start`, `end` and
+        The streams must have epochs; records come when their epoch is closed. `epoch_ms`, `start`, `end` and
         `epoch_bytes_max` are those of `epochs`, deserializers those of `consumer`, `overrides` fields of
         `ConsumerSettings`.
         """
@@ -282,11 +281,11 @@ class Client:
         key_deserializer: DeserializerLike = None,
         **overrides: Any,
     ) -> GroupConsumer:
-        """A consumer that shares `streams` with the others of its consumer group.
+        """Make a consumer that shares `streams` with the other consumers of its consumer group.
 
-        `overrides` are fields of `GroupConsumerSettings`. Each record goes to one of them, and cursors are kept by the
-        coordinator. `on_lost` is called, instead of raising `LeaseLost`, when groups of segments have gone to others
-        because this consumer was silent or stuck. Deserializers are as those of `consumer`.
+        `overrides` are fields of `GroupConsumerSettings`. Each record goes to one of the consumers, and the coordinator
+        keeps the cursors. `on_lost` is called, instead of raising `LeaseLost`, when groups of segments have gone to
+        other consumers because this one was silent or stuck. Deserializers are those of `consumer`.
         """
         names = (streams,) if isinstance(streams, str) else streams
         merged = _merged(GroupConsumerSettings, settings, overrides, Client.group_consumer)
@@ -304,7 +303,7 @@ class Client:
         return consumer
 
     def _plugins(self, consumer_group: str) -> Plugins:
-        """The plug-ins of a consumer: latencies are measured for a group, and traces are made when tracing is on."""
+        """Return the plug-ins of a consumer: measurements of latency if it has a group, and spans if tracing is on."""
         traces = partial(ConsumerTraces, self.tracing, consumer_group) if self.tracing.is_on else None
         return Plugins(reader_latency(self._cluster, consumer_group), traces)
 
@@ -317,77 +316,78 @@ class Client:
         return Decoding(deserializer, key_deserializer, self.schemas, undecodable=undecodable, clock=clock)
 
     async def describe(self, stream: str) -> StreamDescription:
-        """A stream, from cached metadata. Raises `UnknownStream`."""
+        """Return the description of a stream, from cached metadata if possible. Raises `UnknownStream`."""
         return await self._cluster.stream(stream)
 
     async def bounds(self, stream: str, *, promise: bool = False) -> dict[int, list[EntryBounds]]:
-        """Where each entry of each streamlet starts and ends now.
+        """Return where each entry of each streamlet starts and ends now.
 
-        `promise`, for readers of epochs: brokers are to promise that nothing older comes. That takes the right to read
-        the stream, as it makes records late that are written later and are older. A reader of `Client.epochs` asks for
-        it by itself.
+        `promise`, for readers of epochs: have brokers promise that no older records will follow. This needs the right
+        to read the stream, because older records that are written later become late. A reader of `Client.epochs` does
+        this automatically.
         """
         return await self._cluster.bounds(stream, promise=promise)
 
     async def locate(self, stream: str, queries: Sequence[ChunkQuery], *, unit: Unit = "chunk") -> list[ChunkPlace]:
-        """Where readers of entries would be after so many records or bytes, or at a time: one place per query.
+        """Find places in entries after a number of records or bytes, or at a time: one place per query.
 
-        `unit`: by ``"chunk"``, places are chunk boundaries, and no chunk is read. By ``"record"``, they are exact:
+        `unit`: with ``"chunk"``, places are chunk boundaries, and no chunk is read. With ``"record"``, they are exact:
         `ChunkPlace.record` is the record behind `records_max` records, or the first one at or after `timestamp_us`, and
-        `skip_records` says how many records of the chunk at `position` lie before it. That reads one chunk for each
+        `skip_records` is the number of records before it in the chunk at `position`. This reads one chunk for each
         query, and takes no `bytes_max`.
 
-        Entries are followed over all brokers that have some of them. A damaged chunk counts as one with the records
-        that are missing there, and no time. Raises `DataLost` when the start of a query has been removed,
-        `InvalidCursor` for a position that is no chunk boundary, `InvalidArgument`, `UnknownStream`, and `Unavailable`
-        as `Consumer.batches` does.
+        Follows entries over all brokers that have parts of them. A damaged chunk counts with the records that are
+        missing there, and without a time. Raises `DataLost` when the start of a query has been removed, `InvalidCursor`
+        for a position that is no chunk boundary, `InvalidArgument`, `UnknownStream`, and `Unavailable` as
+        `Consumer.batches` does.
         """
         return await locate(self._cluster, stream, queries, unit=unit)
 
     async def segments(
         self, stream: str, streamlet_id: int, entry: int, start: Position, end: Position | None = None
     ) -> list[SegmentBounds]:
-        """The segments of an entry from `start` up to `end`, or to the durable head of now, clipped to that range.
+        """Return the segments of an entry from `start` to `end`, or to the present durable head, clipped to the range.
 
-        They are in order, none of them is empty, and each is at one broker: places where a range can be cut at no cost.
-        Cut it where they start: then what is missing between two of them is told to whoever reads the part before it.
-        Raises what `locate` raises, and `InvalidCursor` for an `end` behind the durable head.
+        They are in order, none is empty, and each is at one broker, so a range can be cut there at no cost. Cut it
+        where they start: then the reader of the part before gets the error about records missing between two of them.
+        Raises the errors of `locate`, and `InvalidCursor` for an `end` behind the durable head.
         """
         return await segments(self._cluster, stream, streamlet_id, entry, start, end)
 
     async def positions_at(
         self, stream: str, timestamp_us: int, *, unit: Unit = "chunk"
     ) -> dict[int, list[ChunkPlace]]:
-        """Per streamlet, and per entry in it, the first chunk or record at or after a time, or the end.
+        """Find, for each streamlet and entry, the first chunk or record at or after a time, or the end.
 
-        The time is in microseconds since the Unix epoch, and compares with the stream's timestamp column. By
+        The time is in microseconds since the Unix epoch, and compares with the stream's timestamp column. With
         ``"chunk"`` the place is the start of the first chunk that has a record at or after the time; the chunk may
-        begin with older records. By ``"record"`` it is that record itself, and one chunk of each entry is read to find
-        it. The result can be a consumer's `start`. Times need not ascend: later records may be older than the time.
+        begin with older records. With ``"record"`` it is that record itself, and one chunk of each entry is read to
+        find it. The result can be a consumer's `start`. Times need not ascend: later records may be older than the
+        time.
 
-        Where records right before the place are lost, they may have been of that time: `ChunkPlace.lost_from` says from
-        where on, and a consumer that starts there gets `DataLost`, or skips them, as its setting `on_data_lost` says.
+        If records right before the place are lost, they may have been of that time: `ChunkPlace.lost_from` is where the
+        loss begins, and a consumer that starts there gets `DataLost`, or skips the loss, by its setting `on_data_lost`.
         """
         return await positions_at(self._cluster, stream, timestamp_us, unit=unit)
 
     async def positions_of(self, stream: str, records: Mapping[int, Sequence[int]]) -> dict[int, list[ChunkPlace]]:
-        """The places of records, by their ordinals (`Record.offset`) per streamlet and entry, as ``{0: [1000]}``.
+        """Find the places of records, by their ordinals (`Record.offset`) per streamlet and entry, as ``{0: [1000]}``.
 
-        The result can be a consumer's `start`, if it names all entries of the stream. The ordinal that the next record
-        will have stands for the end. Raises `DataLost` for a record that was removed (its attribute
-        ``available_record`` is the oldest one), `InvalidArgument` for one beyond the end, and what `locate` raises.
+        The result can be a consumer's `start`, if it names all entries of the stream. The ordinal of the next record to
+        be written stands for the end. Raises `DataLost` for a record that was removed (its attribute
+        ``available_record`` is the oldest one), `InvalidArgument` for one beyond the end, and the errors of `locate`.
         """
         return await positions_of(self._cluster, stream, records)
 
     async def commit(
         self, consumer_group: str, stream: str, positions: Mapping[EntryId, Position], *, unnamed: bool = False
     ) -> None:
-        """Say how far a consumer group has read a stream, as `Consumer.commit` does, for who reads with `read_range`.
+        """Commit how far a consumer group has read a stream, like `Consumer.commit`, for readers with `read_range`.
 
-        `unnamed`: nobody has chosen the name. If only such calls use the consumer group, it is forgotten once it was
-        idle for ``unnamed_group_retention_ms`` of the coordinator (a week); so repeat the call while the reader lives.
+        `unnamed`: the name was generated. If only such calls use the consumer group, it is deleted once it was idle for
+        ``unnamed_group_retention_ms`` of the coordinator (a week); so repeat the call while the reader lives.
 
-        Raises what `Consumer.commit` raises, and `UnknownStream` for entries of an earlier stream of the name.
+        Raises the errors of `Consumer.commit`, and `UnknownStream` for entries of an earlier stream of the name.
         """
         arguments.all_of("positions", positions, Mapping, EntryId, "a mapping of EntryId to Position")
         arguments.flag("unnamed", unnamed)
@@ -407,12 +407,12 @@ class Client:
         bytes_max: int = READ_BYTES_MAX,
         settings: ConsumerSettings | None = None,
     ) -> AsyncIterator[ChunkBatch]:
-        """The chunks of one entry from `start` up to exactly `end`, or up to the durable head of now.
+        """Yield the chunks of one entry from `start` up to exactly `end`, or up to the present durable head.
 
-        If `start` is a place within a chunk, the records of that chunk before it are left out. Follows the chunks over
-        all brokers that have some of them; `ChunkBatch.pushed` says of each chunk how it came.
-        Fetches ahead, as the settings say, with answers of `bytes_max` where it pulls. Raises what `Consumer.batches`
-        raises, and `InvalidArgument` for an end that is not there.
+        If `start` is a place within a chunk, the records of that chunk before it are left out. Follows the entry over
+        all brokers that have parts of it; `ChunkBatch.pushed` shows how each chunk came. Fetches ahead, by the
+        settings, with answers of `bytes_max` when it pulls. Raises the errors of `Consumer.batches`, and
+        `InvalidArgument` for an end beyond the end of the entry.
         """
         settings = settings or ConsumerSettings.load()
         arguments.whole("bytes_max", bytes_max, 1, arguments.UINT32_MAX)
@@ -434,12 +434,12 @@ class Client:
             yield batch
 
     async def close(self, *, flush: bool = True) -> None:
-        """Close what was made from this client and is still open, then all connections.
+        """Close all open producers and consumers of this client, then all connections.
 
-        Producers deliver what they have, unless `flush` is off; the first error of one is raised when all is closed.
+        Producers deliver their records, unless `flush` is off; the first error is raised when all is closed.
 
-        Batches that lie in a broker's memory are held by the connection: after this, they stay as they are only until
-        the broker uses the memory again. Who needs them for longer copies them, or reads with `shared_memory` never.
+        The connection holds batches that lie in a broker's memory: after this, they stay valid only until the broker
+        uses the memory again. To keep them for longer, copy them, or read with `shared_memory` never.
         """
         if self._cluster.is_inherited:
             return
@@ -457,13 +457,13 @@ class Client:
 
 
 def _merged(kind: Any, settings: Any, overrides: dict[str, Any], method: Callable[..., Any]) -> Any:
-    """Settings with `overrides`, which `method` was given by name. Raises `InvalidArgument` and `InvalidSettings`."""
+    """Merge settings with the keyword arguments of `method`. Raises `InvalidArgument` and `InvalidSettings`."""
     if settings is not None:
         arguments.instance("settings", settings, kind, f"{kind.__name__}, or single settings by their names")
     for name, value in overrides.items():
         field = kind.model_fields.get(name)
         if field is not None and field.annotation is bool and value is not None:
-            arguments.flag(name, value)  # in variables and files text stands for it
+            arguments.flag(name, value)  # only variables and files may have text for it
         if field is None and closest(name, kind.model_fields) is None:
             meant = closest(name, inspect.signature(method).parameters)
             if meant is not None:

@@ -1,8 +1,7 @@
 """The headers of a record: an ordered sequence of names and values, in which a name may repeat.
 
-`Headers` promises that nothing is lost: every pair that was sent is in `pairs`, in its order, also one whose value is
-None. Access by name is a convenience on top of that: `headers["a"]` is the last value of the name, as Kafka's
-``lastHeader`` returns it.
+`Headers` loses nothing: every pair that was sent is in `pairs`, in order, also one whose value is None. Access by name
+is a convenience on top of that: `headers["a"]` is the last value of the name, like Kafka's ``lastHeader``.
 """
 
 from __future__ import annotations
@@ -14,36 +13,36 @@ from kera.client import arguments
 from kera.core.errors import InvalidArgument
 
 Header: TypeAlias = tuple[str, bytes | None]
-"""Its name and its value."""
+"""The name and the value of a header."""
 HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[Header]
 """The accepted forms of headers: a mapping, or pairs, whose names may repeat."""
 
 _BYTES_OR_TEXT = (str, bytes, bytearray, memoryview)
 _FEW = 16
-"""So many headers are searched one by one: a dict of them takes longer to make."""
+"""Up to this many headers are searched one by one: making a dict of them would take longer."""
 
 
 class Headers(Mapping[str, bytes | None]):
     """The headers of one record, immutable.
 
-    As a mapping, each name is there once, with its last value. `pairs`, `get_all`, `add` and `without` know all of
-    them. Two `Headers` are equal if they have the same pairs in the same order; `Headers` equal any other mapping if no
-    name repeats and both have the same names and values.
+    As a mapping, it has each name once, with its last value. `pairs`, `get_all`, `add` and `without` work on all
+    headers. Two `Headers` are equal if they have the same pairs in the same order; `Headers` equal any other mapping if
+    no name repeats and both have the same names and values.
     """
 
     __slots__ = ("_by_name", "_pairs")
 
     _pairs: tuple[Header, ...]
     _by_name: dict[str, bytes | None]
-    """The last value of each name; made when it is first asked for."""
+    """The last value of each name; made when it is first needed."""
 
     def __init__(self, headers: HeadersLike = ()) -> None:
-        """Raises `InvalidArgument` for a name that is not text, or a value that is neither bytes nor None."""
+        """Raise `InvalidArgument` for a name that is not text, or a value that is neither bytes nor None."""
         self._pairs = pairs_of(headers)
 
     @classmethod
     def of_valid(cls, pairs: tuple[Header, ...]) -> Headers:
-        """Headers of pairs that are known to be valid, since a batch had them."""
+        """Make headers of pairs that are known to be valid because they come from a batch."""
         made = cls.__new__(cls)
         made._pairs = pairs  # noqa: SLF001 - made here
         return made
@@ -54,15 +53,15 @@ class Headers(Mapping[str, bytes | None]):
         return self._pairs
 
     def get_all(self, name: str) -> tuple[bytes | None, ...]:
-        """All values of a name, in order; empty if there is none."""
+        """Return all values of a name, in order; empty if there is none."""
         return tuple([value for each, value in self._pairs if each == name])
 
     def add(self, name: str, value: bytes | None) -> Headers:
-        """A copy with one more header at the end. Raises `InvalidArgument` as `Headers` does."""
+        """Return a copy with one more header at the end. Raises `InvalidArgument` as `Headers` does."""
         return Headers.of_valid((*self._pairs, *pairs_of([(name, value)])))
 
     def without(self, name: str) -> Headers:
-        """A copy without the headers of a name."""
+        """Return a copy without the headers of a name."""
         return Headers.of_valid(tuple([pair for pair in self._pairs if pair[0] != name]))
 
     def _names(self) -> dict[str, bytes | None]:
@@ -72,7 +71,7 @@ class Headers(Mapping[str, bytes | None]):
         return found
 
     def __getitem__(self, name: str) -> bytes | None:
-        """The last value of a name. Raises `KeyError`."""
+        """Return the last value of a name. Raises `KeyError`."""
         if len(self._pairs) <= _FEW:
             for each, value in reversed(self._pairs):
                 if each == name:
@@ -84,7 +83,7 @@ class Headers(Mapping[str, bytes | None]):
         return iter(self._names())
 
     def __len__(self) -> int:
-        """How many names there are; ``len(headers.pairs)`` counts headers."""
+        """Return the number of names; ``len(headers.pairs)`` counts headers."""
         return len(self._names()) if self._pairs else 0
 
     def __eq__(self, other: object) -> bool:
@@ -94,7 +93,7 @@ class Headers(Mapping[str, bytes | None]):
             return len(self._pairs) == len(other) and self._names() == dict(other)
         return NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # equal to dicts, which have none
+    __hash__ = None  # type: ignore[assignment]  # it can be equal to a dict, which has no hash
 
     def __repr__(self) -> str:
         return f"Headers({list(self._pairs)})"
@@ -104,7 +103,7 @@ class Headers(Mapping[str, bytes | None]):
 
 
 def pairs_of(headers: HeadersLike) -> tuple[Header, ...]:
-    """All headers, in order: a copy that does not change with what was given. Raises `InvalidArgument`."""
+    """Return all headers, in order: a copy that does not change with the argument. Raises `InvalidArgument`."""
     if isinstance(headers, Headers):
         return headers.pairs
     given: Any = headers
@@ -118,7 +117,7 @@ def pairs_of(headers: HeadersLike) -> tuple[Header, ...]:
             name, value = pair
             if name.__class__ is str and name.isascii() and (value.__class__ is bytes or value is None):
                 continue
-        return tuple([_checked_pair(each, headers) for each in pairs])  # is rare, and takes twice as long
+        return tuple([_checked_pair(each, headers) for each in pairs])  # rare, and takes twice as long
     return pairs
 
 
@@ -145,4 +144,4 @@ def _wrong(headers: object) -> InvalidArgument:
 
 
 NO_HEADERS = Headers()
-"""Those of a record that has none."""
+"""The headers of a record without any."""

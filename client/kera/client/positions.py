@@ -1,6 +1,6 @@
-"""Positions as users give them: names such as ``"latest"``, or one per streamlet and entry. Checked, never guessed.
+"""Positions in users' arguments: names such as ``"latest"``, or one per streamlet and entry. Checked, never guessed.
 
-A name that is not known would otherwise be read as some other place, and a consumer begin where nobody wanted it to.
+A guess for an unknown name would make a consumer begin at the wrong place.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from kera.core.base.spelling import closest
 from kera.core.errors import InvalidArgument
 
 NUMBERS_MAX = (1 << 64) - 1
-"""Maximum of a number of a position in a message."""
+"""Maximum of a number of a position in messages."""
 _MEANT = {
     **dict.fromkeys(("now", "end", "newest", "last", "largest", "tail", "head"), "latest"),
     **dict.fromkeys(("begin", "beginning", "start", "oldest", "first", "smallest", "0"), "earliest"),
     **dict.fromkeys(("stored", "cursor", "group"), "committed"),
 }
-"""How others call the same places."""
+"""Other names for the same places, for hints."""
 
 
 class ChunkPlace(NamedTuple):
-    """A place in an entry: a chunk boundary or, when it was asked for by record, a record within the chunk there."""
+    """A place in an entry: a chunk boundary or, if it was searched by record, a record within the chunk there."""
 
     position: Position
-    """A chunk boundary. Reading starts there."""
+    """The chunk boundary at which reading starts."""
     record: int
     """Ordinal of the record at this place."""
     bytes: int
     """Size of the chunks between the query's start and `position`."""
     skip_records: int = 0
-    """How many records of the chunk at `position` lie before `record`; 0: `record` is the chunk's first one."""
+    """Number of records of the chunk at `position` before `record`; 0: `record` is the chunk's first one."""
     lost_from: Position | None = None
-    """The start of what is lost right before `position`, where the record that was asked for may have been; None:
-    nothing is. A reader that starts at this place gets `DataLost` first, or continues after it, as its settings say."""
+    """The start of lost records right before `position`, if the searched record may have been among them; else None. A
+    reader that starts at this place gets `DataLost` first, or continues after it, by its settings."""
 
     @property
     def start(self) -> Position:
-        """The position for a reader to start at, so that it learns what is lost; an end is at `position`."""
+        """The position for a reader to start at, so that it notices a loss; for an end, use `position`."""
         return self.position if self.lost_from is None else self.lost_from
 
 
@@ -53,8 +53,8 @@ Places = Mapping[int, Sequence[Position | ChunkPlace]]
 def check_place(what: str, given: Any, names: Collection[str], *, others: str = "", records: bool = False) -> None:
     """Raise `InvalidArgument` unless `given` is one of `names` or a mapping of positions.
 
-    `what` is the parameter; `others`, what it takes besides; `records`, whether each position may be a `ChunkPlace`,
-    which can lie within a chunk.
+    `what` is the parameter. `others` describes further values that it takes. `records`: each position may be a
+    `ChunkPlace`, which can lie within a chunk.
     """
     if isinstance(given, str):
         if given not in names:
@@ -80,7 +80,7 @@ def check_place(what: str, given: Any, names: Collection[str], *, others: str = 
 
 
 def check_position(what: str, given: Any) -> Position:
-    """`given` as a position. Raises `InvalidArgument`."""
+    """Return `given` as a position. Raises `InvalidArgument`."""
     if isinstance(given, ChunkPlace):
         raise InvalidArgument(
             f"{what} has {given!r}, and takes chunk boundaries only: give the place's position", **{what: repr(given)}
@@ -95,7 +95,7 @@ def check_position(what: str, given: Any) -> Position:
 
 
 def check_streamlets(given: Places, stream: StreamDescription) -> None:
-    """Raise `StreamletOutOfRange` or `InvalidArgument` for positions of what `stream` does not have."""
+    """Raise `StreamletOutOfRange` or `InvalidArgument` for positions in streamlets or entries that do not exist."""
     for streamlet_id, entries in given.items():
         for entry in range(len(entries)):
             stream.entry_id(streamlet_id, entry)

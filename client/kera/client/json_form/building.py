@@ -1,7 +1,7 @@
-"""Arrays of Arrow out of parsed JSON: the reverse of `writing`.
+"""Makes Arrow arrays from parsed JSON: the reverse of `writing`.
 
-Types without parts are in `leaves`. Here lists, maps, structs and unions take values apart, and put the arrays of their
-parts together again, exactly of the type that is wanted.
+Types without parts are in `leaves`. For lists, maps, structs and unions, this module takes the values apart, makes the
+arrays of their parts, and puts them together again, exactly in the wanted type.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kera.client.json_form.writing import UUID_TYPE, has_names_twice, is_list
 
 
 def array_of(kind: pa.DataType, values: Values) -> pa.Array:
-    """The array. Raises `Misfit`."""
+    """Make an array of a type. Raises `Misfit`."""
     if isinstance(kind, pa.BaseExtensionType):
         make = uuids if kind.extension_name == UUID_TYPE else array_of
         return pa.ExtensionArray.from_storage(kind, make(kind.storage_type, values))
@@ -31,7 +31,7 @@ def array_of(kind: pa.DataType, values: Values) -> pa.Array:
 
 
 def column_of(field: pa.Field, values: Values) -> pa.Array:
-    """The same of a column, or of a part of one, that says whether it has nulls. Raises `Misfit`."""
+    """Make the array of a field, which may forbid nulls. Raises `Misfit`."""
     if not field.nullable and None in values:
         raise Misfit(values.index(None), "null, which it may not be")
     return array_of(field.type, values)
@@ -42,7 +42,7 @@ def _validity(values: Values) -> pa.Buffer | None:
 
 
 def _flat(values: Values) -> tuple[list[Any], list[int]]:
-    """The elements of lists one behind the other, and where each list begins, and the last one ends."""
+    """Return the elements of all lists in one, and the offsets at which each list begins and the last one ends."""
     found: list[Any] = []
     offsets = [0]
     for at, value in enumerate(values):
@@ -55,7 +55,7 @@ def _flat(values: Values) -> tuple[list[Any], list[int]]:
 
 
 def _within(offsets: Sequence[int], error: Misfit, part: str = "") -> Misfit:
-    """An error of an element, as one of its list."""
+    """Convert the error of an element to one of its list."""
     at = bisect_right(offsets, error.at) - 1
     return Misfit(at, error.reason, f"[{error.at - offsets[at]}]{part}{error.path}")
 
@@ -97,7 +97,7 @@ def _fixed_lists(kind: pa.DataType, values: Values) -> pa.Array:
 
 
 def _parts(kind: pa.DataType, values: Values, found: Values) -> pa.Array:
-    """The values of lists of one size: a null has a place for its values, too, in which anything may be."""
+    """Return the values of lists of one size: a null needs a place for its values, too, with arbitrary contents."""
     size, field = kind.list_size, kind.value_field
     there = [at for at, value in enumerate(values) if value is not None]
     try:
@@ -111,7 +111,7 @@ def _parts(kind: pa.DataType, values: Values, found: Values) -> pa.Array:
 
 
 def filler_of(kind: pa.DataType) -> Any:
-    """The JSON of a value that nobody sees: null, where the type has one."""
+    """Return the JSON of an invisible value: null, or for a union, which has no nulls, a null of its first type."""
     return [kind.type_codes[0], None] if types.is_union(kind) else None
 
 
@@ -149,7 +149,7 @@ def _structs(kind: pa.DataType, values: Values) -> pa.Array:
 
 
 def _with_fillers(kind: pa.DataType, own: Values, rows: Values) -> Values:
-    """A union within a null struct still needs a value."""
+    """Fill in values of a union within null structs, because a union has no nulls."""
     if not types.is_union(kind):
         return own
     return [filler_of(kind) if row is None else value for value, row in zip(own, rows, strict=True)]
@@ -206,7 +206,7 @@ def _unions(kind: pa.DataType, values: Values) -> pa.Array:
 
 
 def _runs(kind: pa.DataType, values: Values) -> pa.Array:
-    """Each run is of one value: `kera.core` writes them in its own way anyway."""
+    """Make a run for each change of the value; `kera.core` writes runs in its own way anyway."""
     begins: list[int] = []
     for at, value in enumerate(values):
         if at == 0 or not _same(values[at - 1], value):

@@ -1,7 +1,7 @@
-"""Arrays of types without parts out of parsed JSON: numbers, text, bytes and times.
+"""Makes arrays of types without parts from parsed JSON: numbers, text, bytes and times.
 
-Each function gets the values of a column, as `texts` parses them, with None for null. A value that the type cannot hold
-exactly is a `Misfit`, which says where it is.
+Each function takes the values of a column, parsed by `texts`, with None for null. A value that the type cannot hold
+exactly raises `Misfit`, with its place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Misfit(Exception):
     """A value is not of its type. Never leaves `kera.client.json_form`."""
 
     def __init__(self, at: int, reason: str, path: str = "") -> None:
-        """`at`: which value of the column. `path`: the way from there to what is wrong, as in ``.a[3]``."""
+        """`at`: index of the value in the column. `path`: the path from there to the wrong part, as in ``.a[3]``."""
         super().__init__(reason)
         self.at = at
         self.reason = reason
@@ -38,7 +38,7 @@ class Misfit(Exception):
 
 
 def _each(kind: pa.DataType, values: Values, convert: Callable[[Any], Any]) -> list[Any]:
-    """The values that `convert` makes, which raises `ValueError` for one that does not fit."""
+    """Convert each value with `convert`, which raises `ValueError` for a value that does not fit. Raises `Misfit`."""
     found = []
     for at, value in enumerate(values):
         try:
@@ -92,14 +92,14 @@ def _integers(kind: pa.DataType, values: Values) -> pa.Array:
 
 
 FLOAT_DIGITS = 17
-"""A number of so many digits names one float64; more digits claim more than a float has."""
+"""A number with this many digits identifies one float64; more digits claim more precision than a float has."""
 FLOAT64_DIGITS_MAX = 767
-"""No float64 has more, written out in full."""
+"""Maximum number of digits of a float64 that is written out in full."""
 _SYMBOLS = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 
 
 def _floats(kind: pa.DataType, values: Values) -> pa.Array:
-    """Read by Arrow from text: it rounds once, to the nearest value of the type."""
+    """Have Arrow read numbers from text: it rounds once, to the nearest value of the type."""
 
     def convert(value: Any) -> str:
         if isinstance(value, str) and not isinstance(value, Number):
@@ -123,10 +123,10 @@ def _floats(kind: pa.DataType, values: Values) -> pa.Array:
 
 
 def claims_more(value: int | Number, number: float, digits_max: int = FLOAT_DIGITS) -> bool:
-    """Whether a number that is written says more than the float that it becomes: it is not that float's own value.
+    """Whether a written number is more precise than the float that it becomes, so that information would be lost.
 
-    Up to `digits_max` digits may be rounded, as every float is read from such numbers; integers may not, and nothing
-    becomes 0.
+    Up to `digits_max` digits may be rounded, because floats are usually written so; integers may not, and no other
+    number may become 0.
     """
     if not math.isfinite(number):
         return True
@@ -196,7 +196,7 @@ def _binary(kind: pa.DataType, values: Values) -> pa.Array:
 
 
 def bytes_of(value: Any) -> bytes:
-    """The bytes that text, or an object with the one member ``base64``, stands for. Raises `ValueError`."""
+    """Return the bytes of a text, or of an object with the single member ``base64``. Raises `ValueError`."""
     if is_base64(value):
         return from_base64(value["base64"])
     if not isinstance(value, str) or isinstance(value, Number | Symbol):
@@ -205,12 +205,12 @@ def bytes_of(value: Any) -> bytes:
 
 
 def is_base64(value: Any) -> bool:
-    """Whether a value is an object with the one member ``base64``."""
+    """Whether a value is an object with the single member ``base64``."""
     return isinstance(value, dict) and value.keys() == {"base64"}
 
 
 def from_base64(value: Any) -> bytes:
-    """The bytes that base64 stands for. Raises `ValueError`."""
+    """Decode base64. Raises `ValueError`."""
     if not isinstance(value, str) or isinstance(value, Number | Symbol):
         raise _wrong(value, "base64 in a string")
     try:
@@ -220,7 +220,7 @@ def from_base64(value: Any) -> bytes:
 
 
 def uuids(kind: pa.DataType, values: Values) -> pa.Array:
-    """UUIDs, of their usual text or as other bytes are written. Raises `Misfit`."""
+    """Make UUIDs from their usual text, or from the forms of other bytes. Raises `Misfit`."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, str) and len(value) == 36:
@@ -248,7 +248,7 @@ def _numbers(
     from_text: Callable[[str], int],
     fits: Callable[[int], bool] = lambda _: True,
 ) -> pa.Array:
-    """Times: text, or integers in the unit of the type that it has (`fits`)."""
+    """Make times from text, or from integers in the unit of the type. `fits`: whether the type has such a value."""
     convert = _bounded(kind, kind.bit_width, signed=True)
     integers = pa.int32() if kind.bit_width == 32 else pa.int64()
 
@@ -334,7 +334,7 @@ def _times(kind: pa.DataType, values: Values) -> pa.Array:
 
 
 def _durations(kind: pa.DataType, values: Values) -> pa.Array:
-    """Integers; earlier versions wrote what Python shows of a `timedelta`."""
+    """Make durations from integers, or from the text of Python's `timedelta`, which earlier versions wrote."""
 
     def from_text(value: str) -> int:
         match = _TIMEDELTA.fullmatch(value)
@@ -358,7 +358,7 @@ def _intervals(kind: pa.DataType, values: Values) -> pa.Array:
 
 
 Build: TypeAlias = Callable[[pa.DataType, Values], pa.Array]
-"""Makes the array of a type out of values. Raises `Misfit`."""
+"""Makes the array of a type from values. Raises `Misfit`."""
 LEAVES: list[tuple[Callable[[pa.DataType], bool], Build]] = [
     (types.is_null, _nulls),
     (types.is_boolean, _booleans),

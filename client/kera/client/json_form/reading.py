@@ -1,8 +1,8 @@
-"""Lines of JSON to rows of a schema.
+"""Reads lines of JSON as rows of a schema.
 
-Arrow's reader does it where its result is sure to be exact: it knows most types, but not all, and takes some numbers
-that a column cannot hold. What it does not take, or what is not sure, is parsed line by line (`texts`, `building`),
-which is exact, has all types, and names the line and the field that is wrong.
+Arrow's reader is used if its result is certain to be exact: it supports most types, but not all, and accepts some
+numbers that a column cannot hold. Otherwise, lines are parsed one by one (`texts`, `building`): this is exact, supports
+all types, and names the line and the field of an error.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from kera.core.errors import SchemaMismatch
 
 
 def rows_of_lines(block: bytes, schema: pa.Schema, first_line: int = 1) -> pa.RecordBatch:
-    """A row of `schema` for each JSON object in the lines of `block`; blank lines are left out.
+    """Return a row of `schema` for each JSON object in the lines of `block`; blank lines are left out.
 
-    `first_line` is the number of the first one. Raises `SchemaMismatch`, which names the line.
+    `first_line` is the number of the first line. Raises `SchemaMismatch`, which names the line.
     """
     found = _by_arrow(block, schema)
     return _by_line(block, schema, first_line) if found is None else found
 
 
 def lines_of(block: bytes, first_line: int) -> Iterator[tuple[int, bytes]]:
-    """The number and the text of each line that is not blank."""
+    """Yield the number and the text of each line that is not blank."""
     if first_line == 1:
         block = block.removeprefix(BOM)
     for number, line in enumerate(block.split(b"\n"), first_line):
@@ -43,12 +43,12 @@ def lines_of(block: bytes, first_line: int) -> Iterator[tuple[int, bytes]]:
 
 
 def wrong_line(number: int, reason: object) -> SchemaMismatch:
-    """The error for a line."""
+    """Return the error for a line."""
     return SchemaMismatch(f"line {number}: {reason}", line=number)
 
 
 def is_exact(block: bytes, schema: pa.Schema) -> bool:
-    """Whether Arrow is sure to read the lines of `block` as rows of `schema` without changing a value."""
+    """Whether Arrow certainly reads the lines of `block` as rows of `schema` without changing a value."""
     return _by_arrow(block, schema) is not None
 
 
@@ -83,7 +83,7 @@ def _by_line(block: bytes, schema: pa.Schema, first_line: int) -> pa.RecordBatch
 
 
 def _by_arrow(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
-    """The rows, if Arrow is sure to read them exactly."""
+    """Return the rows if Arrow has certainly read them exactly; else None."""
     fields = [_readable(field) for field in schema]
     exponent_digits = min(_exponent_digits(field.type) for field in schema) if len(schema) else 0
     if not fields or any(field is None for field in fields) or _has_long_numbers(block, exponent_digits):
@@ -107,14 +107,14 @@ def _by_arrow(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
 
 
 def _is_a_row_per_line(block: bytes, rows: int) -> bool:
-    """Whether there are as many rows as lines: no object goes on in the next line, or shares one."""
+    """Whether there are as many rows as lines: no object spans several lines or shares a line."""
     lines = block.count(b"\n") + (not block.endswith(b"\n"))
     exact = rows == lines and b"\n\n" not in block
     return exact or rows == sum(1 for line in block.split(b"\n") if line.strip())
 
 
 def _readable(field: pa.Field) -> pa.Field | None:
-    """The field as Arrow's reader can take it, before `_cast`; None: it cannot."""
+    """Return the field with the type that Arrow's reader should read, before `_cast`; None: it cannot read it."""
     kind = _readable_type(field.type)
     return None if kind is None else pa.field(field.name, kind)
 
@@ -133,7 +133,7 @@ def _readable_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 _READABLE: list[tuple[Any, Any]] = [
-    # The reader wants a number of days, or of seconds; the cast knows 2026-01-02.
+    # The reader expects a number of days, or of seconds; the cast accepts 2026-01-02.
     (types.is_date32, lambda _: pa.string()),
     (types.is_time, lambda _: pa.string()),
     (types.is_duration, lambda _: pa.int64()),
@@ -158,7 +158,7 @@ _READABLE: list[tuple[Any, Any]] = [
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as it was read, as the type that it has in the stream. Raises what Arrow raises."""
+    """Convert a column that was read to its type in the stream. Raises Arrow's errors."""
     if column.type == kind:
         return column
     if types.is_time(kind):
@@ -178,22 +178,22 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 _ANY_DIGITS = 4
-"""No float has an exponent of so many digits that may be right."""
+"""A number of digits that no valid exponent of a float has."""
 
 
 def _exponent_digits(kind: pa.DataType) -> int:
-    """An exponent of so many digits may be one that a float of the type does not have."""
+    """Return the number of digits from which an exponent may be out of the range of a float of the type."""
     if types.is_floating(kind):
         return 3 if types.is_float64(kind) else 2
     return min((_exponent_digits(kind.field(at).type) for at in range(kind.num_fields)), default=_ANY_DIGITS)
 
 
 _INTEGERS_EXACT = {32: 2.0**24, 64: 2.0**53}
-"""Floats of so many bits hold all integers up to this."""
+"""By the bits of a float: the bound up to which it holds all integers."""
 
 
 def _is_sure(column: pa.Array, field: pa.Field) -> bool:
-    """Whether it has no value that may have changed, and no null where the field has none.
+    """Whether no value can have changed, and there is no null that the field forbids.
 
     Raises `pa.ArrowInvalid` for a value that the type does not have.
     """
@@ -203,9 +203,9 @@ def _is_sure(column: pa.Array, field: pa.Field) -> bool:
     if types.is_floating(kind):
         low, high = (each.as_py() for each in pc.min_max(column).values())
         bound = _INTEGERS_EXACT[kind.bit_width]
-        return low is None or bool(-bound < low and high < bound)  # neither for NaN
+        return low is None or bool(-bound < low and high < bound)  # false for NaN
     if types.is_decimal(kind):
-        column.validate(full=True)  # the reader takes 1E20 for 20 digits, which has 21
+        column.validate(full=True)  # the reader accepts 1E20, which has 21 digits, for a type of 20 digits
         return True
     if types.is_list(kind):
         return _is_sure(column.values, kind.value_field)
@@ -220,13 +220,13 @@ _KINDS = bytes(
     _DIGIT if chr(byte).isdecimal() else _POINT if byte == ord(".") else _EXPONENT if chr(byte) in "eE" else 0
     for byte in range(256)
 )
-"""The kind of each byte within a number."""
+"""The kind of each byte, as a part of a number."""
 
 
 def _has_long_numbers(block: bytes, exponent_digits: int) -> bool:
-    """Whether a number with a fraction or an exponent may be one that no float has.
+    """Whether there may be a number with a fraction or an exponent that no float has.
 
-    It looks for more than 17 digits, and for exponents of `exponent_digits`. Integers are left to `_is_sure`.
+    Looks for more than 17 digits, and for exponents of `exponent_digits`. `_is_sure` checks integers.
     """
     if exponent_digits >= _ANY_DIGITS:
         return False
@@ -237,7 +237,7 @@ def _has_long_numbers(block: bytes, exponent_digits: int) -> bool:
         return True
     within = kinds >= _POINT
     edges = np.flatnonzero(within[1:] != within[:-1])
-    if len(edges) % 2:  # no object begins or ends with a digit, so this is none
+    if len(edges) % 2:  # no JSON object begins or ends with a digit, so this is not one
         return True
     begins, ends = edges[::2] + 1, edges[1::2] + 1
     lengths = ends - begins
@@ -251,7 +251,7 @@ def _has_long_numbers(block: bytes, exponent_digits: int) -> bool:
 
 
 def _has_exponent(block: bytes, digit: Any, at: Any, digits: int) -> bool:
-    """Whether so many digits follow one of the exponents at `at`."""
+    """Whether at least `digits` digits follow one of the exponents at `at`."""
     data = np.frombuffer(block, np.uint8)
     signed = (data[at + 1] == ord("-")) | (data[at + 1] == ord("+"))
     behind = at + 1 + signed
@@ -260,7 +260,7 @@ def _has_exponent(block: bytes, digit: Any, at: Any, digits: int) -> bool:
 
 
 _RUN_MAX = 40
-"""With more zeros behind the point than that, a number may be less than a float32 has."""
+"""Maximum length of a run: with more zeros behind the point, a number may be smaller than the smallest float32."""
 
 
 def _is_long(block: bytes, begin: int, end: int) -> bool:

@@ -1,14 +1,14 @@
-"""Records of streams without columns of their own as JSON: what ``kera consume --json`` prints.
+"""Records of streams without their own columns as JSON: the form that ``kera consume --json`` prints.
 
     {"timestamp": "2026-01-31T12:00:00.000000Z", "key": "k", "value": "v", "headers": [["name", "value"]]}
 
-Bytes are text where they are UTF-8. Other values and keys have a field ``value_base64`` or ``key_base64`` instead, as a
-value may be any JSON, also an object that has a field ``base64``. Within ``keys`` and ``headers`` they are
-``{"base64": "…"}``. A record with several keys, or with a null or no key in its list, has ``keys``; one without a list
-of keys has neither.
+Bytes are written as text if they are UTF-8. Other values and keys have a field ``value_base64`` or ``key_base64``
+instead, because a value may be any JSON, also an object with a field ``base64``. Within ``keys`` and ``headers`` such
+bytes are ``{"base64": "…"}``. A record with several keys, or with a null or no key in its list, has ``keys``; a record
+without a list of keys has neither.
 
-What is read may say more: a value, a key or a header that is not text is stored as the JSON that it is, byte for byte;
-headers may be an object; a record without a time is of now.
+Reading accepts more: a value, a key or a header that is not text is stored as its JSON, byte for byte; headers may be
+an object; a record without a time gets the present time.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from kera.core.format.schema import DEFAULT_SCHEMA
 
 FIELDS = {"key", "keys", "key_base64", "value", "value_base64", "headers", "timestamp"}
 PLACE_FIELDS = {"stream", "streamlet", "entry", "offset"}
-"""Fields that ``kera consume --json`` adds; a line may be handed on as it is, to be stored in another place."""
+"""Fields that ``kera consume --json`` adds; reading ignores them, so that a line can be stored in another place."""
 _BASE64 = '{"base64": '
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
 def record_lines(batch: pa.RecordBatch, places: Callable[[int, int], pa.Array] | None = None) -> bytes:
-    """A JSON object for each record, each in a line.
+    """Return a line with a JSON object for each record.
 
-    `places` gives, of a record and how many from there, the members that come first, as texts.
+    `places` takes the index of a record and a number of records, and returns texts of the first members of each.
     """
     parts = []
     for at in range(0, batch.num_rows, ROWS_MAX):
@@ -60,7 +60,7 @@ def _objects(batch: pa.RecordBatch, first: Any) -> pa.Array:
 
 
 def _bytes(name: str, column: pa.Array) -> pa.Array:
-    """A member of each record, called `name` if it is text and with ``_base64`` behind that if it is not."""
+    """Return a member for each record, called `name` if its bytes are text, or else `name` with ``_base64``."""
     texts = texts_of(column)
     found = pc.binary_join_element_wise(f', "{name}": ', texts, "")
     other = pc.starts_with(texts, _BASE64[0])
@@ -89,9 +89,9 @@ def _keys(keys: pa.Array) -> Any:
 
 
 def records_of_lines(block: bytes, first_line: int = 1) -> pa.RecordBatch:
-    """A record for each JSON object in the lines of `block`; blank lines are left out.
+    """Return a record for each JSON object in the lines of `block`; blank lines are left out.
 
-    `first_line` is the number of the first one. Raises `SchemaMismatch`, which names the line.
+    `first_line` is the number of the first line. Raises `SchemaMismatch`, which names the line.
     """
     now_us = time.time_ns() // 1000
     numbers: list[int] = []
@@ -114,7 +114,7 @@ def records_of_lines(block: bytes, first_line: int = 1) -> pa.RecordBatch:
 
 
 class _Json(NamedTuple):
-    """A value, and the JSON that it was parsed from (empty: it is not needed)."""
+    """A value, and the JSON that it was parsed from (empty if it is not needed)."""
 
     value: Any
     text: str
@@ -125,14 +125,14 @@ Headers: TypeAlias = list[tuple[str, bytes | None]]
 
 class _Record(NamedTuple):
     timestamp: Any
-    """As JSON has it."""
+    """The parsed JSON of the time."""
     keys: list[bytes | None] | None
     value: bytes | None
     headers: Headers | None
 
 
 def _record(text: str, now_us: int) -> _Record:
-    """Raises `ValueError`."""
+    """Parse one record. Raises `ValueError`."""
     members = _plain_members(text) or _raw_members(text)
     if unknown := members.keys() - FIELDS - PLACE_FIELDS:
         raise ValueError(f"unknown field {cut(min(unknown))!r}; a record has {', '.join(sorted(FIELDS))}")
@@ -148,16 +148,16 @@ _EXCLUSIVE = (("value", "value_base64"), ("key", "key_base64"), ("key", "keys"),
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the value is all that is needed to store it."""
+    """Whether the value can be stored without its JSON text."""
     return value is None or type(value) is str or is_base64(value)
 
 
 def _plain_members(text: str) -> dict[str, _Json] | None:
-    """The members of a record whose values are text, which are most records; None: more is needed, or it is wrong."""
+    """Return the members of a record whose values are all text, like most; None: others, or invalid JSON."""
     try:
         record = parsed_line(text)
     except ValueError:
-        return None  # also for a name that comes twice within a value, which is stored as it is
+        return None  # also for a name that repeats within a value, which is valid: the value is stored as it is
     for name, value in record.items():
         match name, value:
             case "keys", list():
@@ -186,7 +186,7 @@ def _raw_members(text: str) -> dict[str, _Json]:
 
 
 def _number(value: Any) -> Any:
-    """Integers as integers: `members_of` leaves all numbers as they are written."""
+    """Convert integers: `members_of` leaves all numbers as text."""
     return int(value) if type(value) is not str and isinstance(value, str) and _is_short_integer(value) else value
 
 
@@ -222,7 +222,7 @@ def _keys_of(given: dict[str, _Json]) -> list[bytes | None] | None:
 
 
 def _part(name: str, own: _Json) -> bytes | None:
-    """A key, or the value of a header."""
+    """Return the bytes of a key, or of the value of a header."""
     if own.value is None:
         return None
     return _named(name, bytes_of, own.value) if _is_plain(own.value) else own.text.encode()

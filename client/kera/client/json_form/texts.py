@@ -1,8 +1,8 @@
 """Parses JSON without changing a number, and lays it out for people without parsing it.
 
-`json` turns numbers into floats, keeps the last of two equal names, and takes what is not JSON. Here a number with a
-fraction or an exponent stays the text that it is (`Number`), a name that comes twice is an error, and so is every text
-that is not UTF-8 or not JSON, with the column where it is wrong.
+Python's `json` turns numbers into floats, keeps the last of two equal names, and accepts some invalid JSON. Here a
+number with a fraction or an exponent keeps its text (`Number`). A repeated name is an error, and so is text that is not
+UTF-8 or not JSON; the error names the column.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, NoReturn
 from kera.core.base.strict_json import unique_names
 
 INTEGER_DIGITS_MAX = 100
-"""More digits than any type has; the time to read an integer grows with the square of their number."""
+"""More digits than any type has: the time to parse an integer grows with the square of their number."""
 BOM = b"\xef\xbb\xbf"
 SHOWN_MAX = 60
-"""Characters of a value in a message."""
+"""Maximum number of characters of a value in a message."""
 
 
 class Number(str):
-    """A number as it is written: one with a fraction or an exponent, or of very many digits."""
+    """The text of a number with a fraction or an exponent, or with very many digits."""
 
     __slots__ = ()
 
@@ -49,12 +49,12 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def cut(text: str) -> str:
-    """`text` as far as a message shows it."""
+    """Return the beginning of `text` for a message."""
     return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"
 
 
 def decoded(line: bytes) -> str:
-    """`line` as text. Raises `ValueError` with the column of a byte that is not UTF-8."""
+    """Decode a line. Raises `ValueError` with the column of a byte that is not UTF-8."""
     try:
         return line.decode()
     except UnicodeDecodeError as error:
@@ -63,7 +63,7 @@ def decoded(line: bytes) -> str:
 
 
 def parsed_line(text: str) -> dict[str, Any]:
-    """The object in a line. Raises `ValueError`, with the column where it is not JSON."""
+    """Parse the object in a line. Raises `ValueError`, with the column of a syntax error."""
     found: Any = _translated(text, _exact.decode)
     if not isinstance(found, dict):
         raise ValueError(_no_object(found))  # noqa: TRY004 - one kind of error, whatever is in a line
@@ -86,9 +86,9 @@ def _syntax(text: str, error: json.JSONDecodeError) -> str:
 
 
 def members_of(text: str) -> list[tuple[str, str, Any]]:
-    """The members of the object that `text` is: name, the JSON of the value as it is written, and the value.
+    """Return the members of the object in `text`: name, the JSON text of the value, and the parsed value.
 
-    In values, names may come twice, and all numbers are `Number`. Raises `ValueError`.
+    Within values, names may repeat, and all numbers are `Number`. Raises `ValueError`.
     """
     at = _skip(text, 0)
     if text[at : at + 1] != "{":
@@ -98,7 +98,7 @@ def members_of(text: str) -> list[tuple[str, str, Any]]:
 
 
 def elements_of(text: str) -> list[tuple[str, Any]]:
-    """The elements of the list that `text` is: the JSON as it is written, and the value, as of `members_of`."""
+    """Return the elements of the list in `text`: JSON text and parsed value, like `members_of`."""
     return [(own, value) for _, own, value in _translated(text, _members)]
 
 
@@ -112,7 +112,7 @@ def _translated(text: str, parse: Callable[[str], Any]) -> Any:
 
 
 def _members(text: str) -> list[tuple[str, str, Any]]:
-    """The members of an object, or the elements of a list, which have no name."""
+    """Return the members of an object, or the elements of a list with empty names."""
     at = _skip(text, 0)
     named = text[at] == "{"
     end = "}" if named else "]"
@@ -124,7 +124,7 @@ def _members(text: str) -> list[tuple[str, str, Any]]:
         name = ""
         if named:
             begin = _expect(text, at, '"', "property name enclosed in double quotes")
-            name, at = scanstring(text, begin, True)  # noqa: FBT003 - it takes no names
+            name, at = scanstring(text, begin, True)  # noqa: FBT003 - it takes no keyword arguments
             at = _skip(text, _expect(text, _skip(text, at), ":", "':' delimiter"))
         value, behind = _raw.raw_decode(text, at)
         found.append((name, text[at:behind], value))
@@ -147,7 +147,7 @@ def _expect(text: str, at: int, sign: str, name: str) -> int:
 
 
 def shown(value: Any) -> str:
-    """A parsed value in words, for messages."""
+    """Describe a parsed value for messages."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     if isinstance(value, str) and not isinstance(value, Number | Symbol):
@@ -159,10 +159,10 @@ _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")|([\[{])|([\]}])|(,)|(:)|([^\s"\[\]{},:
 
 
 def laid_out(text: str, *, indent: int = 2, depth_max: int = 20, length_max: int | None = None) -> str | None:
-    """The JSON `text` with a line per member, every number and name as it is written; None: it is not JSON.
+    """Lay out the JSON `text` with a line per member, without changing numbers or names; None: it is not JSON.
 
-    JSON that is nested deeper than `depth_max` is laid out in one line: it would be mostly spaces. `length_max`: more
-    characters are not needed.
+    JSON that is nested deeper than `depth_max` is laid out in one line, because it would be mostly spaces. Stops once
+    there are more than `length_max` characters.
     """
     try:
         _lenient.decode(text)
@@ -183,7 +183,7 @@ def laid_out(text: str, *, indent: int = 2, depth_max: int = 20, length_max: int
 
 
 def _laid_out(text: str, indent: str | None) -> Iterator[str]:
-    """The parts of the text; `indent` None: all in one line."""
+    """Yield the parts of the text; `indent` None: all in one line."""
     depth = 0
     opened = False
     for token in _TOKEN.finditer(text):

@@ -1,4 +1,4 @@
-"""Arrow columns to JSON, column by column: each function makes one text per value, and Arrow joins them.
+"""Converts Arrow columns to JSON, column by column: each function makes one text per value, and Arrow joins them.
 
 | type | JSON |
 |---|---|
@@ -15,7 +15,7 @@
 | maps | a list of pairs: ``[["a", 1], ["b", null]]`` |
 | structs | an object; a list of its values if names repeat |
 | unions | ``[type code, value]`` |
-| dictionaries, runs, extension types | the values that they stand for |
+| dictionaries, runs, extension types | the values that they represent |
 
 A date or a timestamp outside of the years 1 to 9999 is an integer in the unit of the type.
 """
@@ -34,30 +34,30 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 ROWS_MAX = 1 << 14
-"""Rows that are converted at once: their texts have to fit into one array of 2 GiB."""
+"""Number of rows that are converted at once: their texts have to fit into one array of 2 GiB."""
 _NULL = "null"
 _ESCAPED = r'["\\\x00-\x1f]'
 _UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-"""Per second."""
+"""Units per second."""
 YEAR_1_S, YEAR_10000_S = -62_135_596_800, 253_402_300_800
 DAY_S = 86_400
 UUID_TYPE = "arrow.uuid"
 
 
 def row_lines(batch: pa.RecordBatch) -> bytes:
-    """A JSON object for each row, each in a line."""
+    """Return a line with a JSON object for each row."""
     return b"".join(joined_lines(texts) for texts in row_texts(batch))
 
 
 def row_texts(batch: pa.RecordBatch) -> Iterator[pa.Array]:
-    """A JSON object for each row, `ROWS_MAX` of them at a time."""
+    """Yield JSON objects for rows, `ROWS_MAX` of them at a time."""
     for at in range(0, batch.num_rows, ROWS_MAX):
         part = batch.slice(at, ROWS_MAX)
         yield objects(part.schema.names, [texts_of(column) for column in part.columns], part.num_rows)
 
 
 def joined_lines(texts: pa.Array) -> bytes:
-    """`texts`, each behind the other with a line's end."""
+    """Join `texts`, each followed by a newline."""
     lines = pc.binary_join_element_wise(texts, "", "\n")
     _, offsets, data = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)
@@ -65,7 +65,7 @@ def joined_lines(texts: pa.Array) -> bytes:
 
 
 def objects(names: list[str], texts: list[pa.Array], count: int) -> pa.Array:
-    """An object for each of `count` rows, out of the texts of its values."""
+    """Return a JSON object for each of `count` rows, from the texts of its values."""
     if not names:
         return _same("{}", count)
     parts: list[Any] = []
@@ -75,7 +75,7 @@ def objects(names: list[str], texts: list[pa.Array], count: int) -> pa.Array:
 
 
 def quoted(text: str) -> str:
-    """A string of JSON."""
+    """Return text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -84,7 +84,7 @@ def _same(text: str, count: int) -> pa.Array:
 
 
 def texts_of(column: pa.Array) -> pa.Array:
-    """The JSON of each value of a column, as strings without nulls."""
+    """Return the JSON of each value of a column, as strings without nulls."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return _uuids(column.storage) if kind.extension_name == UUID_TYPE else texts_of(column.storage)
@@ -100,12 +100,12 @@ def _nulls(column: pa.Array) -> pa.Array:
 
 
 def _or_null(column: pa.Array, texts: pa.Array) -> pa.Array:
-    """`texts`, but null where `column` is."""
+    """Return `texts`, with JSON null where `column` is null."""
     return pc.if_else(column.is_valid(), texts, _NULL) if column.null_count else texts
 
 
 def _in_quotes(texts: pa.Array) -> pa.Array:
-    """Texts that need no escapes, as JSON; nulls are null."""
+    """Return texts that need no escapes as JSON strings; nulls become JSON null."""
     return pc.fill_null(pc.binary_join_element_wise('"', texts, '"', ""), _NULL)
 
 
@@ -144,7 +144,7 @@ def _bytes(column: pa.Array) -> pa.Array:
 
 
 def bytes_text(value: bytes) -> str:
-    """The JSON of bytes: text if they are UTF-8, else an object with their base64."""
+    """Return the JSON of bytes: text if they are UTF-8, else an object with their base64."""
     try:
         return quoted(value.decode())
     except UnicodeDecodeError:
@@ -158,7 +158,7 @@ def _uuids(column: pa.Array) -> pa.Array:
 
 def _timestamps(column: pa.Array) -> pa.Array:
     kind = column.type
-    plain = column.view(pa.timestamp(kind.unit))  # of a zone: the time in UTC
+    plain = column.view(pa.timestamp(kind.unit))  # if the type has a zone: the time in UTC
     second = _UNITS[kind.unit]
 
     def write(part: pa.Array) -> pa.Array:
@@ -178,12 +178,12 @@ def _times(column: pa.Array) -> pa.Array:
 
 
 def _temporal(column: pa.Array, low: int, high: int, write: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """Write values from `low` to below `high` with `write`, and others as integers."""
+    """Write values from `low` up to `high`, without it, by `write`, and others as integers."""
     numbers = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
     least, most = (each.as_py() for each in pc.min_max(numbers).values())
     if least is None or (least >= low and most < high):
         return _in_quotes(write(column))
-    # Bounds may be beyond what the type holds, as 9999 is for nanoseconds.
+    # The bounds may be out of the range of the type: nanoseconds do not reach the year 9999.
     inside = pc.and_(
         pc.greater_equal(numbers, pa.scalar(max(low, least), numbers.type)),
         pc.less_equal(numbers, pa.scalar(min(high - 1, most), numbers.type)),
@@ -213,7 +213,7 @@ def _lists(column: pa.Array) -> pa.Array:
 
 
 def _brackets(column: pa.Array, lengths: Any, texts: pa.Array) -> pa.Array:
-    """Lists of `texts`, which follow each other in the lists of `column`."""
+    """Return JSON lists of `texts`, which are the elements of the lists of `column`, in order."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     inner = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), texts), ", ")
     return _or_null(column, pc.binary_join_element_wise("[", inner, "]", ""))
@@ -224,7 +224,7 @@ def _maps(column: pa.Array) -> pa.Array:
     first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
     lengths: Any = np.diff(offsets)
     texts = pairs(texts_of(column.keys.slice(first, count)), texts_of(column.items.slice(first, count)))
-    if column.null_count:  # a null map may have entries, which nobody sees
+    if column.null_count:  # a null map may have invisible entries
         valid = np.asarray(column.is_valid())
         texts = texts.filter(pa.array(np.repeat(valid, lengths)))
         return _brackets(column, lengths * valid, texts)
@@ -232,12 +232,12 @@ def _maps(column: pa.Array) -> pa.Array:
 
 
 def pairs(one: pa.Array, other: pa.Array) -> pa.Array:
-    """Lists of two values, of their texts."""
+    """Return JSON lists of two values, from their texts."""
     return pc.binary_join_element_wise("[", one, ", ", other, "]", "")
 
 
 def has_names_twice(kind: pa.DataType) -> bool:
-    """Whether a struct has two fields of one name, so that an object of JSON could not hold them."""
+    """Whether a struct has two fields of the same name, which a JSON object cannot hold."""
     names = [kind.field(at).name for at in range(kind.num_fields)]
     return len(set(names)) < len(names)
 
@@ -255,7 +255,7 @@ def _structs(column: pa.Array) -> pa.Array:
 
 
 def _unions(column: pa.Array) -> pa.Array:
-    # Not by `type_codes` and `offsets`: of a slice, they are those of the whole.
+    # Not by `type_codes` and `offsets`: for a slice, they are those of the whole array.
     buffers, count, first = column.buffers(), len(column), column.offset
     codes = np.frombuffer(buffers[1], np.int8, count, first)
     found = np.empty(count, object)
@@ -324,4 +324,4 @@ _WRITERS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Arra
     (types.is_run_end_encoded, _runs),
     (types.is_dictionary, _dictionaries),
 ]
-"""The first that fits counts; booleans and integers are as Arrow writes them."""
+"""Writers by type; the first that fits counts. Arrow itself writes booleans and integers."""

@@ -1,1 +1,1 @@
-"""Schemas of values: the registry that the coordinator keeps."""
+"""Schemas of values: the coordinator's registry."""

@@ -1,6 +1,6 @@
-"""The registry of schemas, as a client sees it. What a definition means is left to the coordinator, and to serializers.
+"""A client's view of the schema registry. The coordinator and serializers interpret definitions.
 
-Definitions travel as text; no library for any kind of schema is needed here.
+Definitions are transferred as text; this module needs no library for any kind of schema.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kera.core.schemas import (
 from kera.v1 import schema_pb2
 
 CACHED_MAX = 1_000
-"""Schemas that are remembered; the one that was learnt first goes."""
+"""Maximum number of cached schemas; the oldest one is dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,11 @@ class RegisteredSchema:
     version: int
     """Version within the subject, from 1."""
     schema_id: int
-    """Id within the cluster, from 1; the same text has the same one under every subject."""
+    """Id within the cluster, from 1; the same text has the same id under every subject."""
     schema_type: SchemaType
     definition: str
-    """Avro and JSON: the text; Protobuf: a serialized FileDescriptorSet in base64; Arrow: an IPC message in base64."""
+    """The definition. Avro and JSON: text; Protobuf: a serialized FileDescriptorSet in base64; Arrow: an IPC message in
+    base64."""
     message: str = ""
     """For Protobuf: the full name of the values' message; empty: the first one of the last file."""
 
@@ -50,29 +51,29 @@ class VersionDescription:
     version: int
     schema_id: int
     registered_us: int
-    """When, on the coordinator's clock: microseconds since 1970."""
+    """Time of its registration, on the coordinator's clock: microseconds since 1970."""
     registered_by: str
-    """As rules call it, ``user:alice``; empty without security."""
+    """Who registered it, in the form of rules, ``user:alice``; empty without security."""
 
 
 class SchemaRegistry:
-    """Schemas of values, and which changes of them are taken. Get it as `Client.schemas`.
+    """Schemas of values, and the rules for their changes. Get it as `Client.schemas`.
 
-    A subject is ``STREAM-value`` or ``STREAM-key``. With security on, who may describe the stream may look, and who may
-    write to it or alter it may register; all methods raise `NotAllowed` for others. Names that none can have are an
-    `InvalidArgument`.
+    A subject is ``STREAM-value`` or ``STREAM-key``. With security on, users who may describe the stream may read its
+    schemas, and users who may write to it or alter it may register; all methods raise `NotAllowed` for others. Invalid
+    names of subjects raise `InvalidArgument`.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._by_id: dict[int, RegisteredSchema] = {}
         self._asked: dict[int, asyncio.Task[RegisteredSchema]] = {}
-        """Ids that the coordinator is being asked for."""
+        """Requests to the coordinator in progress, by id."""
 
     async def register(
         self, subject: str, schema_type: SchemaType | str, definition: str, *, message: str = ""
     ) -> RegisteredSchema:
-        """Make this the next version of `subject`, or find it among those that are there.
+        """Register a schema as the next version of `subject`, or return the version that has it already.
 
         Raises `InvalidSchema`, and `IncompatibleSchema`, whose attribute `incompatibilities` has a text for each field
         that would break readers.
@@ -86,14 +87,17 @@ class SchemaRegistry:
     async def check(
         self, subject: str, schema_type: SchemaType | str, definition: str, *, message: str = ""
     ) -> list[str]:
-        """The incompatibilities if this were registered, a text for each field; empty: none. Raises `InvalidSchema`."""
+        """Return the incompatibilities that registering would have, a text for each field. Raises `InvalidSchema`."""
         request = schema_pb2.CheckSchemaRequest(
             subject=checked_subject(subject), schema=_definition(schema_type, definition, message)
         )
         return list((await self._cluster.ask(api.CHECK_SCHEMA, request)).incompatibilities)
 
     async def by_id(self, schema_id: int) -> RegisteredSchema:
-        """The schema with this id, under one of its subjects. It is asked for once. Raises `UnknownSchema`."""
+        """Return the schema with this id, under one of its subjects, from the cache if possible.
+
+        Raises `UnknownSchema`.
+        """
         arguments.whole("schema_id", schema_id, 0, arguments.UINT32_MAX)
         known = self._by_id.get(schema_id)
         if known is not None:
@@ -102,22 +106,22 @@ class SchemaRegistry:
             raise UnknownSchema(f"no schema has the id {schema_id}: ids count from 1", schema_id=schema_id)
         asked = self._asked.get(schema_id)
         if asked is None:
-            # A task of its own: who asks first may be cancelled, and others wait for the same answer.
+            # A separate task: the first caller may be cancelled while others wait for the same answer.
             asked = self._asked[schema_id] = asyncio.create_task(self._ask_for(schema_id))
             asked.add_done_callback(lambda task: self._answered(schema_id, task))
         return await asyncio.shield(asked)
 
     async def latest(self, subject: str) -> RegisteredSchema:
-        """The newest version of `subject`. Raises `UnknownSubject`."""
+        """Return the newest version of `subject`. Raises `UnknownSubject`."""
         return await self._get(schema_pb2.GetSchemaRequest(subject=checked_subject(subject)))
 
     async def version(self, subject: str, number: int) -> RegisteredSchema:
-        """A version of `subject`. Raises `UnknownSubject` and `UnknownSchema`."""
+        """Return a version of `subject`. Raises `UnknownSubject` and `UnknownSchema`."""
         number = arguments.whole("number", number, 1, VERSION_MAX)
         return await self._get(schema_pb2.GetSchemaRequest(subject=checked_subject(subject), version=number))
 
     async def subjects(self, prefix: str = "") -> list[str]:
-        """All whose names begin with `prefix`, and that who asks may describe, in order."""
+        """Return all subjects that begin with `prefix` and that the caller may describe, in order."""
         request = schema_pb2.ListSubjectsRequest(prefix=arguments.text("prefix", prefix, "the beginning of a name"))
         found: list[str] = []
         while True:
@@ -128,12 +132,15 @@ class SchemaRegistry:
             request.after = answer.next_after
 
     async def versions(self, subject: str) -> list[int]:
-        """The numbers of the versions of `subject` that are there, from the oldest. Raises `UnknownSubject`."""
+        """Return the numbers of the existing versions of `subject`, from the oldest. Raises `UnknownSubject`."""
         request = schema_pb2.ListSchemaVersionsRequest(subject=checked_subject(subject))
         return [each.version for each in (await self._cluster.ask(api.LIST_SCHEMA_VERSIONS, request)).versions]
 
     async def describe_versions(self, subject: str) -> list[VersionDescription]:
-        """When the versions of `subject` were registered, and by whom, from the oldest. Raises `UnknownSubject`."""
+        """Describe the versions of `subject`: when and by whom each was registered, from the oldest.
+
+        Raises `UnknownSubject`.
+        """
         request = schema_pb2.ListSchemaVersionsRequest(subject=checked_subject(subject))
         return [
             VersionDescription(each.version, each.schema_id, each.registered_us, each.registered_by)
@@ -141,7 +148,7 @@ class SchemaRegistry:
         ]
 
     async def compatibility(self, subject: str = "") -> Compatibility:
-        """Which schemas may follow those of `subject`; of ``""``: of subjects for which nothing else was set."""
+        """Return the compatibility mode of `subject`; for ``""``, the default of subjects without their own."""
         request = schema_pb2.GetCompatibilityRequest(subject=checked_subject(subject) if subject else "")
         answer = (await self._cluster.ask(api.GET_COMPATIBILITY, request)).compatibility
         known = Compatibility.from_wire(answer)
@@ -150,7 +157,7 @@ class SchemaRegistry:
         return known
 
     async def set_compatibility(self, subject: str, mode: Compatibility | str) -> None:
-        """Set it for `subject`; for ``""``: for all for which nothing else was set. What is there is not looked at."""
+        """Set the compatibility mode of `subject`, or with ``""`` the default. Does not check existing versions."""
         try:
             wanted = Compatibility(mode)
         except ValueError:
@@ -162,10 +169,10 @@ class SchemaRegistry:
         await self._cluster.ask(api.SET_COMPATIBILITY, request)
 
     async def delete(self, subject: str, version: int | None = None) -> None:
-        """Forget a version of `subject`, or all of it; ids are not used again.
+        """Delete a version of `subject`, or the whole subject; ids are not used again.
 
-        Values that were written with a schema that no subject has any more cannot be read by their schema from then on.
-        Raises `UnknownSubject` and `UnknownSchema`.
+        Values whose schema no subject has any more can then no longer be read by their schema. Raises `UnknownSubject`
+        and `UnknownSchema`.
         """
         number = 0 if version is None else arguments.whole("version", version, 1, VERSION_MAX)
         request = schema_pb2.DeleteSchemaRequest(subject=checked_subject(subject), version=number)
@@ -174,7 +181,7 @@ class SchemaRegistry:
         except (UnknownSubject, UnknownSchema) as error:
             if not isinstance(error.__cause__, Uncertain):
                 raise
-            self._by_id.clear()  # an attempt that got no answer has deleted it, most likely
+            self._by_id.clear()  # most likely an earlier attempt without an answer has deleted it
         else:
             for schema_id in answer.schema_ids:
                 self._by_id.pop(schema_id, None)
@@ -188,7 +195,7 @@ class SchemaRegistry:
     def _answered(self, schema_id: int, task: asyncio.Task[RegisteredSchema]) -> None:
         del self._asked[schema_id]
         if not task.cancelled():
-            task.exception()  # whoever has waited for it has heard of it
+            task.exception()  # marks it as retrieved: the callers have got it
 
     def _remembered(self, schema: RegisteredSchema) -> RegisteredSchema:
         if schema.schema_id not in self._by_id:

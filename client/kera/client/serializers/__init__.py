@@ -1,11 +1,11 @@
 """Conversions of values and keys into bytes, and back: JSON, Avro, Protobuf, msgpack, models, and plain values.
 
-A *serializer* is called with a value and its `Context`, and gives bytes; a *deserializer* is called with bytes. Give
-them to `Client.producer`, `Client.consumer` and `Client.group_consumer`; any function will do. Those here promise:
+A *serializer* is called with a value and its `Context`, and returns bytes; a *deserializer* is called with bytes. Pass
+them to `Client.producer`, `Client.consumer` and `Client.group_consumer`; any such function will do. Those here promise:
 
-* a value that has no form in bytes is refused with `CannotEncode`, which names the field, and nothing of it is sent;
-* bytes come from anybody: what is not as it should be is refused with `CannotDecode`, in bounded time and memory;
-* None is not a value at all (it says that a key is gone), with every serializer.
+* a value that cannot be converted to bytes raises `CannotEncode`, which names the field, and nothing is sent;
+* bytes are not trusted: invalid ones raise `CannotDecode`, in bounded time and memory;
+* None is not a value (it means that a key is deleted), with every serializer.
 
 They hold no state, so one of them may serve any number of producers and consumers. Those of Avro, JSON Schema and
 msgpack need libraries: ``pip install 'kera[serializers]'``.

@@ -1,10 +1,10 @@
-"""Avro: values are mappings, lists and so on of a schema; written without it, and behind its id.
+"""Avro: values are mappings, lists and so on of a schema; they are written behind the id of the schema.
 
-A consumer gets values as they were written, or resolved to a schema of its own: fields that were added have their
-defaults, those that it does not know are left out. A default becomes the same Python value as one that was written.
+A consumer gets values as they were written, or resolved to its own schema: added fields get their defaults, and unknown
+fields are left out. A default becomes the same Python value as a written one.
 
-fastavro is compiled, and believes the bytes: deep nesting ends the process, and a few bytes can ask for years of work.
-So whatever a schema makes possible of that, `kera.client.serializers.avro_limits` looks for first.
+fastavro is compiled, and trusts the bytes: deep nesting crashes the process, and a few bytes can cause years of work.
+So `kera.client.serializers.avro_limits` first checks whatever of that a schema makes possible.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from kera.core.schemas import SchemaType
 from kera.core.schemas.json_text import check_depth
 
 AvroSchema: TypeAlias = "str | Mapping[str, Any] | Sequence[Any]"
-"""Its JSON text, or what that says."""
+"""The JSON text of a schema, or the parsed JSON."""
 
 
 class AvroSerializer:
-    """Values of a schema of Avro."""
+    """Writes values of an Avro schema."""
 
     def __init__(self, schema: AvroSchema, *, framed: bool = True) -> None:
-        """`framed`: the schema is registered, and values begin with its id.
+        """`framed`: register the schema, and begin values with its id.
 
         Raises `InvalidArgument` when it is not a schema, or fastavro is not installed.
         """
@@ -57,12 +57,12 @@ class AvroSerializer:
         return WithFrame(self.payload, await schemas.id_of(context, SchemaType.AVRO, self._text))
 
     def payload(self, value: Any, context: Context, /) -> bytes:
-        """`value` without a frame. Raises `CannotEncode`, also when the value would be read as another one."""
+        """Write `value` without a frame. Raises `CannotEncode`, also when it would be read as another value."""
         written = io.BytesIO()
         try:
             self._limits.check_value(value)
-            # The writer takes what it can make bytes of, such as numbers that are too large for their type.
-            # Errors only when there is one: they are made of each branch of a union that does not fit, in 8 us.
+            # The writer also takes some invalid values, such as numbers that are too large for their type.
+            # With `raise_errors`, an error is made for each branch of a union that does not fit, which takes 8 us.
             if not self._validate(value, self._schema, raise_errors=False, **_VALIDATION):
                 self._validate(value, self._schema, **_VALIDATION)
             self._write(written, self._schema, value, strict_allow_default=True, disable_tuple_notation=True)
@@ -70,30 +70,30 @@ class AvroSerializer:
                 check_reads_same(value, written, self._read_again)
         except ValueChanged as error:
             raise cannot_encode(context, error, error.field) from error
-        except Exception as error:  # it raises whatever Python does with a value of another type
+        except Exception as error:  # fastavro raises any error of Python for a value of another type
             field, reason = _blamed(error)
             raise cannot_encode(context, reason, field) from error
         return written.getvalue()
 
     def __call__(self, value: Any, context: Context, /) -> bytes:
-        """Raises `CannotEncode`."""
+        """Serialize a value without a frame. Raises `CannotEncode`."""
         if self.framed:
             raise cannot_encode(context, f"the serializer is not ready: await producer.prepare({context.stream!r})")
         return self.payload(value, context)
 
 
 class AvroDeserializer:
-    """Reads the output of `AvroSerializer`, and that of others with Avro and a registry."""
+    """Reads the output of `AvroSerializer`, and of other programs with Avro and a registry."""
 
     def __init__(self, schema: AvroSchema | None = None, *, framed: bool = True) -> None:
-        """Values are resolved to `schema`, if it is given. Those that are not `framed` were written with just that one.
+        """`schema`: resolve values to it, if it is given. Values without frames must have been written with `schema`.
 
         Raises `InvalidArgument`.
         """
         self._read = library("fastavro", "AvroDeserializer").schemaless_reader
         self._wanted = None if schema is None else _document_of(schema)[1]
         if self._wanted is not None:
-            _defaults_of(*_parsed(self._wanted, "AvroDeserializer"))  # so that it is refused here if it is not a schema
+            _defaults_of(*_parsed(self._wanted, "AvroDeserializer"))  # raises here if it is not a schema
         self.framed = framed
         if not framed and self._wanted is None:
             raise InvalidArgument("Avro that does not name its schema cannot be read without: AvroDeserializer(schema)")
@@ -125,7 +125,7 @@ class AvroDeserializer:
                 if within:
                     value = value[_FIELD_OF_VALUE]
                 behind = len(data) - source.tell()
-            except Exception as error:  # it raises whatever Python does with what is not there
+            except Exception as error:  # fastavro raises any error of Python for missing bytes
                 if defaults.why_not and "No default value" in str(error):
                     raise undecodable(defaults.why_not) from error
                 raise undecodable(error) from error
@@ -136,7 +136,7 @@ class AvroDeserializer:
         return value_of
 
     def _pair_of(self, written_document: Any, wanted_document: Any) -> tuple[Any, Any, dict[str, Any]]:
-        """The two schemas, as fastavro reads with them, and the named types of the second, which may be None."""
+        """Return both schemas in fastavro's form, and the named types of the second, which may be None."""
         written_with, written_names = _parsed(written_document, "AvroDeserializer")
         if wanted_document is None:
             return written_with, None, {}
@@ -144,41 +144,41 @@ class AvroDeserializer:
         return Adoption(written_names, named).adopted(written_with, wanted), wanted, named
 
     def __call__(self, data: bytes, context: Context, /) -> Any:
-        """Raises `CannotDecode`."""
+        """Deserialize bytes without a frame. Raises `CannotDecode`."""
         if self._unframed is None:
             raise undecodable("the schema is not known; give the deserializer to a consumer")
         return self._unframed(data, context)
 
 
 _PRIMITIVES = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
-"""A schema in their own right, which need not be written as JSON texts."""
+"""Names that are schemas by themselves, and need not be written as JSON strings."""
 
 
 def _document_of(schema: AvroSchema) -> tuple[str, Any]:
-    """The text of a schema, and what it says."""
+    """Return the text of a schema, and the parsed JSON."""
     try:
         named = isinstance(schema, str) and schema in _PRIMITIVES
         document = json.loads(schema) if isinstance(schema, str) and not named else schema
-        if isinstance(document, Mapping):  # what fastavro has parsed says so, and would not be looked at again
+        if isinstance(document, Mapping):  # fastavro marks what it has parsed, and would not parse it again
             document = {name: each for name, each in document.items() if not name.startswith("__")}
         text = schema if isinstance(schema, str) and not named else json.dumps(document, ensure_ascii=False)
         check_depth(text, "a schema of Avro")
     except KeraError:
         raise
-    except Exception as error:  # it raises whatever Python does with what is not as it expects
+    except Exception as error:  # an invalid schema may raise any error of Python
         raise InvalidArgument(f"this is not a valid Avro schema: {words(error)}") from error
     return text, document
 
 
 def _parsed(document: Any, needed_by: str) -> tuple[Any, dict[str, Any]]:
-    """A schema as fastavro parses it, with its defaults set aside; and its named types."""
+    """Return a schema parsed by fastavro, with its defaults set aside, and its named types."""
     fastavro = library("fastavro", needed_by)
     named: dict[str, Any] = {}
     try:
         return fastavro.parse_schema(set_aside(document), named_schemas=named), named
     except fastavro.schema.UnknownType as error:
         raise InvalidArgument(f"this is not a valid Avro schema: no type is called {error.name!r}") from error
-    except Exception as error:  # it raises whatever Python does with what is not as it expects
+    except Exception as error:  # an invalid schema may raise any error of Python
         raise InvalidArgument(f"this is not a valid Avro schema: {words(error)}") from error
 
 
@@ -195,12 +195,12 @@ _PARSED = "__fastavro_parsed"
 
 
 def _is_parsed_again(schema: Any) -> bool:
-    """Whether fastavro would parse it for each value: all but records, in which it notes that it has."""
+    """Whether fastavro would parse the schema again for each value: it only marks records as parsed."""
     return isinstance(schema, list) or (isinstance(schema, Mapping) and _PARSED not in schema)
 
 
 def _as_field(document: Any) -> Any:
-    """A record of nothing but a value of a schema: its bytes are those of the value."""
+    """Return the schema of a record whose only field is of this schema: its bytes are those of the field's value."""
     return {
         "type": "record",
         "name": "kera_value_of_a_schema",
@@ -216,7 +216,7 @@ def _limits_of(schema: Any) -> Limits:
 
 
 def _blamed(error: Exception) -> tuple[str, object]:
-    """The field and what is wrong with it, as far as fastavro says: ``O.lines.L.p is <x> of type …``."""
+    """Return the field and the reason, as far as fastavro names them: ``O.lines.L.p is <x> of type …``."""
     for found in getattr(error, "errors", ())[:1]:
         text = str(found)
         said = _FIELD.match(text)
@@ -226,6 +226,6 @@ def _blamed(error: Exception) -> tuple[str, object]:
 
 
 _FIELD = re.compile(r"(?:Field\()?[^\s.()]+\.([^\s()]+)\)? (?=is )")
-"""Behind the name of the record, which is not a field."""
+"""The path of a field, behind the name of the record."""
 _INSIDE = re.compile(r", '__fastavro_parsed.*\}", re.DOTALL)
-"""Notes of fastavro in a schema."""
+"""Marks of fastavro in the text of a schema."""

@@ -1,13 +1,13 @@
-"""Defaults of Avro fields, as the values that a reader or a writer works with.
+"""Converts the defaults of Avro fields to the values that a reader or a writer works with.
 
-A schema writes defaults as JSON: bytes as text with one character for each byte, a date as a number of days. fastavro
-hands them on like that. The functions here replace each default in a parsed schema by the value it stands for:
+A schema has defaults as JSON: bytes as text with one character for each byte, a date as a number of days. fastavro
+passes this JSON on. The functions here replace each default in a parsed schema by the value that it represents:
 
-    `for_writing`    what the writer takes in place of a missing field: bytes, numbers, text, records with all fields
-    `for_reading`    what the reader would give if that very value had been written: dates, decimals, UUIDs
+    `for_writing`    the value that the writer takes for a missing field: bytes, numbers, text, records with all fields
+    `for_reading`    the value that the reader would return if it had been written: dates, decimals, UUIDs
 
-fastavro itself checks some defaults, too strictly (a double's default 1) and too loosely (a boolean for an int). So
-`set_aside` hides them while it parses, and they are checked here, by the specification.
+fastavro itself checks some defaults, too strictly (1 as the default of a double) and too loosely (a boolean for an
+int). So `set_aside` hides them while it parses, and this module checks them by the specification.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kera.client.serializers.avro_limits import DECIMAL_BYTES_MAX
 from kera.client.serializers.refusing import library, words
 
 VALUES_MAX = 100_000
-"""Maximum over all defaults of a schema: a few records that have each other twice are millions of values."""
+"""Maximum for all defaults of a schema: a few records that contain each other twice make millions of values."""
 _SHOWN_CHARS_MAX = 80
 _ASIDE = "kera_default"
 _FIELD_OF_VALUE = "value"
@@ -31,7 +31,7 @@ _NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
 
 
 def set_aside(schema: Any) -> Any:
-    """A copy of `schema`, as JSON has it, whose fields keep their defaults where `restore` finds them."""
+    """Return a copy of a schema in JSON form whose defaults are hidden from fastavro, for `restore`."""
     if isinstance(schema, list | tuple):
         return [set_aside(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -57,7 +57,7 @@ def _field_aside(field: Any) -> Any:
 
 
 def restore(schema: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Puts the defaults of a parsed schema back. Returns its fields that have one, each with its path."""
+    """Put the defaults of a parsed schema back. Returns its fields with a default, each with its path."""
     found: list[tuple[str, dict[str, Any]]] = []
     _restore(schema, found)
     return found
@@ -82,9 +82,9 @@ class Readable(NamedTuple):
     """The properties of a schema's defaults that a reader needs."""
 
     shared: bool
-    """Some are mappings or lists, which the values of all records share: each value needs `a_copy`."""
+    """Whether some are mappings or lists, which the values of all records would share: each value needs `a_copy`."""
     why_not: str
-    """Which defaults cannot be read; empty if all can."""
+    """The defaults that cannot be read, with reasons; empty if all can."""
 
 
 class _Unreadable(ValueError):
@@ -95,7 +95,7 @@ class Defaults:
     """The defaults of one parsed schema, whose named types are `named`."""
 
     def __init__(self, schema: Any, named: dict[str, Any]) -> None:
-        """Raises `ValueError` for a default that is not a value of its field's type."""
+        """Check the defaults. Raises `ValueError` for a default that is not a value of its field's type."""
         self._named = named
         self._left = VALUES_MAX
         self._fields = restore(schema)
@@ -107,15 +107,15 @@ class Defaults:
                 raise ValueError(f"the default {_shown(field['default'])} of {path} {error}") from error
 
     def for_writing(self) -> None:
-        """Replaces the defaults in the schema by what fastavro's writer takes."""
+        """Replace the defaults in the schema by values for fastavro's writer."""
         for path, field in self._fields:
             field["default"] = self._values[path]
 
     def for_reading(self) -> Readable:
-        """Replaces the defaults in the schema by what fastavro's reader gives for such a value.
+        """Replace the defaults in the schema by the values that fastavro's reader returns for them.
 
-        A default that Python has no value for, such as a date in the year 20000, is taken out of the schema: values
-        that need it cannot be read, and `Readable.why_not` says why.
+        Removes a default that Python has no value for, such as a date in the year 20000, from the schema: values that
+        need it cannot be read, and `Readable.why_not` says why.
         """
         shared, why_not = False, []
         for path, field in self._fields:
@@ -127,7 +127,7 @@ class Defaults:
         return Readable(shared, "; ".join(why_not))
 
     def _as_read(self, kind: Any, value: Any) -> Any:
-        """A default, written and read: what it would be if a writer had given it. Raises `_Unreadable`."""
+        """Write a default and read it again: the value for readers. Raises `_Unreadable`."""
         fastavro = library("fastavro", "AvroDeserializer")
         record = {
             "type": "record",
@@ -141,7 +141,7 @@ class Defaults:
             fastavro.schemaless_writer(written, record, {_FIELD_OF_VALUE: value}, disable_tuple_notation=True)
             written.seek(0)
             return fastavro.schemaless_reader(written, record, None)[_FIELD_OF_VALUE]
-        except Exception as error:  # it raises whatever Python does with what it has no value for
+        except Exception as error:  # fastavro raises any error of Python for a value that Python does not have
             raise _Unreadable(words(error)) from error
 
     def _value(self, kind: Any, default: Any) -> Any:
@@ -173,8 +173,9 @@ class Defaults:
         return {key: self._value(kind["values"], each) for key, each in default.items()}
 
     def _of_union(self, branches: list[Any], default: Any) -> Any:
-        """The default of the first branch that it is a value of: until version 1.12 of the specification that is the
-        first one.
+        """Return the default as a value of the first branch that it fits.
+
+        Until version 1.12 of the specification, it had to fit the first branch.
         """
         for branch in branches:
             try:
@@ -199,7 +200,7 @@ class Defaults:
 
 
 class _NoValue(ValueError):
-    """A default is not a value of the type. Its text goes on behind the default."""
+    """A default is not a value of the type. The error's text follows the default in the message."""
 
 
 def _bytes_of(kind: Mapping[str, Any], name: str, default: Any) -> bytes:
@@ -246,7 +247,7 @@ def _shown(default: Any) -> str:
 
 
 def a_copy(value: Any) -> Any:
-    """`value` with mappings and lists of its own."""
+    """Return `value` with copies of its mappings and lists."""
     if isinstance(value, dict):
         return {name: a_copy(each) for name, each in value.items()}
     if isinstance(value, list):

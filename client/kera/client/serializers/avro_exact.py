@@ -1,11 +1,11 @@
-"""Whether a value of Avro is read as the value that was written.
+"""Checks that an Avro value will be read as the value that was written.
 
-fastavro writes what it can make bytes of. It takes a time without a zone for one in the zone of the machine, cuts
+fastavro also writes values that it changes. It takes a time without a zone for one in the zone of the machine, cuts
 microseconds off a `timestamp-millis`, rounds an integer that a double cannot hold, and writes a UUID that no reader
 can parse. So values of schemas with such types are read again after they were written, and compared.
 
-What is not compared: a float becomes the nearest value of its type, and a number may stand for a date or a time, also
-for one that Python cannot hold.
+Exceptions: a float may become the nearest value of its type, and a number may stand for a date or a time, also for one
+that Python cannot represent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INEXACT_LOGICAL_TYPES = {
 
 
 def may_change_values(schema: Any) -> bool:
-    """Whether the writer takes values of this parsed schema that are read as other ones."""
+    """Whether the writer takes values of this parsed schema that are read as other values."""
     if isinstance(schema, str):
         return schema in _INEXACT_TYPES
     if isinstance(schema, Mapping):
@@ -53,11 +53,11 @@ class ValueChanged(ValueError):
 
 
 def check_reads_same(value: Any, written: io.BytesIO, read: Callable[[io.BytesIO], Any]) -> None:
-    """Raises `ValueChanged` if what `read` makes of the `written` value is another value than it."""
+    """Raise `ValueChanged` if `read` makes another value of the `written` bytes."""
     written.seek(0)
     try:
         found = read(written)
-    except Exception as error:  # it raises whatever Python does with a date or a time that it cannot hold
+    except Exception as error:  # fastavro raises any error of Python for a date or time that Python cannot represent
         if "UUID" in str(error):
             raise ValueChanged("", "it has a text that is not a UUID where its type is uuid") from error
         return
@@ -67,7 +67,7 @@ def check_reads_same(value: Any, written: io.BytesIO, read: Callable[[io.BytesIO
 def _check_same(value: Any, read: Any, path: str) -> None:
     if isinstance(read, Mapping):
         for name, each in read.items():
-            if name in value:  # otherwise it has its default
+            if name in value:  # otherwise the field has its default
                 _check_same(value[name], each, f"{path}.{name}" if path else name)
     elif isinstance(read, list):
         for index, each in enumerate(read):

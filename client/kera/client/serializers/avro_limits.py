@@ -1,14 +1,14 @@
-"""Limits on the cost of Avro's bytes, values and schemas for the program that handles them.
+"""Limits on the cost of Avro bytes, values and schemas for the program that handles them.
 
-Most schemas bound that by themselves: each value takes about as many bytes as it has parts, and none has another of its
-own kind in it. Others do not, and values of those are walked through first, in Python:
+Most schemas limit the cost: each value takes about as many bytes as it has parts, and does not contain another value of
+its own type. Values of other schemas are first walked through, in Python:
 
     a record that may contain itself     every byte can be one level deeper: at most `DEPTH_MAX`
     parts that take no bytes             ten bytes can be 2^63 nulls: some for each byte, and `PARTS_SPARE` more
     decimals                             a megabyte of digits takes a minute and more: at most `DECIMAL_BYTES_MAX` each
 
-The schema may be anybody's as well. So what is found out about it is found out once for each of its types: a few of
-them that have each other twice are millions of parts.
+The schema is not trusted either. So it is analysed once for each of its types: a few types that contain each other
+twice make millions of parts.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from typing import Any, NamedTuple
 
 DEPTH_MAX = 64
 PARTS_PER_BYTE = 4
-"""Values of a schema that may have more in arrays and maps are walked through, which takes about a microsecond for each
-part. Most have one or two; each takes some 40 bytes of memory, of however few of its value."""
+"""If values of a schema may have more parts per byte in arrays and maps, they are walked through, which takes about a
+microsecond for each part. Most values have one or two; each part takes some 40 bytes of memory."""
 PARTS_OF_FEW_BYTES = 64
-"""The same of a schema's smallest value, without what is in arrays and maps; one that may have more is refused."""
+"""Maximum parts per byte of a schema's smallest value, without the contents of arrays and maps; a schema that allows
+more is refused."""
 PARTS_SPARE = 1_000
 PARTS_OF_NOTHING_MAX = 100
-"""Maximum of values without bytes in a value: there may be one for each record."""
+"""Maximum number of parts without bytes in a value: each record has one."""
 DECIMAL_BYTES_MAX = 128
-"""Three hundred digits."""
+"""Maximum size of a decimal: three hundred digits."""
 _FIXED_BYTES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _VARINT_BYTES_MAX = 10
 
 
 class _Size(NamedTuple):
-    """The size of a schema's values, besides the contents of arrays and maps."""
+    """The size of a schema's values, without the contents of arrays and maps."""
 
     bytes_min: int
     parts_max: int
     excess: int
-    """By so many parts a value may have more than `PARTS_PER_BYTE` for each of its bytes: it is of one value, where the
-    two above may be those of different ones."""
+    """Number of parts that a value may have beyond `PARTS_PER_BYTE` for each of its bytes. It holds for one value,
+    whereas `bytes_min` and `parts_max` may be of different values."""
 
 
 class Limits:
-    """The limits of data of a schema, as fastavro has parsed it."""
+    """The limits on data of a schema that fastavro has parsed."""
 
     def __init__(self, schema: Any) -> None:
-        """Raises `ValueError` for a schema of which a value of next to no bytes has very many parts."""
+        """Raise `ValueError` for a schema with values of almost no bytes and very many parts."""
         self._schema = schema
         self._named: dict[str, Any] = {}
         self._sizes: dict[str, _Size] = {}
@@ -57,14 +58,14 @@ class Limits:
         self.unbounded = self.recursive or self._has_more(schema)
 
     def check_bytes(self, data: bytes) -> None:
-        """Raises `ValueError` for bytes that ask for too much, or end too early."""
+        """Raise `ValueError` for bytes that would cost too much, or end too early."""
         if self.unbounded:
             _Walk(self._named, data).through(self._schema, 0)
 
     def check_value(self, value: Any) -> None:
-        """Raises `ValueError` for a value that is nested too deeply, or contains itself."""
+        """Raise `ValueError` for a value that is nested too deeply, or contains itself."""
         if self.recursive:
-            # A record and its union or list are two levels of values.
+            # A record and the union or list that contains it are two levels of values.
             check_depth(value, 2 * DEPTH_MAX)
 
     def _find_names(self, schema: Any) -> None:
@@ -78,7 +79,7 @@ class Limits:
                 self._find_names(each)
 
     def _has_cycle(self) -> bool:
-        """Whether a value of some type may have another one of it within."""
+        """Whether a value of some type may contain another value of this type."""
         done: set[str] = set()
 
         def leads_back(schema: Any, within: tuple[str, ...]) -> bool:
@@ -113,7 +114,7 @@ class Limits:
         if kind in {"record", "error"}:
             found = self._sizes.get(known["name"])
             if found is None:
-                self._sizes[known["name"]] = _one_part(1)  # of itself within itself: that is walked through anyway
+                self._sizes[known["name"]] = _one_part(1)  # for itself within itself: walked through anyway
                 sizes = [self._size(field["type"]) for field in known["fields"]]
                 found = _Size(
                     sum(each.bytes_min for each in sizes),
@@ -125,7 +126,7 @@ class Limits:
         return self._size(kind) if isinstance(kind, list | Mapping) else _one_part(_FIXED_BYTES.get(kind, 1))
 
     def _has_more(self, schema: Any, seen: set[str] | None = None) -> bool:
-        """Whether values may take more of their reader than their bytes are, besides by containing themselves."""
+        """Whether values may cost their reader more than their bytes suggest, apart from containing themselves."""
         seen = set() if seen is None else seen
         known = self._resolved(schema)
         if isinstance(known, Mapping):
@@ -138,7 +139,7 @@ class Limits:
                 return True
             if kind == "array" and self._size(known["items"]).excess > 0:
                 return True
-            if kind == "map" and self._size(known["values"]).excess > PARTS_PER_BYTE:  # each has a key
+            if kind == "map" and self._size(known["values"]).excess > PARTS_PER_BYTE:  # each value has a key
                 return True
         return any(self._has_more(child, seen) for child in children(known))
 
@@ -154,7 +155,7 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 
 def children(schema: Any) -> list[Any]:
-    """The schemas that values of this one are made of."""
+    """Return the schemas of the parts of a schema's values."""
     if isinstance(schema, list):
         return schema
     if not isinstance(schema, Mapping):
@@ -170,9 +171,9 @@ def children(schema: Any) -> list[Any]:
 
 
 def check_depth(value: Any, depth_max: int) -> None:
-    """Raises `ValueError` for a value (of mappings and lists) that is nested too deeply, or contains itself.
+    """Raise `ValueError` for a value (of mappings and lists) that is nested too deeply, or contains itself.
 
-    Level by level, as Python's own recursion would end before ours counts.
+    Goes level by level, because Python's limit on recursion may be reached before `depth_max`.
     """
     level: list[Any] = [value] if isinstance(value, _CONTAINERS) else []
     depth, looked_at = 0, 0
@@ -187,7 +188,7 @@ def check_depth(value: Any, depth_max: int) -> None:
             else:
                 below.extend(child for child in each if isinstance(child, _CONTAINERS))
         looked_at += len(below)
-        if looked_at > _VALUES_MAX:  # one that has itself in it twice doubles with each level
+        if looked_at > _VALUES_MAX:  # a value that contains itself twice doubles with each level
             raise ValueError(f"it has more than {_VALUES_MAX} values with others in them, or contains itself")
         level = below
 
@@ -197,18 +198,18 @@ _VALUES_MAX = 1_000_000
 
 
 class _Walk:
-    """Through the bytes of a value, without making anything of them."""
+    """A walk through the bytes of a value that makes no objects of them."""
 
     def __init__(self, named: Mapping[str, Any], data: bytes) -> None:
         self._named = named
         self._data = data
         self._at = 0
         self._parts = PARTS_SPARE + PARTS_PER_BYTE * len(data)
-        """So many more may come."""
+        """Number of parts that may still come."""
 
     def through(self, schema: Any, depth: int) -> None:
-        """Raises `ValueError`."""
-        if depth > 3 * DEPTH_MAX:  # a record, its union and the list that it is in are three levels of schemas
+        """Walk through a value of a schema. Raises `ValueError`."""
+        if depth > 3 * DEPTH_MAX:  # a record, its union and its list are three levels of schemas
             raise ValueError(f"it is nested more than {DEPTH_MAX} levels deep")
         self._parts -= 1
         if self._parts < 0:

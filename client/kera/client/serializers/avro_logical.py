@@ -1,7 +1,8 @@
-"""Logical types of a reader's Avro schema, for values of a writer whose schema says less or more.
+"""Applies the logical types of a reader's Avro schema to values of a writer whose schema has other logical types.
 
-fastavro converts by the writer's schema. The registry lets a field become a date that was a plain number, and the other
-way round: the number means what the reader says. So the writer's parsed schema takes over the reader's logical types.
+fastavro converts by the writer's schema. The registry lets a field change from a plain number to a date, and the other
+way round: the reader decides what the number means. So the writer's parsed schema takes over the reader's logical
+types.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _NAMED = {"record", "error", "enum", "fixed"}
 
 
 class Adoption:
-    """From a reader's parsed schema into a writer's; each with its named types."""
+    """Transfers logical types from a reader's parsed schema to a writer's; takes the named types of each."""
 
     def __init__(self, written: dict[str, Any], wanted: dict[str, Any]) -> None:
         self._written = written
@@ -22,7 +23,7 @@ class Adoption:
         self._seen: set[tuple[str, str]] = set()
 
     def adopted(self, writes: Any, reads: Any) -> Any:
-        """`writes` with the logical types of `reads`, as far as the two go together. Named types change in place."""
+        """Return `writes` with the logical types of `reads`, as far as both match. Changes named types in place."""
         if isinstance(writes, list):
             return [self.adopted(each, reads) for each in writes]
         spelled = writes if not isinstance(writes, str) else self._written.get(writes, writes)

@@ -1,4 +1,4 @@
-"""The forms in which a serializer or a deserializer may be given: an object, a function, or the type of the values."""
+"""Chooses serializers and deserializers: users pass an object, a function, or the type of the values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from kera.client.serializers.protocols import Deserializer, Serializer
 from kera.core.errors import InvalidArgument
 
 SerializerLike: TypeAlias = Serializer[Any] | type[Any] | None
-"""The serializers that a producer accepts; None: bytes."""
+"""The forms of serializers that a producer accepts; None: values are bytes."""
 DeserializerLike: TypeAlias = Deserializer[Any] | type[Any] | None
-"""The deserializers that a consumer accepts."""
+"""The forms of deserializers that a consumer accepts; None: values stay bytes."""
 _PLAIN: dict[Any, tuple[type[Serializer[Any]], type[Deserializer[Any]]]] = {
     bytes: (BytesSerializer, BytesDeserializer),
     str: (StrSerializer, StrDeserializer),
@@ -36,7 +36,7 @@ _PLAIN: dict[Any, tuple[type[Serializer[Any]], type[Deserializer[Any]]]] = {
 
 
 def serializer_of(given: Any, parameter: str = "serializer") -> Serializer[Any]:
-    """`given`; of a type (`str`, `int`, `bytes`, a dataclass, …), the one for its values. Raises `InvalidArgument`."""
+    """Return `given`, or the serializer of a type (`str`, `int`, a dataclass, …). Raises `InvalidArgument`."""
     if isinstance(given, type):
         if given in _PLAIN:
             return _PLAIN[given][0]()
@@ -50,7 +50,7 @@ def serializer_of(given: Any, parameter: str = "serializer") -> Serializer[Any]:
 
 
 def deserializer_of(given: Any, parameter: str = "deserializer") -> Deserializer[Any]:
-    """The same of a deserializer."""
+    """Return `given`, or the deserializer of a type. Raises `InvalidArgument`."""
     if isinstance(given, type):
         if given in _PLAIN:
             return _PLAIN[given][1]()

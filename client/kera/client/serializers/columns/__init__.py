@@ -1,4 +1,4 @@
-"""Models as columns: the schema of a dataclass or pydantic model, its instances as a batch, rows as its instances."""
+"""Models as columns: makes schemas of dataclasses or pydantic models, batches of instances, and instances of rows."""
 
 from kera.client.serializers.columns.models import ModelColumns, arrow_schema_of, columns_of
 

@@ -1,12 +1,12 @@
-"""The columns for the annotations of a model's fields. Each has one Arrow type, or is refused with its path.
+"""Chooses columns for the annotations of a model's fields. Each has one Arrow type, or is refused with its path.
 
 ==============================  =====================================================================
 `int`, `float`, `bool`, `str`   int64, double, bool, string
 `bytes`                         binary
 `datetime`                      timestamp in microseconds, of UTC: values have a time zone
 `date`, `time`, `timedelta`     date32, time64 and duration in microseconds
-`Decimal`                       decimal128(38, 18); or as pydantic's `max_digits`, `decimal_places` say
-`Enum`, `Literal`               as their values, which are all text or all whole numbers
+`Decimal`                       decimal128(38, 18); or by pydantic's `max_digits`, `decimal_places`
+`Enum`, `Literal`               the type of their values, which are all text or all whole numbers
 `UUID`                          string
 `list`, `set`, `tuple[T, ...]`  list
 `dict`                          map
@@ -14,7 +14,7 @@ a model                         struct
 `T | None`                      the same, with nulls
 ==============================  =====================================================================
 
-``Annotated[int, pa.int32()]`` has another type: any that Arrow makes of such values.
+``Annotated[int, pa.int32()]`` chooses another type: any that Arrow can make of such values.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _CONTAINERS = {*_REPEATED, dict, Mapping}
 
 
 def shape_of(annotation: Any, path: str, metadata: Iterable[Any] = (), within: tuple[type, ...] = ()) -> Shape:
-    """The shape of values of an annotation; `within`: the models that it is in. Raises `InvalidArgument`."""
+    """Return the shape of values of an annotation. `within`: the models that contain it. Raises `InvalidArgument`."""
     annotation, metadata = _bare(annotation, metadata)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in {Union, types.UnionType}:
@@ -85,7 +85,7 @@ def shape_of(annotation: Any, path: str, metadata: Iterable[Any] = (), within: t
 
 
 def _bare(annotation: Any, metadata: Iterable[Any]) -> tuple[Any, list[Any]]:
-    """An annotation without what is around it, and what was said about it there."""
+    """Unwrap an annotation. Returns the inner type, and the metadata of the wrappers."""
     said = list(metadata)
     while True:
         if get_origin(annotation) is Annotated:
@@ -93,7 +93,7 @@ def _bare(annotation: Any, metadata: Iterable[Any]) -> tuple[Any, list[Any]]:
             annotation = annotation.__origin__
         elif isinstance(annotation, typing.NewType):
             annotation = annotation.__supertype__
-        elif type(annotation).__name__ == "TypeAliasType":  # of ``type X = …``, from Python 3.12 on
+        elif type(annotation).__name__ == "TypeAliasType":  # from ``type X = …``, Python 3.12 and later
             annotation = annotation.__value__
         else:
             return annotation, said
@@ -125,7 +125,7 @@ def _of_values(
             wanted = next((each for each in metadata if isinstance(each, pa.DataType)), _LEAVES[kind][0])
             if made is None:
                 return Leaf(wanted, (kind,), loaded=_one_of(values))
-            # Models of pydantic may hold the values in place of the members (`use_enum_values`).
+            # Pydantic models may hold the values instead of the members (`use_enum_values`).
             return Leaf(wanted, (made, kind), stored=lambda member: made(member).value, loaded=made)
     raise _refused(path, annotation, "its values are neither all text nor all whole numbers")
 
@@ -156,7 +156,7 @@ def _container(path: str, annotation: Any, within: tuple[type, ...]) -> Shape:
 
 
 def struct_of(model: Any, path: str, within: tuple[type, ...] = ()) -> Struct:
-    """The shape of a model. Raises `InvalidArgument`."""
+    """Return the shape of a model. Raises `InvalidArgument`."""
     if model in within:
         raise _refused(path, model, "it contains itself")
     if len(within) >= _DEPTH_MAX:
@@ -204,7 +204,7 @@ def _dataclass_members(model: Any, path: str, within: tuple[type, ...]) -> list[
             raise _refused(path, model, f"it cannot be made without {name!r}, which is not a field")
     members = []
     for field in dataclasses.fields(model):
-        if field.init:  # what it makes itself, it makes again
+        if field.init:  # the model makes its other fields itself, also for a read instance
             optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
             shape = shape_of(hints[field.name], f"{path}.{field.name}", (), within)
             members.append(Member(field.name, shape, field.name, optional))

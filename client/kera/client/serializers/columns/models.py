@@ -1,4 +1,4 @@
-"""A model's schema, batches of its instances, and its instances of rows."""
+"""Makes the schema of a model, batches of its instances, and instances of rows."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from kera.core.errors import CannotEncode, InvalidArgument
 
 
 class ModelColumns:
-    """How instances of a model are rows of a stream."""
+    """Converts between instances of a model and rows of a stream."""
 
     def __init__(self, model: Any) -> None:
-        """Raises `InvalidArgument` for a field that cannot be a column."""
+        """Raise `InvalidArgument` for a field that cannot be a column."""
         self.model = model
         self._struct = struct_of(model, model.__name__)
         self.schema = pa.schema(list(self._struct.kind))
-        """That a stream of it has."""
+        """The schema of a stream of such instances."""
 
     def batch(self, rows: Sequence[Any], schema: pa.Schema, stream: str) -> pa.RecordBatch:
-        """`rows` as columns for a stream with `schema`. Raises `CannotEncode`, with the field and the row."""
+        """Convert `rows` to columns for a stream with `schema`. Raises `CannotEncode`, with the field and the row."""
         try:
             return self._batch(rows, schema)
         except DoesNotFit as error:
@@ -39,14 +39,14 @@ class ModelColumns:
 
     def _batch(self, rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
         for row in rows:
-            if row.__class__ is not self.model:  # a subclass may have fields for which there is no column
+            if row.__class__ is not self.model:  # a subclass may have further fields, without a column
                 raise DoesNotFit("", f"it is {type(row).__name__}, not {self.model.__name__}")
         columns = dict(self._struct.columns(rows, schema))
         fields = [field for field in schema if field.name in columns]
         return pa.RecordBatch.from_arrays([columns[field.name] for field in fields], schema=pa.schema(fields))
 
     def _first_bad(self, rows: Sequence[Any], schema: pa.Schema) -> int:
-        """The first row that cannot be written, of rows of which one cannot."""
+        """Return the index of the first row that cannot be written; there must be one."""
         low, high = 0, len(rows)
         while high - low > 1:
             middle = (low + high) // 2
@@ -59,16 +59,16 @@ class ModelColumns:
         return low
 
     def row(self, row: Mapping[str, Any]) -> Any:
-        """The instance that a row is. Raises `CannotDecode`."""
+        """Make an instance of a row. Raises `CannotDecode`."""
         try:
             return self._struct.value(row)
         except pydantic.ValidationError as error:
             raise undecodable(what_is_wrong(error)) from error
-        except Exception as error:  # whatever a model's own code does
+        except Exception as error:  # the model's own code may raise anything
             raise undecodable(error) from error
 
     def check(self, schema: pa.Schema, stream: str) -> None:
-        """Raises `InvalidArgument` unless a stream has what the model cannot do without."""
+        """Raise `InvalidArgument` unless a stream has all columns that the model requires."""
         for member in self._struct.members:
             if member.name not in schema.names and not member.optional:
                 raise InvalidArgument(
@@ -91,16 +91,19 @@ def _columns_of(model: Any) -> ModelColumns:
 
 
 def arrow_schema_of(model: Any) -> pa.Schema:
-    """The schema of a stream of instances of a dataclass or a pydantic model: a column for each field.
+    """Return the schema of a stream of instances of a dataclass or a pydantic model: a column for each field.
 
-    Which annotations are columns is in `kera.client.serializers.columns.annotations`. Raises `InvalidArgument` with the
-    path of a field that is none.
+    `kera.client.serializers.columns.annotations` lists the possible annotations. Raises `InvalidArgument` with the path
+    of a field that cannot be a column.
     """
     return columns_of(model).schema
 
 
 def batch_of(rows: Sequence[Any], schema: pa.Schema, stream: str) -> pa.RecordBatch:
-    """Instances of one model as columns for a stream with `schema`. Raises `CannotEncode`, `InvalidArgument`."""
+    """Convert instances of one model to columns for a stream with `schema`.
+
+    Raises `CannotEncode`, `InvalidArgument`.
+    """
     if not rows:
         raise InvalidArgument("there are no rows")
     if not is_model(type(rows[0])):
