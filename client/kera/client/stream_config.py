@@ -1,4 +1,4 @@
-"""The settings of a stream, which it is created with and altered to, and their names on the wire."""
+"""The settings of a stream, and their names on the wire."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kera.v1 import common_pb2
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """The settings that a stream was created with, and altered to since."""
+    """The current settings of a stream, as created and since altered."""
 
     streamlets: int
     brokers: int
@@ -23,36 +23,36 @@ class StreamConfig:
     durability: str
     codec: str
     retention_ms: int = 0
-    """Data older than this goes; 0: no such rule."""
+    """Age at which data are removed; 0: no such rule."""
     retention_bytes: int = 0
-    """Maximum of a streamlet; beyond it, the oldest records are removed; 0: no such rule."""
+    """Maximum size of a streamlet; beyond it, the oldest records are removed; 0: no such rule."""
     retention_consumer_groups: tuple[str, ...] = ()
-    """Nothing goes that one of these consumer groups has yet to read."""
+    """Consumer groups whose unread records are never removed."""
     retention_consumed: bool = False
-    """Records are removed once all these consumer groups have read them."""
+    """Whether records are removed once all `retention_consumer_groups` have read them."""
     replication: int = 0
-    """On how many backups each chunk is, besides its broker."""
+    """Number of backups that have each chunk, besides its broker."""
     virtual_logs: int = 1
-    """How many virtual logs carry the stream's chunks to backups, on each broker."""
+    """Number of virtual logs that carry the stream's chunks to backups, on each broker."""
     memory_priority: int = 0
-    """Streams with a higher priority keep their data on disk in memory longer."""
+    """Priority for memory: a higher one keeps in memory for longer the data that are already on disk."""
     replication_priority: int = 0
-    """Chunks of streams with a higher one go to backups first."""
+    """Priority for replication: chunks of streams with a higher one go to backups first."""
     memory_domain: str = DEFAULT_DOMAIN
-    """In whose shared memory its segments are, at brokers: who may map that sees all that is in it."""
+    """The shared memory that has its segments, at brokers: users who may map it can see everything in it."""
     epoch_ms: int = 0
-    """How long an epoch is (docs/epochs.md); 0: the stream has none."""
+    """Length of an epoch (docs/epochs.md); 0: the stream has no epochs."""
     punctuation: str = "clock"
-    """The source of the promise that nothing older comes to an entry without writers: brokers by their ``clock``, or
-    ``producers``."""
+    """The source of the promise that no older records follow in an entry without writers: brokers by their ``clock``,
+    or ``producers``."""
     epoch_grace_ms: int = EPOCH_GRACE_MS
-    """How long after its time a record may come, by the clock, before an entry counts as silent."""
+    """How late records may be, by the clock, before an entry counts as silent."""
     timestamp_ahead_max_ms: int = TIMESTAMP_AHEAD_MAX_MS
     """For a stream with epochs: how far ahead of the broker's clock the times of records may be; 0: unlimited."""
 
     @classmethod
     def from_message(cls, config: common_pb2.StreamConfig) -> StreamConfig:
-        """From its wire form. Raises `ProtocolError`."""
+        """Make a config from its wire form. Raises `ProtocolError`."""
         return cls(
             streamlets=config.streamlets,
             brokers=config.brokers,
@@ -93,7 +93,7 @@ def _codec_name(value: common_pb2.Codec.ValueType) -> str:
 
 
 def durability_name(value: common_pb2.Durability.ValueType) -> str:
-    """``leader``, ``replicated`` or ``persisted``. Raises `ProtocolError`."""
+    """Return ``leader``, ``replicated`` or ``persisted``. Raises `ProtocolError`."""
     name = _DURABILITY_NAMES.get(value)
     if name is None:
         raise ProtocolError(f"durability {value} is not known; is the peer newer?", durability=value)
@@ -101,7 +101,10 @@ def durability_name(value: common_pb2.Durability.ValueType) -> str:
 
 
 def durability_value(name: str | None) -> common_pb2.Durability.ValueType:
-    """The level called `name`; None: left to the stream, or to its replication. Raises `InvalidArgument`."""
+    """Return the wire value of a level. None leaves it to the stream, or to its replication.
+
+    Raises `InvalidArgument`.
+    """
     if name is None:
         return common_pb2.DURABILITY_UNSPECIFIED
     if name not in get_args(Durability):
@@ -117,7 +120,7 @@ def _punctuation_name(value: common_pb2.Punctuation.ValueType) -> str:
 
 
 def punctuation_value(name: str) -> common_pb2.Punctuation.ValueType:
-    """The value for ``clock`` or ``producers``. Raises `InvalidArgument`."""
+    """Return the wire value for ``clock`` or ``producers``. Raises `InvalidArgument`."""
     for value, known in _PUNCTUATION_NAMES.items():
         if known == name:
             return value

@@ -1,6 +1,6 @@
-"""Background tasks of an owner: kept from the garbage collector, heard when they fail, ended with it.
+"""The background tasks of an owner: kept from the garbage collector, reported when they fail, ended with the owner.
 
-`Turns` gives that the event loop's turns, whatever the owner's caller does.
+`Turns` lets the tasks run, whatever the owner's caller does.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ T = TypeVar("T")
 
 TURN_EVERY_S = 0.01
 TURNS_AT_ONCE = 3
-"""An answer that has come needs one to be read, and what waits for it another one."""
+"""Number of turns given together: reading an answer takes one turn, and its receiver takes another one."""
 
 
 class Turns:
-    """The event loop's turns between chunks that need no waiting.
+    """Turns of the event loop between chunks that are available without a wait.
 
-    A caller that blocks between two chunks, in a loop without an await of its own, would else keep the loop for as long
-    as chunks are at hand: no commit and no heartbeat would go out, and no signal would be handled.
+    Without them, a caller that blocks between two chunks, in a loop without its own await, would keep the event loop
+    for as long as chunks are available. No commits and heartbeats would be sent, and no signals handled.
     """
 
     def __init__(self) -> None:
         self._last_s = 0.0
 
     async def give(self) -> None:
-        """Let others run, if the last time is more than `TURN_EVERY_S` ago."""
+        """Let other tasks run, if the last turn is more than `TURN_EVERY_S` ago."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._last_s < TURN_EVERY_S:
             return
@@ -40,7 +40,7 @@ class Tasks:
     """The tasks of one owner. Belongs to one event loop."""
 
     def __init__(self, on_error: Callable[[BaseException], None] | None = None) -> None:
-        """`on_error`: called with what a task raises; without it, whoever awaits the task is told, or nobody."""
+        """Begin without tasks. `on_error` is called with a task's error; without it, only an await raises the error."""
         self._on_error = on_error
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -48,7 +48,7 @@ class Tasks:
         return len(self._running)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin `work`."""
+        """Start a task for `work`."""
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -61,12 +61,12 @@ class Tasks:
             self._on_error(error)
 
     def cancel(self) -> None:
-        """End all, and wait for none."""
+        """Cancel all tasks without waiting for them."""
         for task in self._running:
             task.cancel()
 
     async def end(self) -> None:
-        """End all, and wait until they have ended."""
+        """Cancel all tasks, and wait until they have ended."""
         running = list(self._running)
         self.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -19,7 +19,7 @@ from kera.core.format.schema import schema_from_bytes
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 _schema_of = lru_cache(maxsize=256)(schema_from_bytes)
-"""Many streams share a schema, and reading it is most of the work of describing one."""
+"""A cached reader of schemas: many streams share a schema, and reading it takes most of the time of a description."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class BrokerDescription:
     broker_epoch: int = 0
     """Epoch of its last launch; 0: unknown."""
     draining: bool = False
-    """It is being emptied, and gets no streamlets."""
+    """Whether it is being emptied, and gets no streamlets."""
     push_unix_path: str = ""
-    """Where it pushes to readers of its node; empty: it does not."""
+    """Path of the socket over which it pushes to readers on its node; empty: it does not push."""
     restarting: bool = False
-    """It stops in order to start again, or has stopped: it gets nothing new, and its absence is not a loss."""
+    """Whether it stops, or has stopped, for a restart: it gets nothing new, and its absence is not a loss."""
     grace_left_ms: int = 0
-    """For how long that is so."""
+    """Time for which `restarting` still holds."""
     version: str = ""
     """Version of its program; empty: it does not report one."""
     feature_level: int = 0
@@ -53,7 +53,7 @@ class BrokerDescription:
 
     @classmethod
     def from_message(cls, info: common_pb2.BrokerInfo) -> BrokerDescription:
-        """From its wire form."""
+        """Make a description from its wire form."""
         return cls(
             broker_id=info.broker_id,
             node_id=info.node_id,
@@ -89,11 +89,11 @@ class BackupDescription:
     memory_bytes: int
     disk_bytes: int
     free_memory_bytes: int
-    """As of its last heartbeat."""
+    """Free memory as of its last heartbeat."""
     free_disk_bytes: int
     alive: bool
     draining: bool = False
-    """It is being emptied, and gets no replicas."""
+    """Whether it is being emptied, and gets no replicas."""
     restarting: bool = False
     """See `BrokerDescription`."""
     grace_left_ms: int = 0
@@ -102,7 +102,7 @@ class BackupDescription:
 
     @classmethod
     def from_message(cls, info: common_pb2.BackupInfo) -> BackupDescription:
-        """From its wire form."""
+        """Make a description from its wire form."""
         return cls(
             backup_id=info.backup_id,
             node_id=info.node_id,
@@ -126,24 +126,24 @@ class BackupDescription:
 
 @dataclass(frozen=True, slots=True)
 class UnlistedStream:
-    """A stream that brokers hold and that is not in the metadata, or not as they know it.
+    """A stream that brokers hold and that is missing in the metadata, or has an older state there.
 
     The metadata may have been restored from an older copy.
     """
 
     stream_id: int
     name: str
-    """As it was called; empty: no broker has written that down."""
+    """Its former name; empty: no broker has stored the name."""
     bytes: int
     records: int
-    """Where its entries end, all ordinals added up."""
+    """Sum of the ordinals at the ends of its entries."""
     broker_ids: tuple[int, ...]
     problem: str = ""
-    """For a stream that is in the metadata, as of an earlier time: why it does not go on as brokers know it."""
+    """For a stream with an older state in the metadata: why it does not continue with the brokers' state."""
 
     @classmethod
     def from_message(cls, message: coordinator_pb2.UnknownStream) -> UnlistedStream:
-        """As the coordinator describes it."""
+        """Make a description from its wire form."""
         stream, broker_ids = message.stream, tuple(message.broker_ids)
         return cls(stream.stream_id, stream.name, message.bytes, message.records, broker_ids, message.problem)
 
@@ -156,19 +156,19 @@ class ClusterDescription:
     brokers: list[BrokerDescription]
     backups: list[BackupDescription]
     coordinators: tuple[str, ...] = ()
-    """Addresses of those that run, the one that leads first."""
+    """Addresses of the running coordinators, the leader first."""
     unknown_streams: tuple[UnlistedStream, ...] = ()
-    """That brokers hold and that are not in the metadata, or not as they know them; see `Admin.adopt_stream`."""
+    """Streams that brokers hold and that are missing or older in the metadata; see `Admin.adopt_stream`."""
     catching_up: str = ""
-    """The thing that the coordinator waits for, in words, while its metadata are known to be older than the cluster."""
+    """A text about what the coordinator waits for, while its metadata are known to be older than the cluster."""
     feature_level: int = 0
     """Feature level of the cluster: all of its daemons have had that level."""
     security: bool = False
-    """Everybody has to authenticate, and may do what rules allow."""
+    """Whether security is on: all users must authenticate, and rules decide their rights."""
 
 
 class Interval(NamedTuple):
-    """Groups of a streamlet that are at one broker: from `first_group_id` up to those of the next interval."""
+    """Groups of a streamlet at one broker: from `first_group_id` up to the first group of the next interval."""
 
     first_group_id: int
     broker_id: int
@@ -181,14 +181,14 @@ class Assignment:
     """The owner of a streamlet, and the places of its groups."""
 
     broker_id: int
-    """The owner: it takes the streamlet's chunks."""
+    """The owner, which accepts the streamlet's chunks."""
     broker_epoch: int
     first_group_id: int
     intervals: tuple[Interval, ...] = ()
-    """In the order of their groups, the last one the owner's; empty: all groups are at the owner."""
+    """The intervals in the order of their groups, the owner's last; empty: all groups are at the owner."""
 
     def broker_at(self, position: Position) -> int:
-        """The broker that has the group of `position`; of `EARLIEST`, the one that has the oldest groups."""
+        """Return the broker that has the group of `position`; for `EARLIEST`, the broker with the oldest groups."""
         if not self.intervals:
             return self.broker_id
         holder = self.intervals[0].broker_id
@@ -208,7 +208,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class StreamDescription:
-    """A stream, where its streamlets are, and the brokers that have them."""
+    """A stream, the places of its streamlets, and the brokers that have them."""
 
     stream_id: int
     name: str
@@ -221,23 +221,23 @@ class StreamDescription:
     assignments: Mapping[int, Assignment]
     created_us: int
     created_by: str = ""
-    """The principal that has, as ``user:alice``; empty: a daemon has, or security was off."""
+    """The principal that created it, as ``user:alice``; empty: a daemon, or security was off."""
     brokers: Mapping[int, BrokerDescription] = field(default_factory=dict)
     assignments_version: int = 0
-    """Grows with each change of `assignments`."""
+    """A number that grows with each change of `assignments`."""
     config_version: int = 0
-    """Grows with each change of `config`, and when columns are added."""
+    """A number that grows with each change of `config`, and with added columns."""
     earlier_schemas: Mapping[int, pa.Schema] = field(default_factory=dict)
-    """The versions of `schema` before columns were added, by their ids: the first columns of it."""
+    """The versions of `schema` before columns were added, by id; each has the first columns of `schema`."""
     message_bytes_max: int = field(default=0, repr=False, compare=False)
-    """Maximum of the client's requests; 0: unknown."""
+    """Maximum size of the client's requests; 0: unknown."""
     codec: Codec = field(init=False, repr=False, compare=False)
     """Compression of the stream's chunks."""
     segment_bytes_min: int = field(init=False, repr=False, compare=False)
-    """No chunk of the stream may be larger than this, as it fits into no segment or into no request; 0: not known."""
+    """Maximum size of a chunk of the stream, so that it fits into all segments and into a request; 0: not known."""
 
     def __post_init__(self) -> None:
-        """Each chunk asks for these."""
+        """Compute the codec and the size limit once, as each chunk needs them."""
         object.__setattr__(self, "codec", Codec[self.config.codec.upper()])
         limit = min((broker.segment_bytes for broker in self.brokers.values()), default=0)
         if self.message_bytes_max:
@@ -245,23 +245,23 @@ class StreamDescription:
         object.__setattr__(self, "segment_bytes_min", limit)
 
     def schema_of(self, schema_id: int) -> pa.Schema | None:
-        """The version of the schema that chunks name by `schema_id`; None: it is not known."""
+        """Return the version of the schema with this id, as named by chunks; None: it is not known."""
         return self.schema if schema_id == self.schema_id else self.earlier_schemas.get(schema_id)
 
     def is_older_than(self, other: StreamDescription) -> bool:
-        """Whether `other` has replaced this one: it is a later stream of the name, or this one as it was later."""
+        """Return whether `other` replaces this one: it is a later stream of this name, or a later state of this one."""
         if self.stream_id != other.stream_id:
             return self.stream_id < other.stream_id
         versions = self.assignments_version, self.config_version
         return versions < (other.assignments_version, other.config_version)
 
     def broker_of(self, streamlet_id: int, position: Position | None = None) -> BrokerDescription | None:
-        """The broker that has a position of a streamlet, if it is known; without a position, the streamlet's owner."""
+        """Return the broker that has a position of a streamlet, if known; without a position, the streamlet's owner."""
         assignment = self.assignments[streamlet_id]
         return self.brokers.get(assignment.broker_id if position is None else assignment.broker_at(position))
 
     def entry_id(self, streamlet_id: int, entry: int) -> EntryId:
-        """The id of an entry. Raises `StreamletOutOfRange`, `InvalidArgument` if the stream does not have it."""
+        """Return the id of an entry. Raises `StreamletOutOfRange` or `InvalidArgument` for a missing one."""
         streamlets, entries = self.config.streamlets, self.config.entries
         streamlet_id, entry = streamlet_number(streamlet_id, "streamlet_id"), _number("entry", entry)
         if not 0 <= streamlet_id < streamlets:
@@ -284,7 +284,10 @@ class StreamDescription:
     def from_message(
         cls, info: common_pb2.StreamInfo, brokers: Sequence[common_pb2.BrokerInfo] = (), *, message_bytes_max: int = 0
     ) -> StreamDescription:
-        """From its wire form; the newest schema counts. Raises `ProtocolError`, and `SchemaMismatch`."""
+        """Make a description from its wire form, with the newest schema.
+
+        Raises `ProtocolError` and `SchemaMismatch`.
+        """
         schema = max(info.schemas, key=lambda version: version.schema_id, default=None)
         if schema is None:
             raise ProtocolError(f"stream {info.name!r} was described without a schema", stream=info.name)
@@ -329,7 +332,7 @@ class StreamDescription:
 
 
 def streamlet_number(given: object, parameter: str = "streamlet") -> int:
-    """`given` as the number of a streamlet, which need not be there. Raises `InvalidArgument`."""
+    """Return `given` as the number of a streamlet, which need not exist. Raises `InvalidArgument`."""
     return _number(parameter, given)
 
 
@@ -339,7 +342,7 @@ def _number(parameter: str, given: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EntryBounds:
-    """Where an entry of a streamlet starts and ends at this moment."""
+    """The present start and end of an entry of a streamlet."""
 
     start: Position
     end: Position
@@ -348,28 +351,28 @@ class EntryBounds:
     next_record: int
     length_bytes: int
     lost: tuple[Position, Position] | None = None
-    """Places from the first of these up to the second may have been lost with a broker's memory, the last time that
-    happened; ordinals may have begun anew behind them."""
+    """The last range that may have been lost with a broker's memory: from the first position up to the second. Behind
+    it, ordinals may have begun again."""
     watermark_us: int | None = None
-    """The greatest time of a record that was written; None: nothing was, or it is not known."""
+    """The greatest time of a written record; None: there are no records, or it is not known."""
     promised_us: int | None = None
-    """For a stream with epochs, if it was asked for: nothing older comes at or behind `promised_at`, except behind a
-    punctuation; None: there is no promise."""
+    """For a stream with epochs, if requested: the promise that no older records follow at or behind `promised_at`,
+    except behind a punctuation; None: there is no promise."""
     promised_at: Position = EARLIEST
     removed_watermark_us: int | None = None
-    """The greatest time of a record that was removed before `start`, or more; None: nothing was removed."""
+    """An upper limit for the times of records removed before `start`; None: no records were removed."""
     settled_us: int | None = None
-    """For a stream with epochs: the time up to which it is settled, by its records, or as its broker would promise;
-    None: it is not settled."""
+    """For a stream with epochs: the time up to which it is settled, by its records, or by the promise that its broker
+    would make; None: it is not settled."""
 
     @property
     def starts_behind_loss(self) -> bool:
-        """Whether a loss ends where the entry starts: to begin with the earliest record is to miss what was there."""
+        """Whether a loss ends at the start of the entry, so that a reader from the earliest record misses records."""
         return self.lost is not None and self.lost[0] < self.start <= self.lost[1]
 
     @classmethod
     def from_message(cls, info: broker_pb2.EntryInfo) -> EntryBounds:
-        """From its wire form."""
+        """Make the bounds from their wire form."""
         return cls(
             start=position_of(info.start),
             end=position_of(info.end),
@@ -386,24 +389,24 @@ class EntryBounds:
 
 
 MaybeNone: TypeAlias = Any
-"""May be None, where hardly anybody has to look: type checkers ask nobody to."""
+"""A value that is rarely None, so type checkers do not require a check."""
 
 
 class Delivery(NamedTuple):
-    """The result for a record, or for a chunk of a batch: it is stored."""
+    """The result for a stored record, or for a stored chunk of a batch."""
 
     stream: str
     entry: EntryId
     position: Position | MaybeNone
-    """None: not known, see `duplicate`."""
+    """Position of the chunk; None: not known, see `duplicate`."""
     record: int | MaybeNone
     """Ordinal of the record (the first one of a chunk) within its entry; None: not known."""
     record_count: int
     durability: str
-    """The level that was reached."""
+    """The durability level that was reached."""
     duplicate: bool
-    """An earlier attempt had arrived already; position and record are that one's. If it has left the broker's memory
-    since, the broker does not tell them: then both are None."""
+    """Whether an earlier attempt had already arrived; `position` and `record` are those of the earlier attempt. They
+    are None if that chunk is no longer in the broker's memory."""
     virtual_segment: int = 0
     """The virtual segment that has the chunk on backups; 0: none, or not known."""
     backups: tuple[int, ...] = ()
@@ -419,24 +422,24 @@ class Record(NamedTuple):
     offset: int
     """Ordinal within the entry, from 0."""
     timestamp_us: int
-    """When it happened (the stream's timestamp column), or was accepted; microseconds since the Unix epoch."""
+    """Time of the event (the stream's timestamp column), or of acceptance, in microseconds since the Unix epoch."""
     key: Any
-    """The primary key, the first of `keys`: bytes, or None; or what the consumer's key deserializer has made of it."""
+    """The primary key, the first of `keys`: bytes, or None, or the result of the consumer's key deserializer."""
     keys: tuple[bytes, ...]
     value: Any
-    """Bytes, or None; or what the consumer's deserializer has made of them."""
+    """Bytes, or None, or the result of the consumer's deserializer."""
     headers: Headers
-    """In the order in which they were sent; ``headers["a"]`` is the last value of a name that repeats."""
+    """The headers in the order of sending; ``headers["a"]`` is the last value of a repeated name."""
     row: Mapping[str, Any] | None
-    """All columns, for a stream with a schema of its own."""
+    """All columns, for a stream with its own schema."""
 
 
 def fill_cursor(cursor: common_pb2.Cursor, entry: EntryId, position: Position) -> None:
-    """Make `cursor` stand for a position of an entry."""
+    """Fill in `cursor` with a position of an entry."""
     cursor.stream_id, cursor.streamlet_id, cursor.entry = entry
     cursor.group_id, cursor.segment_id, cursor.position = position
 
 
 def position_of(cursor: common_pb2.Cursor) -> Position:
-    """The position in a cursor."""
+    """Return the position in a cursor."""
     return Position(cursor.group_id, cursor.segment_id, cursor.position)

@@ -186,7 +186,7 @@ class Admin:
         brokers: int | None = None,
         add_columns: pa.Schema | None = None,
     ) -> StreamDescription:
-        """Change durability, retention, virtual logs, priorities, memory or epochs of a stream; None changes nothing.
+        """Change durability, retention, virtual logs, priorities, memory or epochs of a stream; None: no change.
 
         See `create_stream` for the parameters.
 

@@ -1,11 +1,11 @@
-"""JSON, strictly: what is written is read back the same, and everybody reads the same in it.
+"""Strict JSON: a value is read back as it was written, and all readers agree on its meaning.
 
-Names are text, and none comes twice. There is no NaN and no infinity. Text is UTF-8. So what JSON itself leaves open,
-and `json` takes, is refused on both sides.
+Names are text, and occur only once. There is no NaN and no infinity. Text is UTF-8. Both sides refuse the forms that
+JSON itself leaves open and that `json` accepts.
 
-With a JSON Schema, values are checked against it. A producer's is registered, and values begin with its id
-(`kera.core.schemas.framing`); a consumer reads values with and without one, and checks them against the schema that it
-was given. It never looks at the writer's: what patterns of others do to a processor has no bounds.
+With a JSON Schema, values are checked against it. A producer's schema is registered, and its values begin with the id
+(`kera.core.schemas.framing`). A consumer reads values with and without an id, and checks them against its own schema.
+It never uses the writer's schema, because hostile patterns in it could take unlimited processor time.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import unframe
 
 JsonSchema: TypeAlias = "str | Mapping[str, Any] | bool"
-"""Its text, or what that says."""
+"""The text of a JSON Schema, or its parsed form."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 class JsonSerializer:
-    """Values of JSON: None, booleans, numbers, text, lists, and mappings of text."""
+    """JSON values: None, booleans, numbers, text, lists, and mappings whose names are text."""
 
     def __init__(self, schema: JsonSchema | None = None, *, framed: bool | None = None) -> None:
-        """With a JSON Schema, values are checked against it; `framed`: and begin with its id, the default.
+        """Make the serializer; with a JSON Schema, values are checked against it.
 
-        Raises `InvalidArgument` when it is none, and when `jsonschema` is not installed.
+        `framed`: values begin with the schema's id, which is the default with a schema. Raises `InvalidArgument` when
+        the schema is invalid, and when `jsonschema` is not installed.
         """
         self._text = None if schema is None else _text_of(schema)
         self._check = None if schema is None else checker(schema)
@@ -50,7 +51,7 @@ class JsonSerializer:
         return WithFrame(self.payload, await schemas.id_of(context, SchemaType.JSON, self._text))
 
     def payload(self, value: Any, context: Context, /) -> bytes:
-        """`value` without a frame. Raises `CannotEncode`."""
+        """Return the bytes of `value`, without a frame. Raises `CannotEncode`."""
         try:
             _look_at(value)
             text = _encode(value)
@@ -62,7 +63,7 @@ class JsonSerializer:
             raise cannot_encode(context, error, where_it_is(value)) from error
 
     def __call__(self, value: Any, context: Context, /) -> bytes:
-        """Raises `CannotEncode`."""
+        """Return the bytes of `value`. Raises `CannotEncode`, also if a framed serializer is not ready yet."""
         if self.framed:
             raise cannot_encode(context, f"the serializer is not ready: await producer.prepare({context.stream!r})")
         return self.payload(value, context)
@@ -72,11 +73,11 @@ class JsonDeserializer:
     """Reads the output of `JsonSerializer`, with a frame or without."""
 
     def __init__(self, schema: JsonSchema | None = None) -> None:
-        """With a JSON Schema, values are checked against it. Raises `InvalidArgument`."""
+        """Make the deserializer; with a JSON Schema, values are checked against it. Raises `InvalidArgument`."""
         self._check = None if schema is None else checker(schema)
 
     def __call__(self, data: bytes, _context: Context, /) -> Any:
-        """Raises `CannotDecode`."""
+        """Return the value in `data`. Raises `CannotDecode`."""
         value = parsed(unframed(data))
         if self._check is not None:
             try:
@@ -88,15 +89,18 @@ class JsonDeserializer:
 
 
 def unframed(data: bytes) -> bytes:
-    """Without the id of a schema, if it begins with one: no JSON begins with a 0. Raises `NotFramed`."""
+    """Return `data` without the id of a schema, if it begins with one: JSON never begins with a 0 byte.
+
+    Raises `NotFramed`.
+    """
     return unframe(data)[1] if data[:1] == b"\x00" else data
 
 
 def parsed(data: bytes) -> Any:
-    """The value that is written in `data`. Raises `CannotDecode`."""
+    """Return the value of the JSON text `data`. Raises `CannotDecode`."""
     try:
         value = _decode(data.decode())
-        if b"\\ud" in data or b"\\uD" in data:  # half a pair of surrogates would fail wherever the text goes next
+        if b"\\ud" in data or b"\\uD" in data:  # half a surrogate pair would fail at the next use of the text
             _encode(value).encode()
         return value
     except (ValueError, RecursionError) as error:
@@ -120,7 +124,7 @@ _decode = json.JSONDecoder(object_pairs_hook=unique_names, parse_float=_finite, 
 
 
 def _look_at(value: Any) -> None:
-    """Raises `TypeError` for a mapping whose names are not text: of 1 and "1" one name would be made."""
+    """Raise `TypeError` for a mapping whose names are not text, because 1 and "1" would become the same name."""
     if isinstance(value, dict):
         for name, each in value.items():
             if name.__class__ is not str and not isinstance(name, str):
@@ -135,11 +139,11 @@ def _look_at(value: Any) -> None:
 
 _CONTAINERS = (dict, list, tuple)
 _DEPTH_MAX = 100
-"""How deeply it is looked for what cannot be written."""
+"""Maximum depth of the search for a value that cannot be written."""
 
 
 def where_it_is(value: Any, path: str = "", depth: int = 0) -> str:
-    """The path to what cannot be written in a value; empty if that is nowhere in particular."""
+    """Return the path to the part of a value that cannot be written; empty if no single part is to blame."""
     if depth > _DEPTH_MAX:
         return ""
     if isinstance(value, dict):
@@ -165,8 +169,9 @@ def _can_be_written(value: Any) -> bool:
 
 
 def checker(schema: JsonSchema) -> Callable[[Any], Iterable[Any]]:
-    """A function that gives the errors of a value. Raises `InvalidArgument` when `schema` is none, or refers to another
-    one.
+    """Return a function that yields the errors of a value. Raises `InvalidArgument` for an invalid schema.
+
+    The function raises `ValueError` when the schema refers to another one, which it does not contain.
     """
     jsonschema = library("jsonschema", "a JSON Schema")
     referencing = library("referencing", "a JSON Schema")
@@ -174,7 +179,7 @@ def checker(schema: JsonSchema) -> Callable[[Any], Iterable[Any]]:
         known = json.loads(schema) if isinstance(schema, str) else schema
         kind = jsonschema.validators.validator_for(known, default=jsonschema.Draft202012Validator)
         kind.check_schema(known)
-        # An empty registry: what is not in the schema itself is not fetched from anywhere.
+        # With an empty registry, references outside the schema are never fetched.
         iter_errors: Callable[[Any], Iterable[Any]] = kind(known, registry=referencing.Registry()).iter_errors
     except (ValueError, TypeError, RecursionError, jsonschema.SchemaError) as error:
         raise InvalidArgument(f"this is not a valid JSON Schema: {getattr(error, 'message', error)}") from error

@@ -1,4 +1,4 @@
-"""Which classes are models, what their fields are, and what pydantic says is wrong with one."""
+"""The classes that are models, their fields, and the text of pydantic's errors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pydantic
 
 
 def is_model(kind: Any) -> bool:
-    """Whether it is a dataclass or a pydantic model, the class and no instance of it."""
+    """Return whether `kind` is a dataclass or a pydantic model: the class, and not an instance."""
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, pydantic.BaseModel))
 
 
 def field_names(model: Any) -> list[str]:
-    """The fields of a model, as its class names them."""
+    """Return the field names of a model, as in its class."""
     if issubclass(model, pydantic.BaseModel):
         return list(model.model_fields)
     return [field.name for field in dataclasses.fields(model)]
 
 
 def what_is_wrong(error: pydantic.ValidationError) -> str:
-    """The first things that pydantic says, each with its field; without the values, which may be long."""
+    """Return the first errors of pydantic, each with its field, but without the values, which may be long."""
     if error.error_count() > _LISTED_MAX:
         return f"{error.error_count()} values in it are not as {error.title} has them"
     found = error.errors(include_url=False, include_input=False, include_context=False)
@@ -30,7 +30,7 @@ def what_is_wrong(error: pydantic.ValidationError) -> str:
 
 
 _LISTED_MAX = 100
-"""To list them takes far more memory than the bytes that they are about."""
+"""Maximum number of errors to list: the list takes far more memory than the bytes with the errors."""
 
 
 def _said(found: Mapping[str, Any]) -> str:

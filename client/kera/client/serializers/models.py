@@ -1,8 +1,8 @@
-"""Dataclasses and pydantic models, as JSON; in a stream with columns of its own, as its rows.
+"""Dataclasses and pydantic models: as JSON, or as the rows of a stream with its own columns.
 
-Pydantic writes and reads both, so times, decimals, UUIDs and enumerations have the forms that it gives them. What a
-model takes is for the model to say: of names that come twice, or NaN, it knows more than we. Dataclasses have bytes in
-base64, and NaN and infinities as text.
+Pydantic writes and reads both, so times, decimals, UUIDs and enumerations have pydantic's forms. The model itself
+decides which values it accepts, such as repeated names or NaN. Dataclasses write bytes in base64, and NaN and
+infinities as text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kera.core.schemas import SchemaType
 
 ModelT = TypeVar("ModelT")
 _DATACLASSES = CoreConfig(ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings")
-"""How those are written that do not say it themselves (``__pydantic_config__``)."""
+"""The configuration of dataclasses without their own (``__pydantic_config__``)."""
 
 
 class JsonForm(NamedTuple):
@@ -36,11 +36,14 @@ class JsonForm(NamedTuple):
     serializer: SchemaSerializer
     validator: SchemaValidator
     schema: Callable[[], dict[str, Any]]
-    """Its JSON Schema."""
+    """Returns the JSON Schema of the model."""
 
 
 def json_form_of(model: type) -> JsonForm:
-    """How a model is written. Raises `InvalidArgument` when it is none, or has what pydantic does not know."""
+    """Return the JSON form of a model.
+
+    Raises `InvalidArgument` when `model` is not a model, or has a type that pydantic does not know.
+    """
     if not is_model(model):
         raise InvalidArgument(f"{model!r} is neither a dataclass nor a pydantic model")
     return _json_form_of(model)
@@ -58,9 +61,9 @@ def _json_form_of(model: Any) -> JsonForm:
 
 
 def _with_config(schema: Any) -> Any:
-    """A core schema, in which dataclasses without a configuration of their own have ours.
+    """Return a core schema in which dataclasses without their own configuration have ours.
 
-    Pydantic takes none for them from outside: theirs counts, though it only has their title.
+    Pydantic accepts no configuration for them from outside: it uses theirs, which only has their title.
     """
     if isinstance(schema, list):
         return [_with_config(each) for each in schema]
@@ -76,7 +79,10 @@ class ModelSerializer(Generic[ModelT]):
     """Instances of a dataclass or of a pydantic model, as JSON."""
 
     def __init__(self, model: type[ModelT], *, framed: bool = False) -> None:
-        """`framed`: the model's JSON Schema is registered, and values begin with its id. Raises `InvalidArgument`."""
+        """Make the serializer. Raises `InvalidArgument`.
+
+        `framed`: the model's JSON Schema is registered, and values begin with its id.
+        """
         self._model = model
         self._dump = json_form_of(model).serializer.to_json
         self.framed = framed
@@ -92,8 +98,8 @@ class ModelSerializer(Generic[ModelT]):
         return WithFrame(self.payload, await schemas.id_of(context, SchemaType.JSON, text))
 
     def payload(self, value: ModelT, context: Context, /) -> bytes:
-        """`value` without a frame. Raises `CannotEncode`."""
-        if value.__class__ is not self._model:  # of a subclass, pydantic would leave fields out
+        """Return the bytes of `value`, without a frame. Raises `CannotEncode`."""
+        if value.__class__ is not self._model:  # pydantic would leave out fields of a subclass
             raise cannot_encode(context, f"it is {type(value).__name__}, not {self._model.__name__}")
         try:
             return self._dump(value, warnings="error")
@@ -101,7 +107,7 @@ class ModelSerializer(Generic[ModelT]):
             raise cannot_encode(context, error, self._field(value)) from error
 
     def _field(self, value: ModelT) -> str:
-        """The field that is to blame, as far as one alone is."""
+        """Return the field that is to blame; empty if no single one is."""
         for name in field_names(self._model):
             others = {other for other in field_names(self._model) if other != name}
             try:
@@ -111,7 +117,7 @@ class ModelSerializer(Generic[ModelT]):
         return ""
 
     def __call__(self, value: ModelT, context: Context, /) -> bytes:
-        """Raises `CannotEncode`."""
+        """Return the bytes of `value`. Raises `CannotEncode`, also if a framed serializer is not ready yet."""
         if self.framed:
             raise cannot_encode(context, f"the serializer is not ready: await producer.prepare({context.stream!r})")
         return self.payload(value, context)
@@ -121,7 +127,7 @@ class ModelDeserializer(Generic[ModelT]):
     """Reads the output of `ModelSerializer`, with a frame or without, as instances of the model."""
 
     def __init__(self, model: type[ModelT]) -> None:
-        """Raises `InvalidArgument`."""
+        """Make the deserializer. Raises `InvalidArgument`."""
         self._model = model
         self._parse = json_form_of(model).validator.validate_json
 
@@ -132,11 +138,11 @@ class ModelDeserializer(Generic[ModelT]):
         return columns.row
 
     def __call__(self, data: bytes, _context: Context, /) -> ModelT:
-        """Raises `CannotDecode`."""
+        """Return the instance in `data`. Raises `CannotDecode`."""
         payload = unframed(data)
         try:
             return self._parse(payload)  # type: ignore[no-any-return]
         except pydantic.ValidationError as error:
             raise undecodable(what_is_wrong(error)) from error
-        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # of validators of the model
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # raised by validators of the model
             raise undecodable(error) from error

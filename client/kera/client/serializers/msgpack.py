@@ -1,6 +1,6 @@
-"""msgpack: as JSON, and bytes and times besides; shorter, and not for people to read.
+"""The values of JSON, bytes and times in the msgpack format, which is shorter than JSON and not readable as text.
 
-Names of mappings are text. Times need a time zone, and come back as those of UTC. Lists and tuples come back as lists.
+Names of mappings are text. Times need a time zone, and come back in UTC. Lists and tuples come back as lists.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _CONTAINERS = (dict, list, tuple)
 
 
 class MsgpackSerializer:
-    """Values that msgpack has."""
+    """Values of the types that msgpack has."""
 
     def __init__(self) -> None:
-        """Raises `InvalidArgument` when `msgpack` is not installed."""
+        """Make the serializer. Raises `InvalidArgument` when `msgpack` is not installed."""
         self._pack = library("msgpack", "MsgpackSerializer").packb
 
     def __call__(self, value: Any, context: Context, /) -> bytes:
-        """Raises `CannotEncode`."""
+        """Return the bytes of `value`. Raises `CannotEncode`."""
         try:
             _look_at(value)
             return self._pack(value, datetime=True)  # type: ignore[no-any-return]
@@ -29,7 +29,7 @@ class MsgpackSerializer:
             raise cannot_encode(context, error, self._where(value)) from error
 
     def _where(self, value: Any, path: str = "", depth: int = 0) -> str:
-        """The path to what cannot be written; empty if that is nowhere in particular."""
+        """Return the path to the part that cannot be written; empty if no single part is to blame."""
         if depth > _DEPTH_MAX:
             return ""
         if isinstance(value, _CONTAINERS):
@@ -55,7 +55,7 @@ _DEPTH_MAX = 100
 
 
 def _look_at(value: Any) -> None:
-    """Raises `TypeError` for names that are not text: no reader would take them."""
+    """Raise `TypeError` for names that are not text, because readers refuse them."""
     if isinstance(value, dict):
         for name, each in value.items():
             if not isinstance(name, str):
@@ -72,14 +72,14 @@ class MsgpackDeserializer:
     """Reads the output of `MsgpackSerializer`."""
 
     def __init__(self) -> None:
-        """Raises `InvalidArgument` when `msgpack` is not installed."""
+        """Make the deserializer. Raises `InvalidArgument` when `msgpack` is not installed."""
         module = library("msgpack", "MsgpackDeserializer")
         self._unpack, self._errors = module.unpackb, (module.UnpackException, ValueError, TypeError, OverflowError)
 
     def __call__(self, data: bytes, _context: Context, /) -> Any:
-        """Raises `CannotDecode`. Lengths that are declared are bounded by that of `data`."""
+        """Return the value in `data`. Raises `CannotDecode`. Declared lengths are limited by the length of `data`."""
         try:
-            # Names of other types than text and bytes are refused: numbers could be chosen so that all have one hash.
+            # Only text and bytes are accepted as names: numbers could be chosen so that they all have the same hash.
             return self._unpack(data, timestamp=3, strict_map_key=True, object_pairs_hook=_once)
         except (*self._errors, RecursionError) as error:
             raise undecodable(error) from error

@@ -1,4 +1,4 @@
-"""Values that are bytes already, text, whole numbers, or nothing."""
+"""Values that are bytes, text, whole numbers, or nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class BytesSerializer:
     """Bytes as they are."""
 
     def __call__(self, value: bytes | bytearray | memoryview, context: Context, /) -> bytes:
-        """Raises `CannotEncode`."""
+        """Return `value` as bytes. Raises `CannotEncode` for other types."""
         if isinstance(value, bytes):
             return value
         if isinstance(value, bytearray | memoryview):
@@ -25,7 +25,7 @@ class BytesDeserializer:
     """Bytes as they are."""
 
     def __call__(self, data: bytes, _context: Context, /) -> bytes:
-        """Any bytes, unchanged."""
+        """Return `data` unchanged."""
         return data
 
 
@@ -33,7 +33,7 @@ class StrSerializer:
     """Text, as UTF-8."""
 
     def __call__(self, value: str, context: Context, /) -> bytes:
-        """Raises `CannotEncode`, also for text that UTF-8 does not have (half a pair of surrogates)."""
+        """Return `value` in UTF-8. Raises `CannotEncode`, also for text outside UTF-8 (half a surrogate pair)."""
         if not isinstance(value, str):
             raise cannot_encode(context, f"it is {type(value).__name__}, not text")
         try:
@@ -46,7 +46,7 @@ class StrDeserializer:
     """Text, as UTF-8."""
 
     def __call__(self, data: bytes, _context: Context, /) -> str:
-        """Raises `CannotDecode`."""
+        """Return the text in `data`. Raises `CannotDecode`."""
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -54,10 +54,10 @@ class StrDeserializer:
 
 
 class IntSerializer:
-    """Whole numbers of 64 bits with a sign, as 8 bytes, the most significant first: as Kafka's LongSerializer."""
+    """Signed whole numbers of 64 bits, as 8 bytes, the most significant first, like Kafka's LongSerializer."""
 
     def __call__(self, value: int, context: Context, /) -> bytes:
-        """Raises `CannotEncode`."""
+        """Return the 8 bytes of `value`. Raises `CannotEncode`."""
         if isinstance(value, bool) or not isinstance(value, int):
             raise cannot_encode(context, f"it is {type(value).__name__}, not a whole number")
         if not INT_MIN <= value <= INT_MAX:
@@ -66,26 +66,26 @@ class IntSerializer:
 
 
 class IntDeserializer:
-    """Whole numbers of 8 bytes, or of 4 as Kafka's IntegerSerializer has them."""
+    """Whole numbers of 8 bytes, or of 4 bytes like those of Kafka's IntegerSerializer."""
 
     def __call__(self, data: bytes, _context: Context, /) -> int:
-        """Raises `CannotDecode`."""
+        """Return the number in `data`. Raises `CannotDecode`."""
         if len(data) not in {4, INT_BYTES}:
             raise undecodable(f"{len(data)} bytes are not a whole number, which has {INT_BYTES} bytes or 4")
         return int.from_bytes(data, "big", signed=True)
 
 
 class NoneSerializer:
-    """Nothing: for streams of which only the keys count."""
+    """Nothing: for streams that only use the keys of records."""
 
     def __call__(self, value: None, context: Context, /) -> bytes:
-        """Raises `CannotEncode`: None does not get here."""
+        """Raise `CannotEncode`: serializers are not called for None."""
         raise cannot_encode(context, f"it is {type(value).__name__}, and only None is sent")
 
 
 class NoneDeserializer:
-    """Nothing, whatever is there."""
+    """Nothing, whatever the bytes are."""
 
     def __call__(self, _data: bytes, _context: Context, /) -> None:
-        """Looks at nothing."""
+        """Return None, and ignore the bytes."""
         return

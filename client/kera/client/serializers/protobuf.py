@@ -1,8 +1,8 @@
-"""Protobuf: messages of generated classes.
+"""Protobuf messages of generated classes.
 
-A producer registers what its class was generated from, and values begin with its id and with the path to the message in
-its file. A consumer knows its own class, and looks whether the message was one of that name; the rest is Protobuf's own
-rules.
+A producer registers the definition of its class, and values begin with the definition's id and with the path to the
+message in its file. A consumer has its own class, and checks that the message has the same name. Beyond that,
+Protobuf's own rules apply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import message_path_to_bytes, split_message_path
 
 _SHOWN_CHARS = 100
-"""Maximum of a name that somebody else has made up."""
+"""Maximum length of a foreign name in an error."""
 MessageT = TypeVar("MessageT", bound=Message)
 
 
@@ -29,7 +29,10 @@ class ProtobufSerializer(Generic[MessageT]):
     """Messages of one class."""
 
     def __init__(self, message: type[MessageT], *, framed: bool = True) -> None:
-        """`framed`: the schema is registered, and values begin with its id. Raises `InvalidArgument`."""
+        """Make the serializer. Raises `InvalidArgument`.
+
+        `framed`: the schema is registered, and values begin with its id.
+        """
         self._message = _checked(message)
         self.framed = framed
 
@@ -42,7 +45,7 @@ class ProtobufSerializer(Generic[MessageT]):
         return WithFrame(self.payload, schema_id, message_path_to_bytes(path_of(descriptor)))
 
     def payload(self, value: MessageT, context: Context, /) -> bytes:
-        """`value` without a frame. Raises `CannotEncode`."""
+        """Return the bytes of `value`, without a frame. Raises `CannotEncode`."""
         if not isinstance(value, self._message):
             raise cannot_encode(context, f"it is {type(value).__name__}, not {self._message.DESCRIPTOR.full_name}")
         try:
@@ -52,17 +55,17 @@ class ProtobufSerializer(Generic[MessageT]):
             raise cannot_encode(context, error, missing[0] if missing else "") from error
 
     def __call__(self, value: MessageT, context: Context, /) -> bytes:
-        """Raises `CannotEncode`."""
+        """Return the bytes of `value`. Raises `CannotEncode`, also if a framed serializer is not ready yet."""
         if self.framed:
             raise cannot_encode(context, f"the serializer is not ready: await producer.prepare({context.stream!r})")
         return self.payload(value, context)
 
 
 class ProtobufDeserializer(Generic[MessageT]):
-    """Reads the output of `ProtobufSerializer`, and that of others with Protobuf and a registry."""
+    """Reads the output of `ProtobufSerializer`, and of other serializers with Protobuf and a registry."""
 
     def __init__(self, message: type[MessageT], *, framed: bool = True) -> None:
-        """Raises `InvalidArgument`."""
+        """Make the deserializer. Raises `InvalidArgument`."""
         self._message = _checked(message)
         self.framed = framed
 
@@ -93,7 +96,7 @@ class ProtobufDeserializer(Generic[MessageT]):
             raise undecodable(error) from error
 
     def __call__(self, data: bytes, context: Context, /) -> MessageT:
-        """Raises `CannotDecode`."""
+        """Return the message in `data`. Raises `CannotDecode`."""
         if self.framed:
             raise undecodable("the schema is not known; give the deserializer to a consumer")
         return self._parsed(data, context)
@@ -107,7 +110,7 @@ def _checked(message: type[MessageT]) -> type[MessageT]:
 
 
 def definition_of(message: Any) -> str:
-    """The file of a message and those that it imports, each after what it imports itself, as the registry has them."""
+    """Return the file of a message and its imports, each file after its own imports, in the registry's form."""
     files: dict[str, Any] = {}
 
     def add(file: Any) -> None:
@@ -124,7 +127,7 @@ def definition_of(message: Any) -> str:
 
 
 def path_of(message: Any) -> list[int]:
-    """Which message of its file it is: the number of the outermost one, and so on inwards."""
+    """Return the path of a message within its file: the number of the outermost message, and so on inwards."""
     path = []
     while message is not None:
         outer = message.containing_type
@@ -135,9 +138,9 @@ def path_of(message: Any) -> list[int]:
 
 
 def _name_at(file: FileDescriptorProto, path: tuple[int, ...]) -> str:
-    """The full name of the message that a way leads to; empty: it leads to none.
+    """Return the full name of the message at `path`; empty: the path leads to no message.
 
-    Made when it is asked for: names of all messages of a hostile file would be far more than the file.
+    The name is made on demand: the names of all messages in a hostile file could be far larger than the file.
     """
     messages, names = file.message_type, [file.package] if file.package else []
     for number in path:

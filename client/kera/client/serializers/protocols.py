@@ -1,8 +1,8 @@
 """The interfaces of serializers and deserializers, and of the registry of schemas that they use.
 
-Sending is synchronous and the registry is not. So whoever needs a schema's id asks for it before the first value: a
-producer calls `ready` when it prepares a stream, and sends with what that gives. Whoever needs a schema to read is told
-it before the first value that names it (`FramedDeserializer`).
+Sending is synchronous and the registry is not. So a serializer asks for the id of its schema before the first value: a
+producer calls `ready` when it prepares a stream, and sends with the serializer that this returns. A deserializer gets
+each schema before the first value that names it (`FramedDeserializer`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Context(NamedTuple):
-    """The stream that data belong to, and their part of its records."""
+    """The stream of some data, and the part of its records that they are."""
 
     stream: str
     part: Part = "value"
 
     @property
     def subject(self) -> str:
-        """Under which its schemas are registered."""
+        """The subject of its schemas in the registry."""
         return f"{self.stream}-{self.part}"
 
 
@@ -38,7 +38,7 @@ class Serializer(Protocol[T_contra]):
     """Turns a value into bytes."""
 
     def __call__(self, value: T_contra, context: Context, /) -> bytes:
-        """Raises `CannotEncode`; whatever else it raises becomes one."""
+        """Return the bytes of `value`. Raises `CannotEncode`; any other error is converted to it."""
         ...
 
 
@@ -46,87 +46,85 @@ class Deserializer(Protocol[T_co]):
     """Turns bytes into a value."""
 
     def __call__(self, data: bytes, context: Context, /) -> T_co:
-        """Raises `CannotDecode`; whatever else it raises becomes one."""
+        """Return the value in `data`. Raises `CannotDecode`; any other error is converted to it."""
         ...
 
 
 @runtime_checkable
 class NeedsSchema(Protocol):
-    """A serializer that needs to know something of the registry first."""
+    """A serializer that must ask the registry before its first use."""
 
     async def ready(self, context: Context, schemas: Schemas) -> Serializer[Any]:
-        """One that may be called with values of `context`. Raises what `Schemas` does."""
+        """Return a serializer that can be called with values of `context`. Raises the errors of `Schemas`."""
         ...
 
 
 class Schema(Protocol):
-    """The used part of a registered schema."""
+    """The parts of a registered schema that deserializers use."""
 
     @property
     def schema_id(self) -> int:
-        """Id within the cluster."""
+        """The schema's id within the cluster."""
         ...
 
     @property
     def schema_type(self) -> SchemaType:
-        """The language."""
+        """The language of the definition."""
         ...
 
     @property
     def definition(self) -> str:
-        """The text."""
+        """The text of the schema."""
         ...
 
     @property
     def message(self) -> str:
-        """For Protobuf: the message; empty: the first one of the last file."""
+        """For Protobuf: the name of the message; empty: the first message of the last file."""
         ...
 
 
 class Registry(Protocol):
-    """The used part of `Client.schemas`."""
+    """The part of `Client.schemas` that serializers use."""
 
     async def register(self, subject: str, schema_type: SchemaType, definition: str, *, message: str = "") -> Schema:
-        """Make it the next version, or find it."""
+        """Register a schema as the next version of `subject`, or return the version that has it already."""
         ...
 
     async def by_id(self, schema_id: int) -> Schema:
-        """Raises `UnknownSchema`."""
+        """Return the schema with this id. Raises `UnknownSchema`."""
         ...
 
     async def versions(self, subject: str) -> list[int]:
-        """Raises `UnknownSubject`."""
+        """Return the numbers of the versions of `subject`. Raises `UnknownSubject`."""
         ...
 
     async def version(self, subject: str, number: int) -> Schema:
-        """Raises `UnknownSubject`, `UnknownSchema`."""
+        """Return a version of `subject`. Raises `UnknownSubject`, `UnknownSchema`."""
         ...
 
 
 @runtime_checkable
 class FramedDeserializer(Protocol):
-    """A deserializer of values that name their schemas: it makes a reader of each schema."""
+    """A deserializer of values that name their schemas: it makes a reader for each schema."""
 
     @property
     def framed(self) -> bool:
-        """Whether values do; else it is called with them as any other is."""
+        """Whether values name their schemas; otherwise, the deserializer is called like any other."""
         ...
 
     def reader_of(self, schema: Schema) -> Deserializer[Any]:
-        """The deserializer for payloads that were written with `schema`. Raises `CannotDecode` if there cannot be
-        one.
-        """
+        """Return the deserializer for payloads written with `schema`. Raises `CannotDecode` if they cannot be read."""
         ...
 
 
 @runtime_checkable
 class RowDeserializer(Protocol):
-    """A deserializer that also makes values of the rows of streams with columns."""
+    """A deserializer that also makes values from the rows of streams with columns."""
 
     def rows_of(self, schema: pa.Schema, stream: str) -> Callable[[Mapping[str, Any]], Any]:
-        """A function that makes them from rows by the names of columns; raises `CannotDecode`.
+        """Return a function that makes a value from a row, by column name. The function raises `CannotDecode`.
 
-        Raises `InvalidArgument` for columns that it has no use for.
+        Raises `InvalidArgument` for columns that the deserializer cannot use.
         """
         ...
 
@@ -135,14 +133,14 @@ class Schemas:
     """The registry, as a producer's serializers see it."""
 
     def __init__(self, registry: Registry | None, *, register: bool = True) -> None:
-        """`register`: whether a schema that is not there is registered."""
+        """Use `registry`. `register`: whether missing schemas are registered."""
         self._registry = registry
         self._register = register
 
     async def id_of(self, context: Context, schema_type: SchemaType, definition: str, message: str = "") -> int:
-        """The id of a schema under the subject of `context`.
+        """Return the id of a schema under the subject of `context`.
 
-        Raises what `SchemaRegistry.register` does, and `UnknownSchema` when it is not there and not to be registered.
+        Raises the errors of `SchemaRegistry.register`, and `UnknownSchema` for a missing schema without `register`.
         """
         if self._registry is None:
             raise InvalidArgument("a serializer with a schema needs the registry of a client; see Client.producer")
@@ -165,7 +163,7 @@ class Schemas:
 
 
 def _same(known: Schema, definition: str) -> bool:
-    """Whether they differ in nothing but how they are written."""
+    """Return whether two definitions differ only in their notation."""
     if known.definition == definition:
         return True
     try:

@@ -1,4 +1,4 @@
-"""The errors of serializers and deserializers, and a library that is missing, each made in one place."""
+"""The errors of serializers and deserializers, and the error for a missing library."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kera.client.serializers.protocols import Context
 from kera.core.errors import CannotDecode, CannotEncode, InvalidArgument
 
 REASON_CHARS_MAX = 500
-"""Maximum of a reason, which may be as long as the value."""
+"""Maximum length of a reason, which may be as long as the value."""
 
 
 def cannot_encode(context: Context, reason: object, field: str = "") -> CannotEncode:
-    """A value, or a field of it (a path, as ``lines[2].price``), that has no form in bytes."""
+    """Return the error for a value that cannot be written, or a field of it (a path, as ``lines[2].price``)."""
     where = f", field {field}" if field else ""
     why = words(reason)
     return CannotEncode(
@@ -26,13 +26,13 @@ def cannot_encode(context: Context, reason: object, field: str = "") -> CannotEn
 
 
 def undecodable(reason: object) -> CannotDecode:
-    """Bytes that are not what they should be; whoever knows where they are says so."""
+    """Return the error for bytes that cannot be read. Callers that know their place add it."""
     why = words(reason)
     return CannotDecode(why, reason=why)
 
 
 def words(reason: object) -> str:
-    """The reason of an error, in a line that is not too long."""
+    """Return the reason of an error as one line of limited length."""
     if isinstance(reason, RecursionError):
         return "it is nested too deeply, or contains itself"
     text = str(reason) or type(reason).__name__
@@ -43,7 +43,7 @@ def words(reason: object) -> str:
 
 
 def library(name: str, needed_by: str) -> Any:
-    """A module of another package. Raises `InvalidArgument` when it is not installed."""
+    """Return a module of an optional package. Raises `InvalidArgument` when it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""The SDK for those who write no asyncio: the same names, and calls that wait for their results.
+"""The SDK without asyncio: the same names, and calls that wait for their results.
 
-Start with `Client`. Values (`Record`, `Delivery`, …), settings and errors are those of `kera.client`.
+Start with `Client`. Values (`Record`, `Delivery`, …), settings and errors come from `kera.client`.
 """
 
 from kera.client.sync.access import Access

@@ -36,11 +36,11 @@ class Access:
         return self._thread.run(self._access.create_user(name, password, roles))
 
     def set_password(self, name: str, password: str | None) -> Change:
-        """Give a user another password, or none; what was authenticated with the old one ends."""
+        """Give a user another password, or none; connections authenticated with the old one end."""
         return self._thread.run(self._access.set_password(name, password))
 
     def set_roles(self, name: str, roles: Sequence[str]) -> Change:
-        """Have a user be these roles, and no others."""
+        """Give a user exactly these roles."""
         return self._thread.run(self._access.set_roles(name, roles))
 
     def set_quota(
@@ -54,7 +54,7 @@ class Access:
         streams: int | None = None,
         stored_bytes: int | None = None,
     ) -> Change:
-        """Limit what a user may use, see `Quota`, by this and nothing else; without limits: by the default quota."""
+        """Replace the quota of a user, see `Quota`; without any limits, the default quota applies."""
         return self._thread.run(
             self._access.set_quota(
                 name,
@@ -77,7 +77,7 @@ class Access:
         streams: int | None = None,
         stored_bytes: int | None = None,
     ) -> Change:
-        """The same of each user that has no quota of its own, and is not a super user."""
+        """Set the quota of all users without their own quota, except super users; see `set_quota`."""
         return self._thread.run(
             self._access.set_default_quota(
                 bytes_in_per_s=bytes_in_per_s,
@@ -90,45 +90,45 @@ class Access:
         )
 
     def default_quota(self) -> Quota:
-        """The quota of each user that has none of its own, and is not a super user."""
+        """Return the quota of all users without their own quota, except super users."""
         return self._thread.run(self._access.default_quota())
 
     def delete_user(self, name: str) -> DeletedUser:
-        """Forget a user, and revoke its tokens."""
+        """Delete a user, and revoke its tokens."""
         return self._thread.run(self._access.delete_user(name))
 
     def users(self) -> list[User]:
-        """All, by name."""
+        """Return all users, by name."""
         return self._thread.run(self._access.users())
 
     def grant(self, principal: str, operations: Iterable[Operation], resource: str, *, deny: bool = False) -> Granted:
-        """Let `principal` (``user:alice``, ``role:etl``, ``user:*``) do these things with `resource`."""
+        """Let `principal` (``user:alice``, ``role:etl``, ``user:*``) do these operations on `resource`."""
         return self._thread.run(self._access.grant(principal, operations, resource, deny=deny))
 
     def revoke(
         self, principal: str, resource: str, operations: Iterable[Operation] = (), *, deny: bool = False
     ) -> Revoked:
-        """Take operations (none: all) away from the rule of `principal` about `resource`."""
+        """Remove operations from the rule of `principal` about `resource`; if none are given, all of them."""
         return self._thread.run(self._access.revoke(principal, resource, operations, deny=deny))
 
     def revoke_rules(self, rule_ids: Iterable[int]) -> Revoked:
-        """Take rules away."""
+        """Remove rules."""
         return self._thread.run(self._access.revoke_rules(rule_ids))
 
     def rules(self, principal: str = "", resource: str = "") -> list[Rule]:
-        """The rules that count for a principal and a resource, as far as these are named; one's own all may see."""
+        """Return the rules that apply to a principal and a resource, if given; every user may see their own."""
         return self._thread.run(self._access.rules(principal, resource))
 
     def check(self, operation: Operation, resource: str, principal: str = "") -> Check:
-        """Whether somebody may do something, and why; without `principal`: who asks."""
+        """Return whether a principal, by default the caller, may do an operation, and why."""
         return self._thread.run(self._access.check(operation, resource, principal))
 
     def issue_token(self, resources: Iterable[str] = (), *, lifetime_ms: int = 0) -> Token:
-        """A token with the rights of who asks, narrowed to `resources` if any are named; 0 ms: as long as may be."""
+        """Issue a token with the caller's rights, restricted to `resources` if any are given."""
         return self._thread.run(self._access.issue_token(resources, lifetime_ms=lifetime_ms))
 
     def renew_token(self, token_id: str) -> RenewedToken:
-        """Have a token be good for as long again."""
+        """Extend a token by its lifetime."""
         return self._thread.run(self._access.renew_token(token_id))
 
     def revoke_token(self, token_id: str) -> Change:
@@ -136,5 +136,5 @@ class Access:
         return self._thread.run(self._access.revoke_token(token_id))
 
     def tokens(self) -> list[Token]:
-        """One's own; all, for who administers the cluster."""
+        """Return the caller's tokens; all tokens if the caller may administer the cluster."""
         return self._thread.run(self._access.tokens())

@@ -87,15 +87,15 @@ class Admin:
         )
 
     def stream_id(self, name: str) -> int:
-        """The id of a stream (thesis table 6.1, getStreamId)."""
+        """Return the id of a stream (thesis table 6.1, getStreamId)."""
         return self._thread.run(self._admin.stream_id(name))
 
     def list_streams(self) -> list[StreamDescription]:
-        """All streams, by name."""
+        """Return all streams, by name."""
         return self._thread.run(self._admin.list_streams())
 
     def describe_stream(self, name: str) -> StreamDescription:
-        """A stream as it is now."""
+        """Return the present description of a stream."""
         return self._thread.run(self._admin.describe_stream(name))
 
     def alter_stream(  # noqa: PLR0913 - as many as the other one has
@@ -118,7 +118,7 @@ class Admin:
         brokers: int | None = None,
         add_columns: pa.Schema | None = None,
     ) -> StreamDescription:
-        """Change durability, retention, virtual logs, priorities, memory or epochs of a stream; what is None stays."""
+        """Change durability, retention, virtual logs, priorities, memory or epochs of a stream; None: no change."""
         return self._thread.run(
             self._admin.alter_stream(
                 name,
@@ -145,7 +145,7 @@ class Admin:
         return self._thread.run(self._admin.truncate_stream(name, to))
 
     def commit_cursors(self, consumer_group: str, stream: str, positions: Positions) -> None:
-        """Tell the brokers that a consumer group has read a stream up to `positions`: retention goes by it."""
+        """Tell brokers that a consumer group has read a stream up to `positions`, for retention."""
         self._thread.run(self._admin.commit_cursors(consumer_group, stream, positions))
 
     def delete_stream(self, name: str) -> None:
@@ -153,47 +153,47 @@ class Admin:
         self._thread.run(self._admin.delete_stream(name))
 
     def move_streamlet(self, stream: str, streamlet_id: int, broker_id: int) -> MoveResult:
-        """Have a broker own a streamlet from now on; older records stay where they are, and can be read there."""
+        """Make a broker the owner of a streamlet; older records stay where they are, and can be read there."""
         return self._thread.run(self._admin.move_streamlet(stream, streamlet_id, broker_id))
 
     def rebalance(self, *, dry_run: bool = False) -> Rebalancing:
-        """Move streamlets so that brokers have about the same load; with `dry_run`, only say which, and why."""
+        """Move streamlets so that brokers have about the same load; with `dry_run`, only return moves and reasons."""
         return self._thread.run(self._admin.rebalance(dry_run=dry_run))
 
     def drain_broker(self, broker_id: int, *, undo: bool = False, ask: bool = False) -> DrainStatus:
-        """Begin to empty a broker so that it can be stopped, or take it back; says how far that is."""
+        """Begin to empty a broker so that it can be stopped, or with `undo` take that back."""
         return self._thread.run(self._admin.drain_broker(broker_id, undo=undo, ask=ask))
 
     def drain_backup(self, backup_id: int, *, undo: bool = False, ask: bool = False) -> DrainStatus:
-        """The same for a backup: brokers make its replicas anew elsewhere."""
+        """Like `drain_broker`, for a backup: brokers make its replicas again on other backups."""
         return self._thread.run(self._admin.drain_backup(backup_id, undo=undo, ask=ask))
 
     def forget_broker(self, broker_id: int, *, force: bool = False) -> list[str]:
-        """Remove the record of a broker that is gone for good; returns what was lost by that, in words."""
+        """Remove a broker that is gone for good from the metadata."""
         return self._thread.run(self._admin.forget_broker(broker_id, force=force))
 
     def forget_backup(self, backup_id: int, *, force: bool = False) -> list[str]:
-        """The same for a backup; with `force` also one of which brokers may need replicas."""
+        """Like `forget_broker`, for a backup; with `force` also if brokers may need its replicas."""
         return self._thread.run(self._admin.forget_backup(backup_id, force=force))
 
     def adopt_stream(self, stream: str, name: str = "") -> StreamDescription:
-        """Take up again a stream that brokers hold and that is not in the metadata, by its name or its id."""
+        """Add a stream that brokers hold and that is missing in the metadata, given by its name or its id."""
         return self._thread.run(self._admin.adopt_stream(stream, name))
 
     def backup_metadata(self) -> bytes:
-        """All metadata of the cluster, of one moment, as a file to be kept; ``kera cluster restore`` puts it back."""
+        """Return a consistent copy of the cluster's metadata, to be kept as a file for ``kera cluster restore``."""
         return self._thread.run(self._admin.backup_metadata())
 
     def recoveries(self) -> list[RecoveryDescription]:
-        """The recoveries of lost brokers, under way and recent, the last one first."""
+        """Return current and recent recoveries of lost brokers, the last one first."""
         return self._thread.run(self._admin.recoveries())
 
     def consumer_groups(self) -> list[ConsumerGroupSummary]:
-        """The consumer groups whose consumers share streams (`Client.group_consumer`), by name."""
+        """Return the consumer groups whose consumers share streams (`Client.group_consumer`), by name."""
         return self._thread.run(self._admin.consumer_groups())
 
     def describe_consumer_group(self, name: str) -> ConsumerGroupDescription:
-        """Consumers, cursors and lag of a consumer group."""
+        """Return consumers, cursors and lag of a consumer group."""
         return self._thread.run(self._admin.describe_consumer_group(name))
 
     def reset_consumer_group(
@@ -207,9 +207,9 @@ class Admin:
         return self._thread.run(self._admin.plan_reset(name, stream, to, streamlets=streamlets))
 
     def delete_consumer_group(self, name: str, *, idle_ms: int = 0) -> None:
-        """Forget a consumer group and its cursors."""
+        """Delete a consumer group and its cursors."""
         self._thread.run(self._admin.delete_consumer_group(name, idle_ms=idle_ms))
 
     def describe_cluster(self) -> ClusterDescription:
-        """The cluster's id, its brokers and its backups."""
+        """Return the cluster's id, its brokers and its backups."""
         return self._thread.run(self._admin.describe_cluster())

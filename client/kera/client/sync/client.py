@@ -1,4 +1,4 @@
-"""The way in for those who write no asyncio: scripts, notebooks, web applications with threads."""
+"""The client without asyncio, for scripts, notebooks and web applications with threads."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Client:
             with client.producer() as producer:
                 producer.send("greetings", b"hello")
 
-    What it has is what `kera.client.Client` has, with the same names; calls wait for their results. It may be used by
-    several threads. The work is done on a thread of its own, that all clients of a process share.
+    It has the methods and attributes of `kera.client.Client`, with the same names, and calls wait for their results.
+    Several threads may use it. A separate thread, shared by all clients of a process, does the work.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Client:
     ) -> None:
         """Connect to the cluster whose coordinators are at `bootstrap`: ``host:port``, several with commas.
 
-        `overrides` are fields of `ClientSettings`. A cluster that is not there shows at the first call.
+        `overrides` are fields of `ClientSettings`. If the cluster cannot be reached, the first call raises.
         """
         if settings is None or overrides:
             settings = ClientSettings.load(**{**(settings.model_dump() if settings else {}), **overrides})
         self._thread = loop_thread()
         self._client = self._thread.run(AsyncClient.connect(bootstrap, settings, runtime=runtime))
         self._handovers: WeakSet[Handover] = WeakSet()
-        """Handovers of its producers: they have the records that the client's own producers have not got yet."""
+        """Handovers of its producers, with the records that the asynchronous producers do not have yet."""
         self.admin = Admin(self._thread, self._client.admin)
         self.access = Access(self._thread, self._client.access)
         self.schemas = SchemaRegistry(self._thread, self._client.schemas)
@@ -80,7 +80,7 @@ class Client:
         key_serializer: SerializerLike = None,
         **overrides: Any,
     ) -> Producer:
-        """A producer; see `kera.client.Client.producer`. Serializers are called by the threads that send."""
+        """Make a producer; see `kera.client.Client.producer`. The sending threads call the serializers."""
 
         def made() -> Handover:
             producer = self._client.producer(
@@ -103,7 +103,7 @@ class Client:
         key_deserializer: DeserializerLike = None,
         **overrides: Any,
     ) -> Consumer:
-        """A consumer of `streams`; see `kera.client.Client.consumer`."""
+        """Make a consumer of `streams`; see `kera.client.Client.consumer`."""
         made = self._thread.run(
             _made(
                 lambda: self._client.consumer(
@@ -130,7 +130,7 @@ class Client:
         settings: ConsumerSettings | None = None,
         **overrides: Any,
     ) -> Epochs:
-        """The epochs of `streams`, in order, each when it is closed; see `kera.client.Client.epochs`."""
+        """Make a reader of closed epochs of `streams`, in order; see `kera.client.Client.epochs`."""
         made = self._thread.run(
             _made(
                 lambda: self._client.epochs(
@@ -158,7 +158,7 @@ class Client:
         key_deserializer: DeserializerLike = None,
         **overrides: Any,
     ) -> OrderedConsumer:
-        """A consumer of `streams` in one total order, by time; see `kera.client.Client.ordered_consumer`."""
+        """Make a consumer of `streams` in one total order, by time; see `kera.client.Client.ordered_consumer`."""
         made = self._thread.run(
             _made(
                 lambda: self._client.ordered_consumer(
@@ -187,7 +187,7 @@ class Client:
         key_deserializer: DeserializerLike = None,
         **overrides: Any,
     ) -> GroupConsumer:
-        """A consumer that shares `streams` with the others of its consumer group.
+        """Make a consumer that shares `streams` with the other members of its consumer group.
 
         See `kera.client.Client.group_consumer`. `on_lost` is called on the client's thread, so it must not wait for
         anything.
@@ -208,41 +208,41 @@ class Client:
         return GroupConsumer(self._thread, made)
 
     def describe(self, stream: str) -> StreamDescription:
-        """A stream, from cached metadata. Raises `UnknownStream`."""
+        """Return the description of a stream, from cached metadata. Raises `UnknownStream`."""
         return self._thread.run(self._client.describe(stream))
 
     def bounds(self, stream: str, *, promise: bool = False) -> dict[int, list[EntryBounds]]:
-        """Where each entry of each streamlet starts and ends now. `promise`: see `kera.client.Client.bounds`."""
+        """Return the present bounds of each entry of each streamlet. `promise`: see `kera.client.Client.bounds`."""
         return self._thread.run(self._client.bounds(stream, promise=promise))
 
     def locate(self, stream: str, queries: Sequence[ChunkQuery], *, unit: Unit = "chunk") -> list[ChunkPlace]:
-        """Where readers of entries would be after so many records or bytes, or at a time: one place per query.
+        """Return the places that readers of entries would reach after some records or bytes, or at a time.
 
-        `unit`: see `kera.client.Client.locate`.
+        There is one place per query. `unit`: see `kera.client.Client.locate`.
         """
         return self._thread.run(self._client.locate(stream, queries, unit=unit))
 
     def segments(
         self, stream: str, streamlet_id: int, entry: int, start: Position, end: Position | None = None
     ) -> list[SegmentBounds]:
-        """The segments of an entry from `start` up to `end`, or to the durable head of now."""
+        """Return the segments of an entry from `start` up to `end`, or up to the present durable head."""
         return self._thread.run(self._client.segments(stream, streamlet_id, entry, start, end))
 
     def positions_at(self, stream: str, timestamp_us: int, *, unit: Unit = "chunk") -> dict[int, list[ChunkPlace]]:
-        """Per streamlet, and per entry in it, the first chunk or record at or after a time, or the end.
+        """Return, per streamlet and entry, the place of the first chunk or record at or after a time, or the end.
 
         `unit`: see `kera.client.Client.positions_at`.
         """
         return self._thread.run(self._client.positions_at(stream, timestamp_us, unit=unit))
 
     def positions_of(self, stream: str, records: Mapping[int, Sequence[int]]) -> dict[int, list[ChunkPlace]]:
-        """The places of records, by their ordinals per streamlet and entry, as ``{0: [1000]}``."""
+        """Return the places of records, given by their ordinals per streamlet and entry, as ``{0: [1000]}``."""
         return self._thread.run(self._client.positions_of(stream, records))
 
     def commit(
         self, consumer_group: str, stream: str, positions: Mapping[EntryId, Position], *, unnamed: bool = False
     ) -> None:
-        """Say how far a consumer group has read a stream, for who reads with `read_range`."""
+        """Commit the positions of a consumer group in a stream, for readers with `read_range`."""
         self._thread.run(self._client.commit(consumer_group, stream, positions, unnamed=unnamed))
 
     def read_range(
@@ -256,14 +256,14 @@ class Client:
         bytes_max: int = READ_BYTES_MAX,
         settings: ConsumerSettings | None = None,
     ) -> Iterator[ChunkBatch]:
-        """The chunks of one entry from `start` up to exactly `end`, or up to the durable head of now."""
+        """Yield the chunks of one entry from `start` up to exactly `end`, or up to the present durable head."""
         chunks = self._client.read_range(
             stream, streamlet_id, entry, start, end, bytes_max=bytes_max, settings=settings
         )
         return following(self._thread, chunks)
 
     def close(self, *, flush: bool = True) -> None:
-        """Close what was made from this client and is still open, then all connections."""
+        """Close all open objects made from this client, then all connections."""
         self._thread.end(self._close(flush=flush))
 
     async def _close(self, *, flush: bool) -> None:
@@ -276,5 +276,5 @@ class Client:
 
 
 async def _made(make: Callable[[], Any]) -> Any:
-    """On the client's thread, whose loop it belongs to."""
+    """Call `make` on the client's thread, as its result belongs to that thread's event loop."""
     return make()

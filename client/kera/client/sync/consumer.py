@@ -1,8 +1,8 @@
-"""Consumers for those who write no asyncio: iterate over their records or batches.
+"""Consumers without asyncio: iterate over their records or batches.
 
 Each step asks the client's thread once: for the batches that have come, or for the records up to the next one that
-changes what counts as delivered. `positions` and `commit` say the same as those of `kera.client.Consumer`: a batch is
-delivered when it is given out.
+changes the delivered position. `positions` and `commit` have the same meaning as in `kera.client.Consumer`: a batch
+counts as delivered when it is returned.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ ConsumerT = TypeVar("ConsumerT", AsyncConsumer, AsyncGroupConsumer, AsyncOrdered
 
 WOKEN_UP = "wakeup() has ended the wait for records; the next call goes on from there"
 AHEAD_MAX = 16
-"""Batches that come together. Who has them in hand asks the other thread once for all, which costs some 50 µs."""
+"""Maximum number of batches fetched together: a call to the other thread costs some 50 µs, once for all of them."""
 
 
 class Wakeups:
     """Ends waits for records from any thread, or from a signal handler.
 
-    A wake-up ends all waits of its moment; when nobody waits, it ends the next one. What a wait was for is cancelled
-    where that loses nothing, and what has come is given out.
+    A wake-up ends all present waits; if there are none, it ends the next one. The work behind a wait is cancelled where
+    this loses nothing, and fetched data are still delivered.
     """
 
     def __init__(self, thread: LoopThread) -> None:
         self._thread = thread
         self._waits: set[asyncio.Timeout] = set()
-        """Belongs to the client's thread, as `wait` does."""
+        """The present waits. They belong to the client's thread, as `wait` does."""
         self.asked = False
-        """Whether a wake-up has ended nothing yet."""
+        """Whether there is a wake-up that has not ended a wait yet."""
 
     def wake(self) -> None:
-        """See the class."""
+        """End all present waits, or the next one."""
         self.asked = True
         self._thread.call_soon(self._end_waits)
 
     def take(self) -> bool:
-        """Whether there was a wake-up; it has ended something now."""
+        """Return whether there was a wake-up, and mark it as used."""
         asked, self.asked = self.asked, False
         return asked
 
     async def wait(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`. Raises `WokenUp`."""
+        """Return the result of `work`. Raises `WokenUp`."""
         if self.take():
             raise WokenUp(WOKEN_UP)
         waiting = asyncio.timeout(None)
@@ -91,13 +91,13 @@ class Wakeups:
 
 
 class RecordsOf(Generic[ConsumerT]):
-    """The methods that all kinds of consumers have."""
+    """The methods of all kinds of consumers."""
 
     def __init__(self, thread: LoopThread, consumer: ConsumerT) -> None:
         self._thread = thread
         self._consumer: ConsumerT = consumer
         self._at_hand: Iterator[Record] = iter(())
-        """Records that have come, for whoever goes on, also in another loop, and after an interruption."""
+        """Fetched records that the next reader gets, also in another loop and after an interruption."""
         self._wakeups = Wakeups(thread)
 
     def __enter__(self) -> Self:
@@ -108,13 +108,13 @@ class RecordsOf(Generic[ConsumerT]):
         self.close()
 
     def start(self) -> None:
-        """Look up the streams, and begin to fetch; iterating does so by itself. Raises `UnknownStream`."""
+        """Look up the streams, and begin to fetch; iterating calls this if needed. Raises `UnknownStream`."""
         self._thread.run(self._consumer.start())
 
     def records(self) -> Iterator[Record]:
-        """Each record as Python values; `wakeup` ends it.
+        """Yield each record as Python values, until `wakeup` ends it.
 
-        Whoever leaves such a loop may begin another one, which goes on there.
+        A loop over records may be left, and another one continues at the same place.
         """
         while True:
             for record in self._at_hand:
@@ -128,15 +128,15 @@ class RecordsOf(Generic[ConsumerT]):
                 return
 
     def poll(self, timeout_s: float | None = None, *, records_max: int | None = None) -> list[Record]:
-        """The next records: those of one batch that came, and at most `records_max`, if that is given.
+        """Return the next records: those of one fetched batch, and at most `records_max`, if given.
 
-        Waits for the first one for up to `timeout_s` seconds, with None for ever; looking up the streams, the first
-        time, is not part of it. Returns an empty list when the time is over, and at the end of a consumer that has one.
-        All that it returns counts as delivered, so `commit` after it stores that these records were processed. A
-        consumer of a group also commits them by itself, after the next `poll`.
+        It waits for the first record for up to `timeout_s` seconds, or without limit for None. The first look-up of the
+        streams does not count. It returns an empty list when the time is over, and at the `end` of the consumer. All
+        returned records count as delivered, so a `commit` afterwards stores that they were processed. A group consumer
+        also commits them automatically, after the next `poll`.
 
         Raises `WokenUp` after `wakeup`, `InvalidArgument` for a negative `timeout_s` or a `records_max` below 1, and
-        what `records` raises.
+        the errors of `records`.
         """
         if records_max is not None:
             arguments.whole("records_max", records_max, 1, POLL_RECORDS_LIMIT)
@@ -148,16 +148,16 @@ class RecordsOf(Generic[ConsumerT]):
         return found
 
     def wakeup(self) -> None:
-        """End the wait for records: `poll` raises `WokenUp`, loops over `records` and `batches` end.
+        """End the wait for records: `poll` raises `WokenUp`, and loops over `records` and `batches` end.
 
-        Any thread may call it, and so may a signal handler. If nobody waits, the next `poll` raises, or a loop ends
-        when it comes for its next record. Nothing is lost: what has come is there for the next `poll` or loop, and
-        `commit` and `close` work as ever.
+        Any thread or signal handler may call it. If there is no wait, the next `poll` raises, or a loop ends at its
+        next record. Nothing is lost: the next `poll` or loop gets the fetched records, and `commit` and `close` work as
+        usual.
         """
         self._wakeups.wake()
 
     async def _fetch_records(self) -> bool:
-        # Here, and not where it is waited for: who is interrupted there just then loses none.
+        # The records are stored here and not by the waiting caller: an interrupted caller loses none.
         self._prepare_for_records()
         records = await self._wakeups.wait(self._consumer.next_records)
         self._at_hand = iter(records)
@@ -169,27 +169,27 @@ class RecordsOf(Generic[ConsumerT]):
         self._at_hand = iter(await self._wakeups.wait(poll))
 
     def _prepare_for_records(self) -> None:
-        """Turn data that were fetched in another form into records; called on the client's thread."""
+        """Turn data fetched in another form into records; called on the client's thread."""
 
     def __iter__(self) -> Iterator[Record]:
         return self.records()
 
     def commit(self) -> None:
-        """Say that all that was delivered has been processed; raises what the asynchronous one does."""
+        """Commit everything delivered as processed. Raises the errors of the asynchronous method."""
         self._thread.run(self._consumer.commit())
 
     @property
     def throttled_ms(self) -> int:
-        """For how long, altogether, brokers have held answers back, as a quota was used up."""
+        """Total time for which brokers have delayed responses because a quota was used up."""
         return self._consumer.throttled_ms
 
     @property
     def skipped_records(self) -> int:
-        """How many could not be decoded, and were left out."""
+        """Number of records that could not be decoded and were left out."""
         return self._consumer.skipped_records
 
     def close(self) -> None:
-        """Stop fetching; of a consumer group, leave it."""
+        """Stop fetching; a group consumer also leaves its consumer group."""
         self._thread.end(self._consumer.close())
 
 
@@ -199,17 +199,17 @@ class Consumer(RecordsOf[AsyncConsumer]):
     def __init__(self, thread: LoopThread, consumer: AsyncConsumer) -> None:
         super().__init__(thread, consumer)
         self._ahead: deque[ChunkBatch] = deque()
-        """Batches that have come and are not delivered."""
+        """Fetched batches that are not delivered yet."""
         self._handing_out = threading.Lock()
-        """Lock for handing out records that are ahead, to one thread each."""
+        """Lock that gives each fetched batch to only one thread."""
 
     def batches(self) -> Iterator[ChunkBatch]:
-        """Each chunk as an Arrow batch in place, small ones several together; raises what the asynchronous one does."""
-        self._at_hand = iter(())  # their chunk comes whole: its last record was not given out
+        """Yield each chunk as an Arrow batch in place, small chunks joined. Raises the errors of the async method."""
+        self._at_hand = iter(())  # their chunk is delivered whole, as its last record was not returned
         while True:
             while (batch := self._next_ahead()) is not None:
                 yield batch
-                del batch  # and with it the place in the broker's memory, though the next one may be long in coming
+                del batch  # this frees the broker's memory, as the next batch may take long to come
                 if self._wakeups.take():
                     return
             try:
@@ -219,35 +219,35 @@ class Consumer(RecordsOf[AsyncConsumer]):
                 return
 
     def to_arrow(self) -> pa.Table:
-        """All that is left up to `end`, as a table of the stream's columns."""
+        """Return all remaining records up to `end`, as a table with the stream's columns."""
         return self._thread.run(self._whole(self._consumer.to_arrow))
 
     def to_pandas(
         self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
     ) -> pandas.DataFrame:
-        """The same as a data frame of pandas, which has to be installed; deserializers as with asyncio."""
+        """Like `to_arrow`, as a pandas data frame; pandas must be installed. Deserializers work as with asyncio."""
         read = partial(self._consumer.to_pandas, deserializer=deserializer, key_deserializer=key_deserializer)
         return self._thread.run(self._whole(read))
 
     def to_polars(
         self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
     ) -> polars.DataFrame:
-        """The same as a data frame of polars, which has to be installed; deserializers as with asyncio."""
+        """Like `to_arrow`, as a polars data frame; polars must be installed. Deserializers work as with asyncio."""
         read = partial(self._consumer.to_polars, deserializer=deserializer, key_deserializer=key_deserializer)
         return self._thread.run(self._whole(read))
 
     def _next_ahead(self) -> ChunkBatch | None:
         with self._handing_out:
-            if not self._ahead or not self._ahead[0].intact:  # who asks for more gets it from where it is now
+            if not self._ahead or not self._ahead[0].intact:  # the next fetch gets it from its new place
                 return None
             batch = self._ahead[0]
             self._consumer.deliver(batch)
-            self._ahead.popleft()  # last: who is interrupted before gets it the next time
+            self._ahead.popleft()  # last, so that an interrupted caller gets it the next time
             return batch
 
     async def _fetch_batches(self) -> bool:
         if self._ahead and self._ahead[0].intact:
-            return True  # another thread has been here
+            return True  # another thread has fetched them
         self._give_back()
         batches = await self._wakeups.wait(partial(self._consumer.next_batches, AHEAD_MAX))
         with self._handing_out:
@@ -268,31 +268,31 @@ class Consumer(RecordsOf[AsyncConsumer]):
             self._ahead.clear()
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
-        """Where to go on after what was delivered so far, per streamlet and entry."""
+        """Return the positions behind the delivered records, per streamlet and entry."""
         return self._thread.run(_of(lambda: self._consumer.positions(stream)))
 
 
 class GroupConsumer(RecordsOf[AsyncGroupConsumer]):
-    """Reads streams together with the others of its consumer group. Made by `Client.group_consumer`."""
+    """Reads streams together with the other members of its consumer group. Made by `Client.group_consumer`."""
 
     def __init__(self, thread: LoopThread, consumer: AsyncGroupConsumer) -> None:
         super().__init__(thread, consumer)
         self._batch: ChunkBatch | None = None
-        """That has come, for whoever goes on after an interruption."""
+        """A fetched batch that the next loop gets after an interruption."""
 
     def batches(self) -> Iterator[ChunkBatch]:
-        """Each chunk as an Arrow batch in place, small ones several together; raises what the asynchronous one does.
+        """Yield each chunk as an Arrow batch in place, small chunks joined. Raises the errors of the async method.
 
-        Who was interrupted while one came gets that first from the next loop over batches.
+        After an interruption during a fetch, the next loop over batches begins with the fetched batch.
         """
-        self._at_hand = iter(())  # their chunk comes whole: its last record was not given out
+        self._at_hand = iter(())  # their chunk is delivered whole, as its last record was not returned
         coming = self._consumer.batches()
         try:
             while self._batch is not None or self._thread.run(self._fetch_batch(coming)):
                 batch, self._batch = self._batch, None
                 if batch is not None:
                     yield batch
-                del batch  # and with it the place in the broker's memory, though the next one may be long in coming
+                del batch  # this frees the broker's memory, as the next batch may take long to come
         except WokenUp:
             return
 
@@ -301,7 +301,7 @@ class GroupConsumer(RecordsOf[AsyncGroupConsumer]):
         return self._batch is not None
 
     def positions(self, stream: str | None = None) -> dict[tuple[int, int], Position]:
-        """By streamlet and group, of the groups that this consumer has: up to where they were delivered."""
+        """Return the delivered positions, by streamlet and group, for the groups of this consumer."""
         return self._thread.run(_of(lambda: self._consumer.positions(stream)))
 
 
@@ -309,7 +309,7 @@ def following(thread: LoopThread, batches: AsyncIterator[ChunkBatch]) -> Iterato
     """Yield the batches one after the other."""
     while (batch := thread.run(_next(batches))) is not None:
         yield batch
-        del batch  # and with it the place in the broker's memory, though the next one may be long in coming
+        del batch  # this frees the broker's memory, as the next batch may take long to come
 
 
 async def _next(batches: AsyncIterator[ChunkBatch]) -> ChunkBatch | None:

@@ -1,4 +1,4 @@
-"""Epochs for those who write no asyncio: iterate over them."""
+"""Epochs without asyncio: iterate over them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Epochs(Iterator[Epoch]):
         self.close()
 
     def start(self) -> None:
-        """Look up the streams, and decide where to start. Raises `UnknownStream`, and `InvalidArgument`."""
+        """Look up the streams, and find the start. Raises `UnknownStream` and `InvalidArgument`."""
         self._thread.run(self._epochs.start())
 
     def __next__(self) -> Epoch:
-        """The next epoch with records in it, when it is closed; raises what the asynchronous one does."""
+        """Return the next closed epoch with records. Raises the errors of the asynchronous method."""
         epoch = self._thread.run(self._next())
         if epoch is None:
             raise StopIteration
@@ -53,33 +53,33 @@ class Epochs(Iterator[Epoch]):
 
     @property
     def epoch_ms(self) -> int:
-        """How long an epoch is; 0: it has not started."""
+        """Length of an epoch; 0: reading has not started."""
         return self._epochs.epoch_ms
 
     @property
     def epochs_read(self) -> int:
-        """That were given out."""
+        """Number of returned epochs."""
         return self._epochs.epochs_read
 
     @property
     def records_read(self) -> int:
-        """Records that were read of these epochs."""
+        """Number of records in the returned epochs."""
         return self._epochs.records_read
 
     @property
     def late_records(self) -> int:
-        """Late ones among these records: see `Epoch.late_records`."""
+        """Number of late records among them; see `Epoch.late_records`."""
         return self._epochs.late_records
 
     def held_up_by(self) -> list[EntryId]:
-        """The entries without which the next epoch cannot be closed, as far as is known."""
+        """Return the entries that still keep the next epoch from being closed, as far as is known."""
         return self._thread.run(self._held_up_by())
 
     async def _held_up_by(self) -> list[EntryId]:
         return self._epochs.held_up_by()
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
-        """Where the first epoch that was not given out begins, per streamlet and entry."""
+        """Return the start of the first epoch that was not returned yet, per streamlet and entry."""
         return self._thread.run(self._positions(stream))
 
     async def _positions(self, stream: str | None) -> dict[int, list[Position]]:
@@ -87,15 +87,15 @@ class Epochs(Iterator[Epoch]):
 
     @property
     def throttled_ms(self) -> int:
-        """For how long, altogether, brokers have held answers back, as a quota was used up."""
+        """Total time for which brokers have delayed responses because a quota was used up."""
         return self._epochs.throttled_ms
 
     def commit(self) -> None:
-        """Say that all epochs that were given out have been processed; raises what the asynchronous one does."""
+        """Commit all returned epochs as processed. Raises the errors of the asynchronous method."""
         self._thread.run(self._epochs.commit())
 
     def close(self) -> None:
-        """Stop fetching. Epochs that were given out stay as they are."""
+        """Stop fetching. Returned epochs stay valid."""
         self._thread.end(self._epochs.close())
 
 
@@ -105,11 +105,11 @@ class OrderedConsumer(RecordsOf[AsyncOrderedConsumer]):
     def __init__(self, thread: LoopThread, consumer: AsyncOrderedConsumer) -> None:
         super().__init__(thread, consumer)
         self._batch: OrderedBatch | None = None
-        """That has come, for whoever goes on after an interruption."""
+        """A fetched batch that the next loop gets after an interruption."""
 
     def batches(self) -> Iterator[OrderedBatch]:
-        """The rows as Arrow batches; see the asynchronous one."""
-        self._at_hand = iter(())  # their epoch comes whole: its last record was not given out
+        """Yield the rows as Arrow batches; see `kera.client.OrderedConsumer.batches`."""
+        self._at_hand = iter(())  # their epoch is delivered whole, as its last record was not returned
         coming = self._consumer.batches()
         try:
             while self._batch is not None or self._thread.run(self._fetch_batch(coming)):
@@ -124,43 +124,43 @@ class OrderedConsumer(RecordsOf[AsyncOrderedConsumer]):
         return self._batch is not None
 
     def to_arrow(self) -> pa.Table:
-        """All that is left up to `end`, as a table of the streams' columns."""
+        """Return all remaining records up to `end`, as a table with the streams' columns."""
         self._at_hand = iter(())
         return self._thread.run(self._consumer.to_arrow())
 
     def to_pandas(
         self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
     ) -> pandas.DataFrame:
-        """The same as a data frame of pandas, which has to be installed; deserializers as with asyncio."""
+        """Like `to_arrow`, as a pandas data frame; pandas must be installed. Deserializers work as with asyncio."""
         self._at_hand = iter(())
         return self._thread.run(self._consumer.to_pandas(deserializer=deserializer, key_deserializer=key_deserializer))
 
     def to_polars(
         self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
     ) -> polars.DataFrame:
-        """The same as a data frame of polars, which has to be installed; deserializers as with asyncio."""
+        """Like `to_arrow`, as a polars data frame; polars must be installed. Deserializers work as with asyncio."""
         self._at_hand = iter(())
         return self._thread.run(self._consumer.to_polars(deserializer=deserializer, key_deserializer=key_deserializer))
 
     @property
     def epoch_ms(self) -> int:
-        """How long an epoch is; 0: it has not started."""
+        """Length of an epoch; 0: reading has not started."""
         return self._consumer.epoch_ms
 
     @property
     def late_records(self) -> int:
-        """How many were late, of all epochs up to the one that is being delivered."""
+        """Number of late records in all epochs up to the one that is being delivered."""
         return self._consumer.late_records
 
     def held_up_by(self) -> list[EntryId]:
-        """The entries without which the next epoch cannot be closed, as far as is known."""
+        """Return the entries that still keep the next epoch from being closed, as far as is known."""
         return self._thread.run(self._held_up_by())
 
     async def _held_up_by(self) -> list[EntryId]:
         return self._consumer.held_up_by()
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
-        """Where the first epoch that was not delivered to its end begins, per streamlet and entry."""
+        """Return the start of the first epoch that was not completely delivered, per streamlet and entry."""
         return self._thread.run(self._positions(stream))
 
     async def _positions(self, stream: str | None) -> dict[int, list[Position]]:

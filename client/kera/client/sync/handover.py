@@ -1,9 +1,9 @@
-"""Records that a producer without asyncio has accepted, on their way to the client's thread.
+"""The records of a producer without asyncio, on their way to the client's thread.
 
     put ──► waiting (bounded) ──► the client's thread: `kera.client.Producer`
 
-Promises: order is that of the calls. What was put is given to the producer, or refused with an error; also when the
-program ends without closing anything (`kera.client.unclosed`).
+Promises: records keep the order of the calls. Each record is passed to the producer, or refused with an error, also
+when the program ends without closing anything (`kera.client.unclosed`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ log = get_logger("kera.producer")
 
 WAITING_MAX = 10_000
 WAITING_BYTES_MAX = 16 << 20
-"""Maximum of values; `send` waits when there are more."""
+"""Maximum size of waiting values; beyond it, `send` waits."""
 BUSY = 16
 PAUSE_S = 0.001
-"""After so many at once: who sends in a loop is let do so for a while, as taking turns for each costs more."""
+"""Pause after `BUSY` or more records at once: it lets a thread send in a loop, as a switch for each one costs more."""
 
 ResultT = TypeVar("ResultT")
 
 
 class Sent(Generic[ResultT]):
-    """A record or a batch that was sent: what becomes of it, a `Delivery` or a sequence of them."""
+    """The future result of a sent record or batch: a `Delivery` or a sequence of them."""
 
     __slots__ = (
         "_accepted",
@@ -71,11 +71,11 @@ class Sent(Generic[ResultT]):
         self._error: Exception | None = None
 
     def done(self) -> bool:
-        """Whether it is known."""
+        """Return whether the result or the error is known."""
         return self._error is not None or (self._accepted is not None and self._accepted.done())
 
     def result(self) -> ResultT:
-        """Wait for it. Raises why there is none."""
+        """Wait for the result and return it. Raises the error if it has failed."""
         if not self.done():
             self._handover.wait_for(self)
         if self._error is not None:
@@ -84,19 +84,19 @@ class Sent(Generic[ResultT]):
         return result
 
     async def settled(self) -> None:
-        """On the client's thread, when it was given to the producer: wait until it is known."""
+        """Wait for the outcome, on the client's thread, after the producer has got the record."""
         if self._accepted is not None:
             with contextlib.suppress(KeraError):
                 await self._accepted
 
     def accept(self, accepted: Any) -> None:
-        """On the client's thread: the producer has it."""
+        """Note that the producer has accepted it; called on the client's thread."""
         self._accepted, self.content, self.arguments = accepted, None, None
         if self._on_delivery is not None:
             accepted.add_done_callback(self._tell)
 
     def refuse(self, error: Exception) -> None:
-        """The producer has not taken it."""
+        """Note that the producer has not accepted it."""
         self._error, self.content, self.arguments = error, None, None
         if self._on_delivery is not None:
             self._on_delivery(None, error)
@@ -108,10 +108,10 @@ class Sent(Generic[ResultT]):
 
 
 class Handover:
-    """Records that were sent and wait for the client's thread, which gives them to the producer."""
+    """Sent records that wait for the client's thread, which passes them to the producer."""
 
     def __init__(self, thread: LoopThread, producer: AsyncProducer) -> None:
-        """To be made on the client's thread."""
+        """Make a handover to `producer`; call this on the client's thread."""
         self.producer = producer
         self._thread = thread
         self._send = producer.send_bytes
@@ -119,13 +119,13 @@ class Handover:
         """Lock for the following attributes."""
         self._changed = threading.Condition(self._lock)
         self._waiting: list[Sent[Any] | asyncio.Future[None]] = []
-        """Records that were sent; and futures that complete when all records before them were given to the producer."""
+        """Sent records, and futures that complete once the producer has all records before them."""
         self._waiting_bytes = 0
         self._working = False
-        """The client's thread is at it, or about to be."""
+        """Whether the client's thread is passing records on, or about to begin."""
         self._closed = False
         self._first_error: Exception | None = None
-        """The first error of records that the producer has not taken, since the last `flush`."""
+        """The first error of a refused record since the last `flush`."""
         self._guard = Guard(self, feeds=True)
 
     def __del__(self) -> None:
@@ -134,11 +134,11 @@ class Handover:
             guard.dropped(self.loss())
 
     def wait_for(self, sent: Sent[Any]) -> None:
-        """Wait until it is known what became of something that was sent."""
+        """Wait for the outcome of a sent record or batch."""
         self._thread.run(self._settled(sent))
 
     def put(self, sent: Sent[Any]) -> None:
-        """Have it given to the producer. Waits while too much waits; raises `ClosedError`."""
+        """Queue a record or batch for the producer. Waits while the queue is full; raises `ClosedError`."""
         self._thread.check_process()
         with self._lock:
             while self._waiting_bytes and (
@@ -160,7 +160,7 @@ class Handover:
         self._thread.start(self._work())
 
     async def _work(self) -> None:
-        """Give the producer what waits, until nothing does."""
+        """Pass the waiting records to the producer, until none are left."""
         while True:
             with self._lock:
                 taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
@@ -174,14 +174,14 @@ class Handover:
                         each.set_result(None)
                     continue
                 try:
-                    if each.arguments is None:  # most of them: a call less for each
+                    if each.arguments is None:  # the usual case: this saves a call for each record
                         try:
                             each.accept(self._send(each.stream, each.content))
                             continue
                         except BufferFull:
                             pass
                     await self._give(each)
-                except Exception as error:  # noqa: BLE001 - whatever it is, what comes behind it is not to wait for ever
+                except Exception as error:  # noqa: BLE001 - after any error, the next records must not wait for ever
                     self._first_error = self._first_error or error
                     each.refuse(error)
             await self.producer.drain()
@@ -202,7 +202,7 @@ class Handover:
                 return
 
     async def _all_given(self) -> None:
-        """Wait until the producer has all that was sent so far."""
+        """Wait until the producer has all records sent so far."""
         with self._lock:
             if not self._working:
                 return
@@ -230,7 +230,7 @@ class Handover:
         return await self.producer.punctuate(stream, timestamp_us)
 
     async def close(self, *, flush: bool = True) -> None:
-        """Deliver what was sent, and take no more; see `Producer.close`. Does nothing the second time."""
+        """Deliver the sent records, and accept no more; see `Producer.close`. Does nothing the second time."""
         with self._lock:
             closed, self._closed = self._closed, True
             self._changed.notify_all()
@@ -247,7 +247,7 @@ class Handover:
             await self._guard.disarm()
 
     def _refuse(self, dropped: list[Sent[Any] | asyncio.Future[None]]) -> None:
-        """Fail the records that were not given to the producer."""
+        """Fail the records that the producer did not get."""
         lost: Counter[str] = Counter()
         for each in dropped:
             if isinstance(each, asyncio.Future):
@@ -259,7 +259,7 @@ class Handover:
             log.warning("producer closed before all was sent", sent=lost.total(), streams=sorted(lost))
 
     def loss(self) -> Loss | None:
-        """The records that were not given to the producer."""
+        """Return the loss of the records that the producer did not get; None: no loss."""
         with self._lock:
             streams = Counter(each.stream for each in self._waiting if not isinstance(each, asyncio.Future))
         if not streams:

@@ -28,7 +28,7 @@ class Latency:
         window_ms: int = WINDOW_MS,
         statistic: Statistic = "mean",
     ) -> LatencyConstraint:
-        """Say how late records may be on a path: ``["clicks", "group:enrich", "visits", "group:dashboard"]``."""
+        """Limit how late records may be on a path: ``["clicks", "group:enrich", "visits", "group:dashboard"]``."""
         return self._thread.run(self._latency.create(name, path, limit_ms, window_ms=window_ms, statistic=statistic))
 
     def alter(
@@ -40,19 +40,19 @@ class Latency:
         window_ms: int | None = None,
         statistic: Statistic | None = None,
     ) -> LatencyConstraint:
-        """Change a constraint; what is None stays as it is."""
+        """Change a constraint; None changes nothing."""
         return self._thread.run(
             self._latency.alter(name, path=path, limit_ms=limit_ms, window_ms=window_ms, statistic=statistic)
         )
 
     def delete(self, name: str) -> None:
-        """Forget a constraint: buffers go by the other constraints of their streams, or by their own settings again."""
+        """Delete a constraint: buffers follow the other constraints of their streams, or their own settings again."""
         self._thread.run(self._latency.delete(name))
 
     def constraints(self) -> list[LatencyDescription]:
-        """All that who asks may describe, by name, without their hops but for the worst of each."""
+        """Return all constraints that the caller may describe, by name, each with only its worst hop."""
         return self._thread.run(self._latency.constraints())
 
     def describe(self, name: str) -> LatencyDescription:
-        """One, with what each hop of its path takes."""
+        """Return one constraint, with the times of all hops of its path."""
         return self._thread.run(self._latency.describe(name))

@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, for those who have none. All synchronous clients of a process share one.
+"""An event loop in a separate thread, for programs without one. All synchronous clients of a process share it.
 
-Promises: what is run ends, with its result or its error, or is cancelled when who waits for it is interrupted
-(Ctrl-C). What a child process that was forked has inherited says that it cannot be used there.
+Promises: each call ends with its result or its error, or is cancelled when the waiting caller is interrupted (Ctrl-C).
+In a forked child process, an inherited client raises an error on use.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class LoopThread:
         self._thread.start()
 
     def end(self, work: Coroutine[Any, Any, None]) -> None:
-        """`run` what closes something. In a child process there is nothing to be closed: that is the parent's."""
+        """`run` a closing. In a child process it does nothing, as the objects belong to the parent."""
         if self._origin.is_here:
             self.run(work)
         else:
             work.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have it done on the loop, and wait for it. Raises what it raises."""
+        """Run `work` on the loop, and return its result. Raises its errors."""
         try:
             self.check_caller()
         except BaseException:
@@ -45,19 +45,19 @@ class LoopThread:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # who waits was interrupted; else it is done
+            future.cancel()  # no effect unless the caller was interrupted
             raise
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Have it called on the loop, and do not wait."""
+        """Call `call` on the loop, and do not wait for it."""
         self._loop.call_soon_threadsafe(call)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have it done on the loop by a task; to be called there."""
+        """Start a task for `work`; call this on the loop."""
         return self._loop.create_task(work)
 
     def check_caller(self) -> None:
-        """Whether who calls may wait for the loop. Raises `InvalidArgument` and `ClosedError`."""
+        """Check that the caller may wait for the loop. Raises `InvalidArgument` and `ClosedError`."""
         if threading.get_ident() == self._thread.ident:
             raise InvalidArgument(
                 "callbacks run on the client's own thread and must not wait for it: call the client from another thread"
@@ -65,7 +65,7 @@ class LoopThread:
         self.check_process()
 
     def check_process(self) -> None:
-        """Whether this process made it, or has inherited it by a fork. Raises `ClosedError`."""
+        """Check that this process made it. Raises `ClosedError` if it was inherited by a fork."""
         self._origin.check()
 
 
@@ -74,8 +74,8 @@ _sharing = threading.Lock()
 
 
 def loop_thread() -> LoopThread:
-    """That of this process."""
-    global _shared  # noqa: PLW0603 - there is one
+    """Return the loop thread of this process."""
+    global _shared  # noqa: PLW0603 - there is one per process
     with _sharing:
         if _shared is None:
             _shared = LoopThread()

@@ -1,10 +1,10 @@
-"""A producer for those who write no asyncio: it takes records and batches, and a thread sends them.
+"""A producer without asyncio: it accepts records and batches, and a thread sends them.
 
     send, send_batch ──► waiting (bounded) ──► the client's thread: `kera.client.Producer` ──► brokers
 
-`send` costs an object and a place in a list. Who sends faster than brokers take waits in `send`, when so much waits
-already. Order is that of the calls. What is wrong with a record is told where its delivery is: by `Sent.result`,
-`on_delivery`, or the next `flush`.
+`send` costs an object and a place in a list. If the program sends faster than brokers accept, `send` waits once the
+queue is full. Records keep the order of the calls. Errors of a record are reported where its delivery is: by
+`Sent.result`, `on_delivery`, or the next `flush`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from kera.client.types import Delivery, StreamDescription
 from kera.client.unclosed import ends_in_order
 
 _UNKNOWN_BYTES = 1 << 20
-"""As what a batch counts that does not say how large it is."""
+"""The assumed size of a batch of unknown size."""
 
 OnDelivery = Callable[[Delivery | None, Exception | None], object]
-"""Is told what became of a record: its delivery, or why there is none. Called on the client's thread, so it must not
+"""A callback for the outcome of a record: its delivery, or the error. It runs on the client's thread, so it must not
 wait for anything."""
 OnDeliveries = Callable[[Sequence[Delivery] | None, Exception | None], object]
-"""The same of a batch: the deliveries of the chunks that it became."""
+"""A callback for the outcome of a batch: the deliveries of its chunks, or the error."""
 
 
 class Producer:
     """Writes records and batches to streams. Made by `Client.producer`; use it as a context manager.
 
-    May be used by several threads. `flush`, and leaving the context, raise the first error since the last `flush`.
+    Several threads may use it. `flush` and the end of the context raise the first error since the last `flush`.
     """
 
     def __init__(self, thread: LoopThread, handover: Handover) -> None:
@@ -45,7 +45,7 @@ class Producer:
         self._producer = handover.producer
         self._serialization = handover.producer.serialization
         self._known: set[str] = set()
-        """Streams that were prepared."""
+        """The prepared streams."""
         self._deleted = handover.producer.routes.deleted
 
     def __enter__(self) -> Self:
@@ -57,8 +57,8 @@ class Producer:
     def prepare(self, stream: str) -> StreamDescription:
         """Look up a stream. Raises `UnknownStream`.
 
-        `send` does it for the first record, and after records have failed because the stream was deleted: if there is
-        one of that name again, records go to that.
+        `send` calls it for the first record, and after records have failed because the stream was deleted. If there is
+        a new stream of that name, records go to the new one.
         """
         found = self._thread.run(self._producer.prepare(stream))
         self._known.add(stream)
@@ -75,11 +75,11 @@ class Producer:
         streamlet: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Sent[Delivery]:
-        """Have a record sent; see `kera.client.Producer.send` for what it is made of.
+        """Send a record; see `kera.client.Producer.send` for the parameters.
 
-        Waits while too much waits to be sent. Raises `UnknownStream` the first time that something is sent to a stream
-        that is not there, `ClosedError`, `InvalidArgument` for headers that are none, and `CannotEncode` for what a
-        serializer does not take. All other errors are reported by what it returns, by `on_delivery`, and by `flush`.
+        Waits while too much waits to be sent. Raises `UnknownStream` at the first record for a missing stream,
+        `ClosedError`, `InvalidArgument` for invalid headers, and `CannotEncode` for a value or key that a serializer
+        refuses. The returned `Sent`, `on_delivery` and `flush` report all other errors.
         """
         if stream not in self._known or stream in self._deleted:
             self.prepare(stream)
@@ -87,7 +87,7 @@ class Producer:
             value, keys = self._serialization.encoded(stream, value, keys)
         arguments: dict[str, Any] | None = None
         if keys != () or timestamp_us is not None or headers is not None or streamlet is not None:
-            # Copies: the client's thread looks at them later, and the caller may have changed them by then.
+            # Copies, because the client's thread reads them later, when the caller may have changed them.
             arguments = {
                 "keys": tuple(keys) if isinstance(keys, list) else keys,
                 "timestamp_us": timestamp_us,
@@ -102,7 +102,7 @@ class Producer:
     def send_batch(
         self, stream: str, batch: Columns, *, streamlet: int | None = None, on_delivery: OnDeliveries | None = None
     ) -> Sent[Sequence[Delivery]]:
-        """Have all rows of `batch` sent; see `kera.client.Producer.send_batch`, and `send`."""
+        """Send all rows of `batch`; see `kera.client.Producer.send_batch`, and `send`."""
         size = getattr(batch, "nbytes", None)
         size = size if isinstance(size, int) else _UNKNOWN_BYTES
         sent: Sent[Sequence[Delivery]] = Sent(
@@ -119,7 +119,7 @@ class Producer:
         streamlet: int | None = None,
         on_delivery: OnDeliveries | None = None,
     ) -> Sent[Sequence[Delivery]]:
-        """Have instances of a model sent as rows; see `kera.client.Producer.send_rows`, and `send`.
+        """Send instances of a model as rows; see `kera.client.Producer.send_rows`, and `send`.
 
         Raises `CannotEncode` and `SchemaMismatch`.
         """
@@ -137,7 +137,7 @@ class Producer:
         streamlet: int | None = None,
         on_delivery: OnDeliveries | None = None,
     ) -> Sent[Sequence[Delivery]]:
-        """Have a data frame sent; see `kera.client.Producer.send_frame`, and `send`.
+        """Send a data frame; see `kera.client.Producer.send_frame`, and `send`.
 
         Raises `InvalidArgument` and `CannotEncode`.
         """
@@ -152,15 +152,15 @@ class Producer:
         return self.send_batch(stream, table, streamlet=streamlet, on_delivery=on_delivery)
 
     def flush(self) -> None:
-        """Wait until everything sent so far is delivered or has failed. Raises the first error since the last one."""
+        """Wait until all records so far are delivered or have failed. Raises the first error since the last `flush`."""
         self._thread.run(self._handover.flush())
 
     def punctuate(self, stream: str, timestamp_us: int) -> Punctuated:
-        """Say that nothing older comes behind what is in a stream; see `kera.client.Producer.punctuate`."""
+        """Promise that no older records will follow in a stream; see `kera.client.Producer.punctuate`."""
         return self._thread.run(self._handover.punctuate(stream, timestamp_us))
 
     def close(self, *, flush: bool = True) -> None:
-        """Deliver what was sent, and take no more; without `flush`, what was not sent fails with `ClosedError`."""
+        """Deliver all records, and accept no more; without `flush`, unsent records fail with `ClosedError`."""
         self._thread.end(self._handover.close(flush=flush))
 
     @property

@@ -1,4 +1,4 @@
-"""A cluster for tests: brokers and a coordinator in this process, that clients reach over real sockets.
+"""A cluster for tests: brokers and a coordinator in this process, which clients reach over real sockets.
 
 ::
 
@@ -10,14 +10,14 @@
             await producer.send("orders", b"hello")
         assert cluster.stream("orders").values() == [b"hello"]
 
-It speaks the protocol that clients speak, keeps everything in memory, and fails when and how a test says:
+It speaks the clients' protocol, keeps everything in memory, and fails when and how a test asks for it:
 `FakeBroker.refuse`, `slow_down`, `pause`, `crash` and `restart`; `FakeStream.seal` and `move`;
 `FakeCluster.take_over`. See ``docs/testing-your-code.md``.
 
-It keeps what clients rely on: order, deduplication, fencing of named producers, positions that stay valid over moves.
-It refuses the calls that plan Spark's reads, group consumers, streams with several entries, changes of a schema and
-settings of retention with `InvalidArgument`, and offers no shared memory. Test such code against a real cluster, as the
-fixture ``kera_dev`` of `kera.pytest_plugin` starts it.
+It keeps the promises that clients rely on: order, deduplication, fencing of named producers, and positions that stay
+valid over moves. It refuses with `InvalidArgument` the calls that plan Spark's reads, group consumers, streams with
+several entries, changes of a schema and settings of retention. It has no shared memory. Test such code against a real
+cluster, which the fixture ``kera_dev`` of `kera.pytest_plugin` starts.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""A broker in this process: it listens on real sockets, and does what a test says."""
+"""A broker in this process: it listens on real sockets, and a test controls its behaviour."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ HOST = "127.0.0.1"
 
 
 class FakeBroker:
-    """One of a `FakeCluster`; it has the streamlets that the streams say it has."""
+    """A broker of a `FakeCluster`; the streams define which streamlets it has."""
 
     def __init__(
         self, broker_id: int, streams: dict[int, FakeStream], changes: Changes, *, segment_bytes: int, grpc: bool
     ) -> None:
         self.broker_id = broker_id
         self.info = common_pb2.BrokerInfo(broker_id=broker_id, broker_epoch=10 + broker_id, segment_bytes=segment_bytes)
-        """As the coordinator describes it."""
+        """The coordinator's description of this broker."""
         self.requests = Requests(api.BROKER_METHODS)
-        """The requests that came."""
+        """The requests to this broker."""
         self._changes = changes
         self._reads = Reads(broker_id, streams)
         self._grpc = grpc
         self._servers: list[FrameServer | GrpcServer] = []
         self._held: list[socket.socket] = []
-        """Ports at which it was reached before it crashed: nobody else may answer there."""
+        """Its ports from before a crash, held so that no other process can answer there."""
         self._reading = 0
 
-    # -- what a test does with it ------------------------------------------------------------------------------
+    # -- control by a test -------------------------------------------------------------------------------------
 
     def refuse(self, *errors: KeraError) -> None:
         """Answer the next requests with these errors, one each."""
         self.requests.refuse(*errors)
 
     def refuse_all(self, error: KeraError | None) -> None:
-        """Answer every request with `error`; None: no more."""
+        """Answer every request with `error`; None: handle requests again."""
         self.requests.refuse_all(error)
 
     def slow_down(self, delay_s: float) -> None:
@@ -58,60 +58,60 @@ class FakeBroker:
         self.requests.slow_down(delay_s)
 
     def pause(self, *methods: str) -> None:
-        """Have requests wait for `resume`; with `methods`, only those of these names, such as ``MultiWriteChunks``."""
+        """Make requests wait for `resume`; with `methods`, only these, such as ``MultiWriteChunks``."""
         self.requests.pause(*methods)
 
     def resume(self) -> None:
-        """Handle what waits, in order, and what comes."""
+        """Handle the waiting requests, in order, and all new ones."""
         self.requests.resume()
 
     async def crash(self) -> None:
-        """Break all connections and take no others. What was stored is still there after `restart`."""
+        """Break all connections and accept no others. Stored data are available again after `restart`."""
         self.info.alive = False
         servers, self._servers = self._servers, []
         if not servers:
             return
         await asyncio.gather(*(server.close(grace_s=0) for server in servers))
         for address in {self.info.frames_address, self.info.grpc_address}:
-            with contextlib.suppress(OSError):  # somebody was quicker
+            with contextlib.suppress(OSError):  # another process has taken the port
                 self._held.append(_held(address))
 
     async def restart(self) -> None:
-        """Listen again, at another port, as a new launch. Raises `InvalidArgument` if it still runs."""
+        """Listen again, on another port, as a new launch. Raises `InvalidArgument` if it still runs."""
         if self.running:
             raise InvalidArgument(f"broker {self.broker_id} still runs: crash it first")
         self.info.broker_epoch += 1
         await self.start()
 
     async def close(self) -> None:
-        """Crash for good, and let go of the ports."""
+        """Crash for good, and release the ports."""
         await self.crash()
         while self._held:
             self._held.pop().close()
 
-    # -- what a test sees of it --------------------------------------------------------------------------------
+    # -- observation by a test ---------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
-        """It can be reached."""
+        """Whether the broker can be reached."""
         return self.info.alive
 
     @property
     def calls(self) -> list[str]:
-        """The names of the methods that were called, the oldest first."""
+        """The names of the called methods, the oldest first."""
         return [request.method for request in self.requests.log]
 
     @property
     def reads_waiting(self) -> int:
-        """Reads that wait for data."""
+        """Number of reads that wait for data."""
         return self._reading
 
     @property
     def ranges_refused(self) -> int:
-        """Ranges of reads that were answered with an error."""
+        """Number of ranges of reads that were answered with an error."""
         return self._reads.refused
 
-    # -- what it does ------------------------------------------------------------------------------------------
+    # -- its work ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Listen on free ports."""
@@ -134,7 +134,7 @@ class FakeBroker:
         frames = FrameServer(service)
         self._servers.append(frames)
         self.info.frames_address = f"{HOST}:{await frames.listen_tcp(HOST, 0)}"
-        self.info.grpc_address = self.info.frames_address  # every broker has one; here nobody speaks gRPC
+        self.info.grpc_address = self.info.frames_address  # every broker needs one; no gRPC server listens here
         if self._grpc:
             server = GrpcServer([service])
             self._servers.append(server)
@@ -219,10 +219,10 @@ class FakeBroker:
 
 
 def _held(address: str) -> socket.socket:
-    """A port that is taken, and at which nobody listens."""
+    """Return a socket that holds a port and does not listen."""
     held = socket.socket()
     try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have just ended do not matter
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # despite connections that have just ended
         held.bind(split_address(address))
     except OSError:
         held.close()

@@ -1,4 +1,4 @@
-"""The whole fake cluster: its brokers, its coordinator, its streams, and clients of it."""
+"""The whole fake cluster: its brokers, its coordinator, its streams, and its clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAMLETS_MAX = 16_384
 SEGMENT_BYTES = 1 << 20
 SEGMENT_BYTES_MAX = 1 << 30
 PATIENCE: dict[str, Any] = {"retry_backoff_ms": 1, "retry_timeout_ms": 10_000}
-"""Settings of clients, unless they are given others: nothing here takes long."""
+"""Default settings of clients: in a fake cluster, nothing takes long."""
 
 
 class _State(Enum):
@@ -34,7 +34,10 @@ class FakeCluster:
     """Brokers 1 to `brokers` and a coordinator, for as long as ``async with`` goes on. See ``kera.client.testing``."""
 
     def __init__(self, *, brokers: int = 1, segment_bytes: int = SEGMENT_BYTES, grpc: bool = False) -> None:
-        """No chunk is larger than `segment_bytes`. With `grpc`, brokers listen for that besides frames over TCP."""
+        """Make a cluster whose chunks have at most `segment_bytes`.
+
+        With `grpc`, brokers listen for gRPC, besides frames over TCP.
+        """
         whole("brokers", brokers, 1, BROKERS_MAX)
         whole("segment_bytes", segment_bytes, 1, SEGMENT_BYTES_MAX)
         self._state = _State.NEW
@@ -44,7 +47,7 @@ class FakeCluster:
             number: FakeBroker(number, self._streams, self._changes, segment_bytes=segment_bytes, grpc=grpc)
             for number in range(1, brokers + 1)
         }
-        """By id."""
+        """The brokers, by id."""
         self._infos = {number: broker.info for number, broker in self.brokers.items()}
         self.coordinator = FakeCoordinator(self._infos, self._streams, self._changes)
         self._clients: list[Client] = []
@@ -73,36 +76,36 @@ class FakeCluster:
         return self.coordinator.address
 
     def settings(self, **settings: Any) -> ClientSettings:
-        """Settings for clients of it: impatient ones, whatever the environment says; `settings` are others."""
+        """Return settings for clients of this cluster: short times, whatever the environment says, and `settings`."""
         return ClientSettings(**{**PATIENCE, **settings})
 
     def client(self, **settings: Any) -> Client:
-        """A client, closed with the cluster at the latest; `settings` are fields of `ClientSettings`."""
+        """Make a client, closed with the cluster at the latest; `settings` are fields of `ClientSettings`."""
         self._clients.append(Client(Cluster(self.bootstrap, self.settings(**settings))))
         return self._clients[-1]
 
     def create_stream(self, name: str, *, streamlets: int = 1) -> FakeStream:
-        """A stream with the default schema, without asking the coordinator."""
+        """Create a stream with the default schema, without a request to the coordinator."""
         whole("streamlets", streamlets, 1, STREAMLETS_MAX)
         config = common_pb2.StreamConfig(streamlets=streamlets, entries=1, group_segments=1)
         return self.coordinator.create(name, config, common_pb2.StreamSchema())
 
     def delete_stream(self, name: str) -> None:
-        """Delete a stream, without asking the coordinator. Raises `UnknownStream`."""
+        """Delete a stream, without a request to the coordinator. Raises `UnknownStream`."""
         self.coordinator.delete(name)
 
     def stream(self, name: str) -> FakeStream:
-        """A stream by its name. Raises `UnknownStream`."""
+        """Return the stream called `name`. Raises `UnknownStream`."""
         return self.coordinator.stream(name)
 
     def take_over(self, lost: int, new: int) -> None:
-        """Give the streamlets of a crashed broker to `new`: what they have can be read after `recovered`."""
+        """Give the streamlets of a crashed broker to `new`: their records can be read after `recovered`."""
         check_broker(self._infos, lost, crashed=True)
         check_broker(self._infos, new)
         for stream in self._streams.values():
             stream.take_over(lost, new)
 
     def recovered(self) -> None:
-        """Have all that was taken over be readable."""
+        """Make all records of `take_over` readable."""
         for stream in self._streams.values():
             stream.recovered()

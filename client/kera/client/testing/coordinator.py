@@ -21,7 +21,7 @@ from kera.v1 import common_pb2, consumer_group_pb2, coordinator_pb2
 HOST = "127.0.0.1"
 FIRST_STREAM_ID = 7
 _NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
-"""The form of names of streams and producers: a real coordinator accepts no others."""
+"""The form of names of streams and producers, the same as for a real coordinator."""
 
 
 def _check_name(whose: str, name: str) -> None:
@@ -49,7 +49,7 @@ def _check_config(config: common_pb2.StreamConfig) -> None:
 
 
 class FakeCoordinator:
-    """The one of a `FakeCluster`."""
+    """The coordinator of a `FakeCluster`."""
 
     def __init__(
         self, brokers: Mapping[int, common_pb2.BrokerInfo], streams: dict[int, FakeStream], changes: Changes
@@ -57,20 +57,20 @@ class FakeCoordinator:
         methods: list[Method[Any, Any]] = [*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS]
         methods += api.SCHEMA_REGISTRY_METHODS
         self.requests = Requests(methods)
-        """The requests that came."""
+        """The requests to the coordinator."""
         self.address = ""
-        """Where it listens, ``host:port``."""
+        """The address at which it listens, ``host:port``."""
         self._brokers = brokers
         self._streams = streams
         self._changes = changes
         self._next_stream_id = FIRST_STREAM_ID
         self._producers: dict[str, tuple[int, int]] = {}
-        """By name: id and epoch."""
+        """The id and the epoch of each named producer."""
         self._producer_ids = 0
         self._committed: dict[str, dict[tuple[int, int], common_pb2.Cursor]] = {}
-        """By consumer group, and by stream and streamlet."""
+        """The committed cursors, by consumer group, and by stream and streamlet."""
         self._described: dict[int, common_pb2.StreamInfo | None] = {}
-        """Streams that are described as they are not."""
+        """Descriptions given instead of the present ones; see `describe_as`."""
         self._server: GrpcServer | None = None
 
     def refuse(self, *errors: KeraError) -> None:
@@ -78,19 +78,19 @@ class FakeCoordinator:
         self.requests.refuse(*errors)
 
     def refuse_all(self, error: KeraError | None) -> None:
-        """Answer every request with `error`; None: no more."""
+        """Answer every request with `error`; None: handle requests again."""
         self.requests.refuse_all(error)
 
     def pause(self) -> None:
-        """Have requests wait for `resume`."""
+        """Make requests wait for `resume`."""
         self.requests.pause()
 
     def resume(self) -> None:
-        """Handle what waits, in order, and what comes."""
+        """Handle the waiting requests, in order, and all new ones."""
         self.requests.resume()
 
     def describe_as(self, stream_id: int, info: common_pb2.StreamInfo | None) -> None:
-        """Describe a stream as in `info`, such as an earlier `FakeStream.info`; None: as it is."""
+        """Describe a stream by `info`, such as an earlier `FakeStream.info`; None: by its present state."""
         self._described[stream_id] = info
 
     async def start(self) -> None:
@@ -125,14 +125,14 @@ class FakeCoordinator:
         self.address = f"{HOST}:{await self._server.listen(HOST, 0)}"
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None:
             await self._server.close(grace_s=0)
 
     # -- streams -----------------------------------------------------------------------------------------------
 
     def stream(self, name: str) -> FakeStream:
-        """The stream called `name`. Raises `UnknownStream`."""
+        """Return the stream called `name`. Raises `UnknownStream`."""
         found = next((each for each in self._streams.values() if each.message.name == name), None)
         if found is None:
             raise UnknownStream(f"there is no stream {name!r}", stream=name)
@@ -147,7 +147,7 @@ class FakeCoordinator:
     def create(
         self, name: str, config: common_pb2.StreamConfig, schema: common_pb2.StreamSchema, creation_id: str = ""
     ) -> FakeStream:
-        """Create a stream over the brokers that run. Raises `StreamExists`, `InvalidArgument`, `Unavailable`."""
+        """Create a stream over the running brokers. Raises `StreamExists`, `InvalidArgument`, `Unavailable`."""
         _check_name("a stream", name)
         _check_config(config)
         known = next((each for each in self._streams.values() if each.message.name == name), None)

@@ -1,4 +1,4 @@
-"""The answers of a fake broker to reads: ranges of its streams' logs, and sessions that remember them."""
+"""The answers of a fake broker to reads: ranges of its streams' logs, and sessions that keep the ranges."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def _copy(range_: broker_pb2.ReadRange) -> broker_pb2.ReadRange:
 
 
 class Reads:
-    """The ranges that a broker can serve, by stream id."""
+    """Reads of a broker's streams."""
 
     def __init__(self, broker_id: int, streams: dict[int, FakeStream]) -> None:
         self._broker_id = broker_id
         self._streams = streams
         self._sessions: dict[int, tuple[int, dict[int, broker_pb2.ReadRange]]] = {}
-        """The step of each, and its ranges by handle."""
+        """The step of each session, and its ranges by handle."""
         self.refused = 0
-        """Ranges that were answered with an error."""
+        """Number of ranges that were answered with an error."""
 
     def stream(self, stream_id: int) -> FakeStream:
-        """Raises `UnknownStream`."""
+        """Return a stream by its id. Raises `UnknownStream`."""
         found = self._streams.get(stream_id)
         if found is None:
             raise UnknownStream("no such stream here", stream_id=stream_id)
         return found
 
     def ranges(self, request: broker_pb2.MultiReadChunksRequest) -> list[broker_pb2.ReadRange]:
-        """The ranges that a request asks for; a session's are as this request leaves them. Raises `SessionLost`."""
-        wanted = [_copy(each) for each in request.ranges]  # a session's advance, and the request stays as it came
+        """Return the ranges of a request; for a session, all its ranges after this request. Raises `SessionLost`."""
+        wanted = [_copy(each) for each in request.ranges]  # a session's ranges advance; the request must not change
         if not request.session_id:
             return wanted
         step, ranges = self._sessions.get(request.session_id, (-1, {}))
@@ -61,7 +61,7 @@ class Reads:
     def look(
         self, request: broker_pb2.MultiReadChunksRequest, ranges: list[broker_pb2.ReadRange]
     ) -> tuple[Reply[broker_pb2.MultiReadChunksResponse], bool]:
-        """The answer as it would be now, and whether there is something in it."""
+        """Return the present answer, and whether it has data or errors."""
         response = broker_pb2.MultiReadChunksResponse(session_kept=True)
         bulk: list[memoryview] = []
         found = False
@@ -76,7 +76,7 @@ class Reads:
         return Reply(response, bulk), found
 
     def _advance(self, session_id: int, wanted: broker_pb2.ReadRange, result: broker_pb2.ReadResult) -> None:
-        """A range of a session goes on, or has ended."""
+        """Advance a range of a session, or end it."""
         reached = wanted.HasField("end") and position_of(result.next) >= position_of(wanted.end)
         result.ended = result.HasField("error") or reached or not result.length_bytes
         wanted.start.CopyFrom(result.next)
@@ -86,7 +86,7 @@ class Reads:
     def _range(
         self, wanted: broker_pb2.ReadRange, result: broker_pb2.ReadResult, bulk: list[memoryview], bytes_max: int
     ) -> bool:
-        """Fill the result of a range; whether there is something in it."""
+        """Fill in the result of a range, and return whether it has data or an error."""
         start = position_of(wanted.start)
         result.next.CopyFrom(wanted.start)
         try:
@@ -105,7 +105,10 @@ class Reads:
     def _chunks(
         self, streamlet: FakeStreamlet, wanted: broker_pb2.ReadRange, bytes_max: int
     ) -> tuple[list[bytes], Position, Position]:
-        """The chunks of a range that fit, at least one if there is one, where to go on, and where the first one is."""
+        """Return the chunks of a range that fit, the position behind them, and the position of the first one.
+
+        There is at least one chunk if the range has any.
+        """
         start = position_of(wanted.start)
         index = streamlet.interval_of(start)
         if streamlet.intervals[index].broker_id != self._broker_id:
@@ -130,7 +133,7 @@ class Reads:
         return taken, following, found[0].start if taken else start
 
     def describe(self, request: broker_pb2.DescribeStreamletsRequest) -> broker_pb2.DescribeStreamletsResponse:
-        """Where the entries of streamlets start and end at this broker. Raises `UnknownStream`."""
+        """Return the bounds of streamlets' entries at this broker. Raises `UnknownStream`."""
         stream = self.stream(request.stream_id)
         response = broker_pb2.DescribeStreamletsResponse()
         for streamlet_id in request.streamlet_ids:

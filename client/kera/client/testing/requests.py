@@ -1,4 +1,4 @@
-"""The requests that reach a fake daemon: recorded, and disturbed as a test says before they are handled."""
+"""The requests to a fake daemon, which it records, and which a test can delay or refuse."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Answer = Callable[[Call[Any]], Reply[Any] | Awaitable[Reply[Any]]]
 
 
 class Request(NamedTuple):
-    """One that came."""
+    """A received request."""
 
     method: str
-    """Its name: ``MultiWriteChunks``."""
+    """Name of the method, such as ``MultiWriteChunks``."""
     message: Any
 
 
 class Requests:
-    """Hands the requests of a daemon on to their handlers: at once, later, or not at all."""
+    """Passes the requests of a daemon on to their handlers: at once, later, or not at all."""
 
     def __init__(self, methods: Iterable[Method[Any, Any]]) -> None:
-        """`methods`: all that the daemon can be asked."""
+        """Begin without requests. `methods`: all methods of the daemon."""
         self._methods = {method.name for method in methods}
         self.log: list[Request] = []
-        """All that came, the oldest first."""
+        """All received requests, the oldest first."""
         self._refusals: deque[KeraError] = deque()
         self._refuse_all: KeraError | None = None
         self._delay_s = 0.0
@@ -44,12 +44,12 @@ class Requests:
         self._waiting = 0
 
     def named(self, method: str) -> list[Any]:
-        """The messages of one method, the oldest first."""
+        """Return the messages of one method, the oldest first."""
         return [request.message for request in self.log if request.method == method]
 
     @property
     def waiting(self) -> int:
-        """How many wait for `resume`."""
+        """Number of requests that wait for `resume`."""
         return self._waiting
 
     def refuse(self, *errors: KeraError) -> None:
@@ -58,11 +58,11 @@ class Requests:
 
     @property
     def refusals_left(self) -> int:
-        """How many of the errors given to `refuse` have not been used."""
+        """Number of errors given to `refuse` that have not been used yet."""
         return len(self._refusals)
 
     def refuse_all(self, error: KeraError | None) -> None:
-        """Answer every request with `error`; None: no more."""
+        """Answer every request with `error`; None: handle requests again."""
         self._refuse_all = None if error is None else _checked(error)
 
     def slow_down(self, delay_s: float) -> None:
@@ -72,7 +72,7 @@ class Requests:
         self._delay_s = delay_s
 
     def pause(self, *methods: str) -> None:
-        """Have requests wait for `resume`; with `methods`, only those of these names."""
+        """Make requests wait for `resume`; with `methods`, only requests of these names."""
         for method in methods:
             if method not in self._methods:
                 raise wrong("method", method, f"one of {', '.join(sorted(self._methods))}")
@@ -80,11 +80,11 @@ class Requests:
         self._paused = frozenset(methods)
 
     def resume(self) -> None:
-        """Handle what waits, in order, and what comes."""
+        """Handle the waiting requests, in order, and all new ones."""
         self._open.set()
 
     def service(self, methods: Iterable[Method[Any, Any]], answers: dict[Method[Any, Any], Answer]) -> Service:
-        """Handlers of all `methods`: those without an answer are refused."""
+        """Return handlers of all `methods`; a method without an answer is refused."""
         return {method: self._handler(method, answers.get(method) or _missing(method)) for method in methods}
 
     def _handler(self, method: Method[Any, Any], answer: Answer) -> Handler:

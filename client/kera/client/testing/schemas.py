@@ -1,4 +1,4 @@
-"""The registry of schemas of a `FakeCluster`: it takes every schema, and decides nothing about compatibility."""
+"""The schema registry of a `FakeCluster`: it accepts every schema, and does not check compatibility."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kera.v1 import schema_pb2
 
 
 class FakeSchemas:
-    """Answers to what is asked of a registry. The same text has the same id under every subject."""
+    """A fake schema registry. The same text has the same id under every subject."""
 
     def __init__(self) -> None:
         self._subjects: dict[str, list[schema_pb2.RegisteredSchema]] = {}
         self._ids: dict[bytes, int] = {}
 
     def answers(self) -> dict[Method, Answer]:  # type: ignore[type-arg]  # of any messages
-        """By method; what is not here, a fake does not offer."""
+        """Return the answers by method; the fake does not offer other methods."""
         return {
             api.REGISTER_SCHEMA: self._register,
             api.GET_SCHEMA: self._get,

@@ -1,6 +1,6 @@
-"""The streams of a fake cluster: their logs in memory, and at which brokers these are.
+"""The streams of a fake cluster: their logs in memory, and the brokers that have them.
 
-A streamlet is one log. Its groups are at brokers by intervals, each of which is one group with one segment; a move
+A streamlet is one log. Its groups are distributed over brokers in intervals, each with one group of one segment. A move
 opens another group, at another broker.
 """
 
@@ -32,32 +32,32 @@ class StoredChunk(NamedTuple):
 
     @property
     def end(self) -> Position:
-        """Where the next one would be."""
+        """The position of the next chunk."""
         return self.start._replace(offset=self.start.offset + len(self.data))
 
 
 class Changes:
-    """Wakes the reads that wait, at whatever broker."""
+    """Wakes the waiting reads of all brokers."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
 
     @property
     def next(self) -> asyncio.Event:
-        """Set with the next change."""
+        """The event that the next change sets."""
         return self._next
 
     def wake(self) -> None:
-        """Something has changed."""
+        """Wake the reads, after a change."""
         self._next.set()
         self._next = asyncio.Event()
 
 
 class Attempt(NamedTuple):
-    """A chunk that came to a broker, whether it took it or not."""
+    """A chunk that reached a broker, whether it was accepted or not."""
 
     time_s: float
-    """On the event loop's clock."""
+    """The time by the event loop's clock."""
     broker_id: int
     streamlet_id: int
 
@@ -67,39 +67,39 @@ class FakeStreamlet:
     """A streamlet with one entry."""
 
     intervals: list[Interval]
-    """Where its groups are; the last is the owner's."""
+    """The places of its groups; the last interval is the owner's."""
     log: list[StoredChunk] = field(default_factory=list)
     """Chunks that have not been truncated."""
     sealed: bool = False
-    """The owner takes no chunks."""
+    """Whether the owner refuses chunks."""
     opened: bool = True
-    """The owner knows that it is the owner."""
+    """Whether the owner knows that it is the owner."""
     recovering: set[int] = field(default_factory=set)
     """Groups that cannot be read yet."""
     producers: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By id: epoch and next sequence."""
+    """Epoch and next sequence of each producer, by id."""
     records: int = 0
-    """That were appended."""
+    """Number of appended records, including truncated ones."""
     _next_group_id: int = 2
     _truncated: Position = EARLIEST
 
     @property
     def owner(self) -> int:
-        """The broker that takes its chunks."""
+        """The broker that accepts its chunks."""
         return self.intervals[-1].broker_id
 
     def interval_of(self, position: Position) -> int:
-        """Index of the interval that has a position."""
+        """Return the index of the interval that has a position."""
         later = [index for index, each in enumerate(self.intervals) if each.first_group_id <= position.group_id]
         return later[-1] if later else 0
 
     def new_interval(self, broker_id: int) -> Interval:
-        """One that begins with the next group."""
+        """Return a new interval, which begins with the next group."""
         self._next_group_id += 1
         return Interval(self._next_group_id - 1, broker_id, (self.records,))
 
     def append(self, data: bytes, records: int) -> StoredChunk:
-        """Put a chunk at the end of the log, wherever it came from."""
+        """Put a chunk of any origin at the end of the log."""
         group_id = self.intervals[-1].first_group_id
         last = self.log[-1] if self.log else None
         follows = last is not None and last.start.group_id >= group_id
@@ -111,7 +111,7 @@ class FakeStreamlet:
         return self.log[-1]
 
     def write(self, header: ChunkHeader, data: bytes) -> StoredChunk | None:
-        """Append a producer's chunk; None: it was there before. Raises `ProducerFenced`, `OutOfSequence`."""
+        """Append a producer's chunk and return it; None: a duplicate. Raises `ProducerFenced`, `OutOfSequence`."""
         epoch, expected = self.producers.get(header.producer_id, (0, 0))
         if header.producer_epoch < epoch:
             raise ProducerFenced("a later instance of the producer has written here")
@@ -124,7 +124,10 @@ class FakeStreamlet:
         return self.append(data, header.record_count)
 
     def punctuate(self, stream_id: int, streamlet_id: int, timestamp_us: int) -> bool:
-        """Say that nothing older comes, if the log does not; whether that was written. Nothing to an empty one."""
+        """Append the promise that no older records follow, and return whether it was appended.
+
+        It is not appended to an empty log, or to a log that already has a time as late.
+        """
         times = [read_header(chunk.data).max_timestamp_us for chunk in self.log]
         written = bool(times) and max(times) < timestamp_us
         if written:
@@ -132,7 +135,7 @@ class FakeStreamlet:
         return written
 
     def locate(self, query: broker_pb2.ChunkQuery) -> tuple[Position, int, int]:
-        """Where a query leads, the ordinal of the record there, and the bytes between. Raises `DataLost`."""
+        """Return the place of a query, the ordinal of the record there, and the bytes between. Raises `DataLost`."""
         start = position_of(query.start)
         self.check_start(start)
         end = position_of(query.end) if query.HasField("end") else None
@@ -154,12 +157,12 @@ class FakeStreamlet:
         return place, self.records - sum(chunk.records for chunk in self.log if chunk.start >= place), size
 
     def truncate(self, position: Position) -> None:
-        """Remove what is before a position."""
+        """Remove the chunks before a position."""
         self._truncated = max(self._truncated, position)
         self.log = [chunk for chunk in self.log if chunk.start >= self._truncated]
 
     def check_start(self, start: Position) -> None:
-        """Raises `DataLost` if what is at `start` was truncated."""
+        """Raise `DataLost` if the records at `start` were truncated."""
         if start.group_id and start < self._truncated:
             raise DataLost(
                 "the records from there on were truncated",
@@ -170,7 +173,7 @@ class FakeStreamlet:
 
 
 def check_broker(brokers: Mapping[int, common_pb2.BrokerInfo], broker_id: int, *, crashed: bool = False) -> None:
-    """Raises `InvalidArgument` unless there is such a broker, and it runs, or has `crashed`."""
+    """Raise `InvalidArgument` unless there is such a broker, and it runs, or with `crashed` has crashed."""
     if broker_id not in brokers:
         raise InvalidArgument(f"there is no broker {broker_id!r}: the cluster has brokers 1 to {len(brokers)}")
     if brokers[broker_id].alive == crashed:
@@ -178,7 +181,7 @@ def check_broker(brokers: Mapping[int, common_pb2.BrokerInfo], broker_id: int, *
 
 
 class FakeStream:
-    """A stream and where its streamlets are; streamlet `n` begins at broker `n` of those that run."""
+    """A stream and the places of its streamlets; streamlet `n` begins at the running broker with index `n`."""
 
     def __init__(
         self,
@@ -188,18 +191,18 @@ class FakeStream:
         brokers: Mapping[int, common_pb2.BrokerInfo],
     ) -> None:
         self.message = message
-        """Configuration and schema, as the coordinator tells them."""
+        """Configuration and schema, as the coordinator describes them."""
         count = message.config.streamlets
         self.streamlets = [FakeStreamlet([Interval(1, broker_ids[n % len(broker_ids)])]) for n in range(count)]
         self.attempts: list[Attempt] = []
-        """The chunks that came to brokers, in their order."""
+        """The chunks that reached brokers, in order of arrival."""
         self._version = 1
         self._changes = changes
         self._brokers = brokers
 
     @property
     def stream_id(self) -> int:
-        """Its id."""
+        """The stream's id."""
         return self.message.stream_id
 
     @property
@@ -208,7 +211,7 @@ class FakeStream:
         return schema_from_bytes(self.message.schemas[0].arrow_schema)
 
     def table(self, streamlet_id: int | None = None) -> pa.Table:
-        """The records of a streamlet, in order; None: of all, one streamlet after the other."""
+        """Return the records of a streamlet, in order; None: of all streamlets, one after the other."""
         batches = []
         for streamlet in self.streamlets if streamlet_id is None else [self._streamlet(streamlet_id)]:
             for chunk in streamlet.log:
@@ -220,10 +223,10 @@ class FakeStream:
         return pa.Table.from_batches(batches, self.schema)
 
     def values(self, streamlet_id: int | None = None) -> list[Any]:
-        """The column ``value`` of a streamlet's records, in order; None: of all, one streamlet after the other."""
+        """Return the column ``value`` of a streamlet, in order; None: of all streamlets, one after the other."""
         return self.table(streamlet_id)["value"].to_pylist()  # type: ignore[no-any-return]
 
-    # -- what happens to it ------------------------------------------------------------------------------------
+    # -- changes by a test -------------------------------------------------------------------------------------
 
     def append(self, streamlet_id: int, data: bytes, records: int) -> StoredChunk:
         """Put an encoded chunk at the end of a streamlet, as if a producer had sent it."""
@@ -232,15 +235,18 @@ class FakeStream:
         return stored
 
     def seal(self, streamlet_id: int) -> None:
-        """Have the owner of a streamlet refuse chunks, as at the beginning of a move."""
+        """Make the owner of a streamlet refuse chunks, as at the beginning of a move."""
         self._streamlet(streamlet_id).sealed = True
 
     def unseal(self, streamlet_id: int) -> None:
-        """Have the owner of a streamlet take chunks again."""
+        """Make the owner of a streamlet accept chunks again."""
         self._streamlet(streamlet_id).sealed = False
 
     def move(self, streamlet_id: int, broker_id: int, *, opened: bool = True) -> None:
-        """Go on at another broker, in another group. Not `opened`: that one does not know it yet, see `open`."""
+        """Continue a streamlet at another broker, in another group.
+
+        Without `opened`, that broker does not know yet that it is the owner; see `open`.
+        """
         streamlet = self._streamlet(streamlet_id)
         check_broker(self._brokers, broker_id)
         streamlet.intervals.append(streamlet.new_interval(broker_id))
@@ -248,18 +254,21 @@ class FakeStream:
         self._moved()
 
     def open(self, streamlet_id: int) -> None:
-        """Have the owner of a streamlet know that it is the owner."""
+        """Let the owner of a streamlet know that it is the owner."""
         self._streamlet(streamlet_id).opened = True
 
     def relocate(self, streamlet_id: int, broker_id: int) -> None:
-        """Have another broker own all groups of a streamlet; the one before knows nothing of it any more."""
+        """Make another broker the owner of all groups of a streamlet; the old owner has no part of it any more."""
         streamlet = self._streamlet(streamlet_id)
         check_broker(self._brokers, broker_id)
         streamlet.intervals = [each._replace(broker_id=broker_id) for each in streamlet.intervals]
         self._moved()
 
     def take_over(self, lost: int, new: int) -> None:
-        """Have another broker recover what a crashed one had: it takes chunks now, older ones are to come."""
+        """Make another broker recover a crashed broker's streamlets.
+
+        It accepts chunks at once. Older chunks can be read after `recovered`.
+        """
         check_broker(self._brokers, lost, crashed=True)
         check_broker(self._brokers, new)
         for streamlet in self.streamlets:
@@ -269,7 +278,7 @@ class FakeStream:
         self._moved()
 
     def recovered(self) -> None:
-        """All can be read again."""
+        """Make all records readable again."""
         for streamlet in self.streamlets:
             streamlet.recovering = set()
         self._changes.wake()
@@ -285,10 +294,10 @@ class FakeStream:
         self._version += 1
         self._changes.wake()
 
-    # -- what brokers and the coordinator say of it ------------------------------------------------------------
+    # -- views of brokers and the coordinator ------------------------------------------------------------------
 
     def known_at(self, broker_id: int, streamlet_id: int) -> FakeStreamlet:
-        """A streamlet, as a broker has it. Raises `UnknownStream` if it has nothing of it."""
+        """Return a streamlet that a broker has. Raises `UnknownStream` if the broker has no part of it."""
         streamlet = self._streamlet(streamlet_id)
         if broker_id not in {each.broker_id for each in streamlet.intervals}:
             raise UnknownStream("this broker has no part of the stream", stream_id=self.stream_id)
@@ -297,14 +306,14 @@ class FakeStream:
         return streamlet
 
     def owned_by(self, broker_id: int, streamlet_id: int) -> FakeStreamlet:
-        """A streamlet, for a broker that is to append to it. Raises `NotOwner`, `UnknownStream`."""
+        """Return a streamlet to which a broker may append. Raises `NotOwner`, `UnknownStream`."""
         streamlet = self.known_at(broker_id, streamlet_id)
         if streamlet.owner != broker_id or streamlet.sealed:
             raise NotOwner("another broker has it", stream_id=self.stream_id, streamlet_id=streamlet_id)
         return streamlet
 
     def info(self) -> common_pb2.StreamInfo:
-        """As the coordinator describes it."""
+        """Return the coordinator's description of the stream."""
         info = common_pb2.StreamInfo()
         info.CopyFrom(self.message)
         info.assignments_version = self._version

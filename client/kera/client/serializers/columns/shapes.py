@@ -1,7 +1,7 @@
-"""How values of one annotation are a column of Arrow's, and come back.
+"""The conversion between values of one annotation and an Arrow column.
 
-A shape makes a column of all values at once, level by level: those of a field of all rows, of all lists, and so on. For
-each value only as much is done in Python as has to be, to get it out of its object.
+A shape makes a column of all values at once, level by level: the values of a field in all rows, the items of all lists,
+and so on. For each value, Python code only does what is needed to get it out of its object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kera.core.errors import KeraError
 
 
 class DoesNotFit(KeraError):
-    """A value has no place in a column; becomes a `CannotEncode` once it is known of which stream."""
+    """A value does not fit into a column. The error becomes a `CannotEncode` once the stream is known."""
 
     def __init__(self, path: str, reason: object) -> None:
         super().__init__(str(reason))
@@ -32,26 +32,29 @@ class Shape(ABC):
     """The column of one annotation."""
 
     kind: pa.DataType
-    """The type of the column, unless the stream has another one with room for its values."""
+    """The type of the column, unless the stream has another type that can hold its values."""
     nullable = False
     as_it_is = False
-    """Whether what Arrow gives of a column is the value already."""
+    """Whether the result of Arrow's conversion to Python is already the value."""
 
     @abstractmethod
     def column(self, values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
-        """All `values` (None: there is none) with the type `kind`. Raises `DoesNotFit`, with the path of the field."""
+        """Return all `values` (None for a missing one) as a column of type `kind`.
+
+        Raises `DoesNotFit`, with the path of the field.
+        """
 
     @abstractmethod
     def value(self, stored: Any) -> Any:
-        """The value, of what Arrow gives, which is not None. Raises what Python does with one that is none."""
+        """Return the value for Arrow's `stored`, which is not None. Raises Python's errors for invalid data."""
 
     def field(self, name: str) -> pa.Field:
-        """The field of a schema."""
+        """Return the field of a schema for this shape."""
         return pa.field(name, self.kind, nullable=self.nullable)
 
 
 def checked(shape: Shape, values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
-    """A column, in which there are no nulls unless they are meant."""
+    """Return a column, which has nulls only if the shape is nullable. Raises `DoesNotFit`."""
     if not shape.nullable and any(value is None for value in values):
         raise DoesNotFit(path, "it is None, and the field does not allow None")
     return shape.column(values, kind, path)
@@ -68,7 +71,10 @@ class Leaf(Shape):
         stored: Callable[[Any], Any] | None = None,
         loaded: Callable[[Any], Any] | None = None,
     ) -> None:
-        """`types`: what values are; `stored` makes of one what Arrow takes, `loaded` the value of what it gives."""
+        """Make the shape for values of `types`.
+
+        `stored` converts a value to a form that Arrow accepts. `loaded` converts Arrow's result to a value.
+        """
         self.kind = kind
         self._types = types
         self._stored = stored
@@ -93,7 +99,7 @@ class Leaf(Shape):
             raise DoesNotFit(path, f"{error} (the column is {kind})") from error
 
     def _look_at(self, value: Any, path: str) -> None:
-        """Check a value's class: a subclass will do, except for those with another meaning."""
+        """Check a value's class. A subclass is accepted, unless it has another meaning, as bool has for int."""
         of_another = isinstance(value, bool) or (
             isinstance(value, datetime.datetime) and datetime.datetime not in self._types
         )
@@ -109,7 +115,10 @@ class Leaf(Shape):
 
 
 def _look_at_zones(values: Sequence[Any], kind: pa.DataType, path: str) -> None:
-    """Arrow takes a time without a zone for one of UTC, and forgets a zone where there is to be none."""
+    """Check that times have a zone if and only if the column has one.
+
+    Arrow would treat a time without a zone as UTC, and would drop the zone if the column has none.
+    """
     for value in values:
         if value is not None and (value.tzinfo is None) != (kind.tz is None):
             raise DoesNotFit(
@@ -121,14 +130,17 @@ def _look_at_zones(values: Sequence[Any], kind: pa.DataType, path: str) -> None:
 
 
 def _look_at_digits(values: Sequence[Any], path: str) -> None:
-    """At one that is next to nothing (1e-999999999) the process would end: Arrow (26) looks for its power of ten."""
+    """Check that decimals have a place in Arrow's decimals.
+
+    A tiny one (1e-999999999) would end the process, as Arrow (26) looks up its power of ten.
+    """
     for value in values:
         if value is not None and not (value.is_finite() and abs(value.as_tuple().exponent) <= _EXPONENT_MAX):
             raise DoesNotFit(path, f"{str(value)[:40]} has no place in a decimal of Arrow's")
 
 
 _EXPONENT_MAX = 76
-"""As its largest decimals have digits."""
+"""The number of digits of Arrow's largest decimals."""
 
 
 class Optional(Shape):
@@ -211,13 +223,13 @@ class Member(NamedTuple):
     name: str
     shape: Shape
     argument: str
-    """Name of the argument of the model's constructor."""
+    """Name of the argument for the field in the model's constructor."""
     optional: bool
-    """The model has a value for it if there is none."""
+    """Whether the model has a default for the field."""
 
 
 class Struct(Shape):
-    """A model, with a field for each of its own."""
+    """A model, with a struct field for each of its fields."""
 
     def __init__(self, model: type, members: Sequence[Member], make: Callable[[dict[str, Any]], Any]) -> None:
         self.model = model
@@ -228,7 +240,7 @@ class Struct(Shape):
     def columns(
         self, values: Sequence[Any], kind: pa.DataType | pa.Schema, path: str = ""
     ) -> list[tuple[str, pa.Array]]:
-        """One for each field. Columns that the stream has besides are left out."""
+        """Return a column for each field of the model. Other columns of the stream are left out."""
         types = {field.name: field.type for field in kind}
         made = []
         for member in self.members:
@@ -254,7 +266,7 @@ class Struct(Shape):
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=_nulls(values))
 
     def check(self, values: Sequence[Any], path: str) -> None:
-        """Raises `DoesNotFit` unless all are of the model."""
+        """Check that all values are instances of the model. Raises `DoesNotFit`."""
         for at, value in enumerate(values):
             if value is not None and value.__class__ is not self.model:
                 raise DoesNotFit(path or f"[{at}]", f"it is {type(value).__name__}, not {self.model.__name__}")
@@ -268,7 +280,7 @@ class Struct(Shape):
                 given[member.argument] = found if member.shape.as_it_is else member.shape.value(found)
             elif member.shape.nullable and member.name in stored:
                 given[member.argument] = None
-            elif not member.optional:  # of one that came later, what is older has nothing
+            elif not member.optional:  # records from before the column was added have no value
                 raise ValueError(f"{member.name}: the record has no value, and {self.model.__name__} has no default")
         return self._make(given)
 
