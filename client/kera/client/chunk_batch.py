@@ -45,7 +45,7 @@ class ChunkBatch(NamedTuple):
     header: ChunkHeader
     start: Position
     next: Position
-    """Where the chunk after this one starts."""
+    """Start of the next chunk."""
     entry: EntryId
     slot: PushedSlot | None = None
     """The slot of the columns in the broker's memory; None: they are in this process's memory."""
@@ -89,7 +89,7 @@ class ChunkBatch(NamedTuple):
     def since(self, record: int) -> Iterator[ChunkBatch]:
         """Yield the chunks without the records before ordinal `record`.
 
-        If there are several chunks, the one that has `record` comes separately, because its first records are left out.
+        If there are several chunks, the chunk with `record` comes separately, without its first records.
         If all records lie before `record`, yields one batch without records.
         """
         if record <= self.header.first_record:

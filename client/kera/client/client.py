@@ -208,8 +208,8 @@ class Client:
         """Make a reader of the epochs of `streams`, in order, each when it is closed (docs/epochs.md).
 
         `epoch_ms`: their length, a multiple of each stream's own; None: the longest of these. `start`: the number of an
-        epoch, ``"earliest"`` (the first complete one), ``"latest"`` (the one that is being filled), or ``"committed"``;
-        `end`: the number of the epoch to stop before, ``"latest"`` (the one that is being filled now), or None. An
+        epoch, ``"earliest"`` (the first complete one), ``"latest"`` (the open one), or ``"committed"``;
+        `end`: the number of the epoch to stop before, ``"latest"`` (the open one), or None. An
         epoch is held in memory as a whole: one of more than `epoch_bytes_max` raises `RecordTooLarge`. `overrides` are
         fields of `ConsumerSettings`.
         """

@@ -1,4 +1,4 @@
-"""The headers of a record: an ordered sequence of names and values, in which a name may repeat.
+"""The headers of a record: an ordered sequence of names and values; a name may repeat.
 
 `Headers` loses nothing: every pair that was sent is in `pairs`, in order, also one whose value is None. Access by name
 is a convenience on top of that: `headers["a"]` is the last value of the name, like Kafka's ``lastHeader``.

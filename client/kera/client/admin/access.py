@@ -72,7 +72,7 @@ class Revoked(NamedTuple):
 
 
 class DeletedUser(NamedTuple):
-    """The parts of a user that were deleted with it, and those that stay."""
+    """A deleted user, the things deleted with it, and the things that remain."""
 
     tokens: int
     rule_ids: tuple[int, ...]
@@ -260,8 +260,8 @@ class Access:
     async def issue_token(self, resources: Iterable[str] = (), *, lifetime_ms: int = 0) -> Token:
         """Issue a token with the caller's rights, restricted to `resources` if any are given.
 
-        `lifetime_ms`: 0 for as long as possible. Anyone who has the token can authenticate with it, and do what its
-        owner may: keep it like a password. Raises `InvalidArgument`.
+        `lifetime_ms`: 0 for as long as possible. Anyone with the token can authenticate with it, and has
+        the rights of its owner: keep it like a password. Raises `InvalidArgument`.
         """
         request = messages.IssueTokenRequest(resources=resources, lifetime_ms=lifetime_ms)
         answer = await self._cluster.ask(api.ISSUE_TOKEN, request)

@@ -101,7 +101,7 @@ class Admin:
         Brokers keep streams of different `memory_domain` apart in shared memory: a process that may map one domain sees
         the data of all its streams, and of no others.
 
-        With `epoch_ms`, the stream has epochs of so many milliseconds of its records' times (docs/epochs.md).
+        With `epoch_ms`, the stream has epochs of this length, by the times of its records (docs/epochs.md).
         `punctuation` decides how epochs close in entries that get no records: brokers punctuate by their ``clock``,
         `epoch_grace_ms` later, or only ``producers`` do. Brokers refuse records with times further ahead than
         `timestamp_ahead_max_ms` (0: any).
@@ -191,13 +191,13 @@ class Admin:
         See `create_stream` for the parameters.
 
         `add_columns` adds columns to a typed stream, behind the present ones. They are nullable: existing records have
-        nulls in them, and producers may go on without them. A column that exists already stays as it is.
+        nulls in them, and producers may go on without them. Existing columns do not change.
 
         Another `memory_domain` applies to data that are written or loaded from now on; data in memory stay where they
         are until their place is needed.
 
         `retention_consumer_groups` replaces the list. A broker that is away follows when it is back. `brokers` (0: all)
-        moves streamlets until the stream is spread over so many brokers; older records stay where they are.
+        moves streamlets until the stream is spread over this many brokers; older records stay where they are.
 
         Raises `UnknownStream`, `InvalidArgument`; with `brokers`, also `Unavailable`; with `add_columns`, also
         `SchemaMismatch` when the stream has a column of that name with another type.
@@ -232,7 +232,7 @@ class Admin:
         """Remove the records before `to`, for ever; returns where the entries start now.
 
         `to` is positions per streamlet and entry, in the form of `Consumer.positions`, or ``"latest"``: all present
-        records. Streamlets that `to` leaves out stay as they are, and so do entries with `EARLIEST`.
+        records. Streamlets missing in `to`, and entries with `EARLIEST`, do not change.
 
         When one streamlet fails, others may have been truncated; the same call may be repeated. Raises `UnknownStream`,
         `StreamletOutOfRange`, `InvalidArgument`, `InvalidCursor` when a position is not the start of a chunk or is

@@ -89,11 +89,11 @@ class DrainStatus:
     """The progress of emptying a broker or a backup."""
 
     done: bool
-    """Whether it can be stopped: it has nothing left that is in use."""
+    """Whether it can be stopped, because no part of it is in use any more."""
     streamlets_owned: int
     """Number of streamlets that a broker still takes chunks for."""
     streamlets_held: int
-    """Number of streamlets of which a broker has older groups."""
+    """Number of streamlets whose older groups a broker has."""
     replicas: int
     """For a backup: the number of its replicas."""
     reasons: list[str]

@@ -132,7 +132,7 @@ class DaemonFigures:
     figures: Mapping[str, Mapping[Labels, float]]
     """Figures, by their names in Prometheus and their labels."""
     streams: Mapping[int, StreamFigures]
-    """Figures of streams, by id; a broker reports streams of which it has data."""
+    """Figures of streams, by id; a broker reports the streams that it has data of."""
 
     def value(self, name: str, *labels: str) -> float | None:
         """Return one figure; None: this kind or version of daemon does not have it."""

@@ -117,7 +117,7 @@ class LatencyDescription:
     least_limit_us: int
     """For an infeasible constraint: the smallest limit that could be held; else 0."""
     violations: int
-    """Number of windows in which it was not held, since the coordinator leads, or the constraint was made."""
+    """Number of violated windows since the coordinator leads, or since the constraint was made."""
     hops: tuple[LatencyHop, ...]
     """Hops in the order of the path; empty in a list of constraints."""
     created_us: int = 0

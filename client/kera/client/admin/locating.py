@@ -248,7 +248,7 @@ class _Search:
     entry: EntryId
     query: ChunkQuery
     position: Position
-    """Where it goes on."""
+    """Position where the entry continues."""
     record: int = 0
     """Ordinal at `position`, known once chunks were passed."""
     bytes: int = 0

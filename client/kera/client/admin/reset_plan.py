@@ -25,7 +25,7 @@ class ToOffset:
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """Move each entry's cursor by so many records, back if the number is negative, as far as there are records."""
+    """Move each entry's cursor by this number of records, back if it is negative, as far as there are records."""
 
     records: int
 

@@ -29,7 +29,7 @@ class Violation(NamedTuple):
 
 
 class Violations:
-    """The findings about one history, in the order in which their kinds came."""
+    """The findings about one history, by kind, in order of first occurrence."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[Violation]] = {}

@@ -52,7 +52,7 @@ class History:
     refused: set[Value] = field(default_factory=set)
     """Values for which the producer got an error: they are not stored."""
     read: dict[str, list[tuple[Place, Value]]] = field(default_factory=lambda: defaultdict(list))
-    """Values by reader, in the order in which they came; each reader has begun with the oldest record of each entry."""
+    """Values by reader, in order of arrival; each reader has begun with the oldest record of each entry."""
     processed: dict[str, set[Value]] = field(default_factory=lambda: defaultdict(set))
     """Values that the members of consumer groups got, by consumer group."""
     stored: list[tuple[Place, Value]] = field(default_factory=list)

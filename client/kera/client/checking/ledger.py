@@ -78,7 +78,7 @@ class Losses:
         self.entries: set[Entry] = set()
         """Entries with reported losses."""
         self.first: dict[Entry, int] = {}
-        """For each of those entries: the ordinal from which on records may be lost; missing: any of them may be."""
+        """For each of those entries: the ordinal of the first record that may be lost; missing: any of them may be."""
 
     @property
     def any_allowed(self) -> bool:
@@ -88,7 +88,7 @@ class Losses:
     def may_have_taken(self, places: npt.NDArray[np.int64], *, anywhere: bool = False) -> npt.NDArray[np.bool_]:
         """Whether the record that was acknowledged at each place may be lost without a violation.
 
-        `anywhere`: it is not known yet from which ordinal on records may be lost.
+        `anywhere`: the ordinal of the first record that may be lost is not known yet.
         """
         if not self.any_allowed:
             return np.zeros(len(places), np.bool_)
@@ -107,7 +107,7 @@ class _Seen:
     def __init__(self) -> None:
         self.values = Column(np.int64, UNSEEN)
         self.moments: list[tuple[int, float]] = []
-        """Ordinals up to which records were read, and when; ascending, one per second."""
+        """Ordinals behind the records read, with the time; ascending, one per second."""
 
     def note(self, end: int, now_s: float) -> None:
         known, known_s = self.moments[-1] if self.moments else (0, -MOMENT_S)

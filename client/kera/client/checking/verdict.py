@@ -16,7 +16,7 @@ def violations(history: History) -> list[str]:
 
     * Each acknowledged record is stored, exactly once, at the place that its producer got.
     * A record without an acknowledgement is stored at most once; a refused one is not; there are no other records.
-    * In each entry the records of a producer are in the order in which it sent them.
+    * In each entry, the records of a producer keep the order of sending.
     * Records of an entry have ordinals without a gap.
     * Each record that a reader has seen is stored, at its place; records came in order, with none left out.
     * A consumer group got all acknowledged records.

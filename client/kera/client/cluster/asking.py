@@ -1,6 +1,6 @@
 """Asks a broker, and interprets its answer: the only place that notices stale routes and recreated streams.
 
-A broker only knows streams of which it has streamlets. A stream that it does not know may be at other brokers, or not
+A broker only knows a stream if it has streamlets of it. A stream that it does not know may be at other brokers, or not
 have reached it yet: only the coordinator knows whether the stream exists. When another broker may have to be asked, the
 metadata that led to this one counts as stale, and the next look-up asks the coordinator again.
 """
@@ -86,7 +86,7 @@ def of_broker(error: KeraError) -> KeraError:
 
 
 def same_stream(now: StreamDescription, stream_id: int) -> StreamDescription:
-    """Return `now`, the stream that has the name now, if its id is `stream_id`. Raises `UnknownStream`."""
+    """Return `now`, the present stream of the name, if its id is `stream_id`. Raises `UnknownStream`."""
     if now.stream_id != stream_id:
         raise UnknownStream(
             f"stream {now.name!r} was deleted and created again; open or prepare it again",

@@ -38,7 +38,7 @@ class OpenChunk(Protocol):
 
 
 class Writer(Protocol):
-    """A producer with open chunks of a stream, in the order in which they were opened."""
+    """A producer with open chunks of a stream, in order of opening."""
 
     @property
     def open_chunks(self) -> Mapping[int, OpenChunk]:

@@ -50,7 +50,7 @@ REPORT_REASON_CHARS_MAX = 500
 
 
 class _Cursors(NamedTuple):
-    """Positions of entries, in the form in which each broker with data before them gets them."""
+    """Positions of entries, in the form for each broker with data before them."""
 
     of_brokers: dict[int, dict[EntryId, Position]]
     homes: dict[EntryId, int]

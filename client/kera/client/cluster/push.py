@@ -78,7 +78,7 @@ class SubscriptionEnd(NamedTuple):
 
     reason: Reason
     next: Position
-    """Where the entry goes on behind the pushed data."""
+    """Position where the entry continues behind the pushed data."""
     error: KeraError | None = None
     """The error, if it has failed."""
 
@@ -248,7 +248,7 @@ class PushChannel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._closed = self._loop.create_future()
         self.failure: ProtocolError | None = None
-        """The protocol error by which the broker has ended the connection."""
+        """The protocol error of the broker that has ended the connection."""
         self.silent = False
         """Whether the connection was ended because the broker sent nothing for so long that it counts as hanging."""
         self._alive_interval_s = hello.alive_interval_ms / 1000

@@ -44,7 +44,7 @@ class Returns:
         self._released.append(slot)
         if not self._timer_set:
             self._timer_set = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it all connections
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and so are all connections
                 self._loop.call_soon_threadsafe(self._loop.call_later, self._delay_s, self._time_is_up)
 
     def _time_is_up(self) -> None:

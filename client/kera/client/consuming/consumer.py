@@ -340,7 +340,7 @@ class Consumer(DecodedRecords, ReadsTables):
                     return record_or_none
 
     def _rest(self, begun: ChunkBatch) -> ChunkBatch:
-        """Return the rest of a chunk of which only some records were delivered."""
+        """Return the rest of a partly delivered chunk."""
         chunk = begun.rest(self._positions[begun.entry])
         self._open.close()
         self._positions[chunk.entry] = chunk.next

@@ -152,7 +152,7 @@ class TracedIteration(AsyncIterator[T], Generic[T]):
         self._leave = contextlib.ExitStack()
         """Its end restores the current span from before."""
         self._task: asyncio.Task[Any] | None = None
-        """The task in which the span is the current one."""
+        """The task whose current span this is."""
 
     async def __anext__(self) -> T:
         """Return the next item."""

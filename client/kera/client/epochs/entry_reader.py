@@ -34,7 +34,7 @@ class Held(NamedTuple):
     epoch: int
     chunk: ChunkBatch
     resume_at: Position
-    """Position from which a reader finds the chunk in the same epoch: before the punctuation that opened the epoch, if
+    """Start for a reader that is to find the chunk in the same epoch: before the punctuation that opened the epoch, if
     there is one."""
     size: int
     """Size in bytes, including headers."""
@@ -75,7 +75,7 @@ class EntryReader:
         self._chunks = Chunks(cluster, settings, punctuations=True)
         self._chunks.streams[stream.stream_id] = stream
         self.read_to: Position = wanted.start
-        """Position up to which it was read."""
+        """Position behind the data read so far."""
         self._fetched_to: Position = wanted.start
         """Position of the next data: behind a move, this differs from the end of the last chunk."""
         self._end: Position = wanted.start
@@ -212,7 +212,7 @@ class EntryReader:
 
     @property
     def position(self) -> Position:
-        """Position up to which it was taken: a reader that begins there finds the rest in the same epochs."""
+        """Position behind the taken chunks: a reader that begins there finds the rest in the same epochs."""
         return self._pending[0].resume_at if self._pending else self._opened_at or self.read_to
 
     async def read_again(self, epoch: int) -> None:

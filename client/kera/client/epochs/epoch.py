@@ -163,6 +163,6 @@ def _older(times: npt.NDArray[np.int64], than_us: int) -> int:
 
 
 def in_order(chunks: Mapping[EntryId, Sequence[ChunkBatch]], order: Mapping[int, int]) -> tuple[ChunkBatch, ...]:
-    """Return chunks ordered by stream (in the order in which the reader named them), streamlet and entry."""
+    """Return chunks ordered by stream (in the reader's order of streams), streamlet and entry."""
     entries = sorted(chunks, key=lambda entry: (order[entry.stream_id], entry.streamlet_id, entry.entry))
     return tuple(chunk for entry in entries for chunk in chunks[entry])

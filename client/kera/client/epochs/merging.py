@@ -19,7 +19,7 @@ class Reached(NamedTuple, Generic[EntryT]):
     pending: int | None
     """The epoch of its next chunk; None: no chunk is at hand."""
     open: int | None
-    """The first epoch of which chunks may still come behind those at hand; None: it holds up no epoch."""
+    """The first epoch that may still get chunks, behind the available ones; None: it holds up no epoch."""
 
 
 class Decision(NamedTuple, Generic[EntryT]):

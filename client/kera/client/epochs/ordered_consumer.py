@@ -106,7 +106,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
 
     @property
     def late_records(self) -> int:
-        """Number of late records (docs/epochs.md) in all epochs up to the one that is being delivered."""
+        """Number of late records (docs/epochs.md) in all epochs up to the present one."""
         return self._epochs.late_records
 
     def held_up_by(self) -> list[EntryId]:

@@ -34,7 +34,7 @@ class Resumed:
             for stream in streams
         }
         self._left = {stream.stream_id: stream for stream in streams}
-        """Streams of which no epoch was delivered yet."""
+        """Streams without any delivered epoch yet."""
 
     async def check(self, epoch: int, stream_ids: AbstractSet[int]) -> None:
         """Raise `EpochPassed` if records of an epoch lie before the committed positions of one of these streams.

@@ -18,14 +18,14 @@ NO_MATTER = "nothing was written to it: it delays no epoch"
 
 
 class Settled(NamedTuple):
-    """The time up to which an entry is settled: older records count as late."""
+    """The settled time of an entry: older records count as late."""
 
     streamlet_id: int
     entry: int
     settled_us: int | None
     """The time; None: it is not settled."""
     by: str
-    """What has settled it, in words."""
+    """A text about how it was settled."""
     holds_up: bool
     """Whether epochs wait for it at all."""
 
@@ -35,7 +35,7 @@ class Settled(NamedTuple):
 
 
 def settled_entries(config: StreamConfig, bounds: Mapping[int, Sequence[EntryBounds]]) -> list[Settled]:
-    """Return the entries: first the one that holds up the next epoch, last those that hold up none."""
+    """Return the entries: the one that holds up the next epoch first, entries that hold up no epoch last."""
     found = [
         _settled(config, streamlet_id, number, entry)
         for streamlet_id, entries in bounds.items()

@@ -182,14 +182,14 @@ _ANY_DIGITS = 4
 
 
 def _exponent_digits(kind: pa.DataType) -> int:
-    """Return the number of digits from which an exponent may be out of the range of a float of the type."""
+    """Return the least number of digits of an exponent that may be out of range for a float of the type."""
     if types.is_floating(kind):
         return 3 if types.is_float64(kind) else 2
     return min((_exponent_digits(kind.field(at).type) for at in range(kind.num_fields)), default=_ANY_DIGITS)
 
 
 _INTEGERS_EXACT = {32: 2.0**24, 64: 2.0**53}
-"""By the bits of a float: the bound up to which it holds all integers."""
+"""By the bits of a float: the bound below which it holds all integers exactly."""
 
 
 def _is_sure(column: pa.Array, field: pa.Field) -> bool:

@@ -157,7 +157,7 @@ def _plain_members(text: str) -> dict[str, _Json] | None:
     try:
         record = parsed_line(text)
     except ValueError:
-        return None  # also for a name that repeats within a value, which is valid: the value is stored as it is
+        return None  # also for a name that repeats within a value, which is valid: the value is stored unchanged
     for name, value in record.items():
         match name, value:
             case "keys", list():

@@ -146,7 +146,7 @@ class Producer:
     async def prepare(self, stream: str) -> StreamDescription:
         """Look up a stream, so that `send` knows it. Raises `UnknownStream`.
 
-        If the known stream was deleted, looks up the one that has the name now. Also gets the ids of serializers'
+        If the known stream was deleted, looks up the new stream of that name. Also gets the ids of serializers'
         schemas: raises `IncompatibleSchema`, `InvalidSchema`, `UnknownSchema` (``register_schemas``), and the other
         errors of `SchemaRegistry.register`.
         """

@@ -53,7 +53,7 @@ class VersionDescription:
     registered_us: int
     """Time of its registration, on the coordinator's clock: microseconds since 1970."""
     registered_by: str
-    """Who registered it, in the form of rules, ``user:alice``; empty without security."""
+    """The principal that registered it, as ``user:alice``; empty without security."""
 
 
 class SchemaRegistry:

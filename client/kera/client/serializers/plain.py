@@ -10,7 +10,7 @@ INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class BytesSerializer:
-    """Bytes as they are."""
+    """Bytes, unchanged."""
 
     def __call__(self, value: bytes | bytearray | memoryview, context: Context, /) -> bytes:
         """Return `value` as bytes. Raises `CannotEncode` for other types."""
@@ -22,7 +22,7 @@ class BytesSerializer:
 
 
 class BytesDeserializer:
-    """Bytes as they are."""
+    """Bytes, unchanged."""
 
     def __call__(self, data: bytes, _context: Context, /) -> bytes:
         """Return `data` unchanged."""

@@ -149,7 +149,7 @@ class OrderedConsumer(RecordsOf[AsyncOrderedConsumer]):
 
     @property
     def late_records(self) -> int:
-        """Number of late records in all epochs up to the one that is being delivered."""
+        """Number of late records in all epochs up to the present one."""
         return self._consumer.late_records
 
     def held_up_by(self) -> list[EntryId]:

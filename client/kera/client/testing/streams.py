@@ -306,7 +306,7 @@ class FakeStream:
         return streamlet
 
     def owned_by(self, broker_id: int, streamlet_id: int) -> FakeStreamlet:
-        """Return a streamlet to which a broker may append. Raises `NotOwner`, `UnknownStream`."""
+        """Return a streamlet that a broker may append to. Raises `NotOwner`, `UnknownStream`."""
         streamlet = self.known_at(broker_id, streamlet_id)
         if streamlet.owner != broker_id or streamlet.sealed:
             raise NotOwner("another broker has it", stream_id=self.stream_id, streamlet_id=streamlet_id)

@@ -261,13 +261,13 @@ class DecodedRecords(ABC):
 
     @abstractmethod
     def _each_record(self) -> AsyncIterator[Record]:
-        """Iterate over the records as they are stored."""
+        """Iterate over the stored records."""
 
     @abstractmethod
     async def _next_records(self, records_max: int | None) -> list[Record]:
-        """Return the next records as they are stored; an empty list at the end.
+        """Return the next stored records; an empty list at the end.
 
-        Stops before a record with which more counts as delivered.
+        Stops before a record that changes the delivered position.
         """
 
     @abstractmethod
@@ -329,7 +329,7 @@ class DecodedRecords(ABC):
         return found
 
     async def next_records(self, records_max: int | None = None) -> list[Record]:
-        """Return the next records, which end before one with which more counts as delivered; see `records`.
+        """Return the next records, up to one that changes the delivered position; see `records`.
 
         Returns an empty list at the end.
         """

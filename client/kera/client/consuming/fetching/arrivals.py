@@ -52,7 +52,7 @@ class Arrivals:
             self._watchers[item.range](item.fetched)
 
     def watch(self, item: Range, watcher: Callable[[Fetched], None]) -> None:
-        """Have `watcher` called with the data of a range, as soon as they are put in."""
+        """Call `watcher` with the data of a range as soon as they are added."""
         self._watchers[item] = watcher
 
     def unwatch(self, item: Range) -> None:
@@ -75,7 +75,7 @@ class Arrivals:
             await self._room.wait()
 
     async def take(self) -> Arrived | None:
-        """Take the next arrival; None after `wake`. Raises `ClosedError`, and the error that was put in."""
+        """Take the next arrival; None after `wake`. Raises `ClosedError`, and the error that was added."""
         while True:
             if self._closed:
                 raise ClosedError("the consumer is closed")

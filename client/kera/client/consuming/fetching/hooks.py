@@ -24,7 +24,7 @@ class FetchHooks:
         """The fetcher begins to fetch another range."""
 
     def on_fetched(self, item: Range, fetched: Fetched) -> None:
-        """Data of a range have come, and wait to be taken. They are taken in the order in which they have come."""
+        """Data of a range have come, and wait to be taken. They are taken in order of arrival."""
 
     def on_asked(self) -> None:
         """The application asks for more."""

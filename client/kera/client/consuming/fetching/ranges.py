@@ -47,7 +47,7 @@ class Range:
         self.pull_until_s: float | None = None
         """Time until which it is pulled, although its broker may be able to push it; None: it need not be pulled."""
         self.cut_at: Position | None = None
-        """Position from which data are not delivered; None: all are."""
+        """Start of the data that are not delivered; None: all data are delivered."""
         self.closed = False
         """Whether it has come to its end, or was removed."""
         self.dropped = False

@@ -129,9 +129,9 @@ class Lease:
         self.part = message.part
         """Number of the part within its group."""
         self.end = position_of(message.end) if message.HasField("end") else None
-        """Where the part ends; None: with the group."""
+        """End of the part; None: the end of the group."""
         self.cut: Cut | None = None
-        """Where it should end; the coordinator has not agreed to it yet."""
+        """The proposed end; the coordinator has not agreed to it yet."""
         self.split_left_bytes = 0
         """Number of bytes that are still to come before it is cut; 0: it will not be cut."""
         self.opened: Fetched | None = None
@@ -139,7 +139,7 @@ class Lease:
         self.opened_range = fetched
         """The range that these data belong to."""
         self.given = self.delivered.next
-        """How far it was opened for the caller, who may not have got all of that yet."""
+        """End of the data opened for the caller, who may not have received all of them yet."""
         self.ended = False
         """Whether it is closed, and delivered completely."""
         self.asked_back = False

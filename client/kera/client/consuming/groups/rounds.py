@@ -159,7 +159,7 @@ class Rounds:
                     else:
                         self._committed(commits)
             except BaseException as error:
-                # Whatever the error, calls must not wait for ever.
+                # After any error, calls must not wait for ever.
                 _fail(commits, error if isinstance(error, Exception) else ClosedError("the consumer is closed"))
                 if not isinstance(error, KeraError) or not error.retriable:
                     raise

@@ -1,7 +1,7 @@
 """Measures how fast a caller processes records, and decides how much of a group of segments a consumer keeps.
 
 Each part of a group costs requests, so a part must take long enough to process; and it must not take so long that the
-other consumers wait. Only the time in the caller's code counts, not the time in which it waits for records: sharing
+other consumers wait. Only the time in the caller's code counts, not its waiting time for records: sharing
 helps when processing takes longest.
 """
 

@@ -105,7 +105,7 @@ class ReaderMeter:
         return self._watched.get(stream_id, NO_ADVICE).until_s > now_s
 
     def pause_s(self, stream_id: int, size_bytes: int, now_s: float) -> float:
-        """Return how long the next request may be delayed after an answer with so many bytes, to collect more.
+        """Return how long the next request may be delayed to collect more, after an answer with `size_bytes`.
 
         Returns 0 after an empty answer, because the next request waits for data anyway, and after a large one.
         """
@@ -210,7 +210,7 @@ class ReaderMeter:
         return us + ahead_us
 
     def report(self, broker_id: int, stream_ids: Iterable[int]) -> latency_pb2.LatencyReport:
-        """Return the report for a broker from which these streams are read; removes the reported samples."""
+        """Return the report for a broker that sends these streams; removes the reported samples."""
         report, samples = latency_pb2.LatencyReport(), self._samples.get(broker_id, {})
         while samples and len(report.samples) < SAMPLES_MAX - 1:
             add_sample(report, *samples.popitem())

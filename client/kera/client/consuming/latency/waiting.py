@@ -16,11 +16,11 @@ from kera.core.base.ids import EntryId
 from kera.core.latency.hop import Hop
 
 FADES = 8
-"""With each completed wait, the longest one before is reduced by one part in so many."""
+"""Each completed wait reduces the longest earlier one by this fraction (1 / 8)."""
 
 
 class Came(NamedTuple):
-    """When chunks came, and from which broker."""
+    """The arrival of chunks: the time and the broker."""
 
     broker_id: int
     at_s: float

@@ -46,7 +46,7 @@ def cut_at_epochs(partition: Partition, stream: StreamDescription) -> Partition:
     """Cut the rows of each streamlet into parts: a new part begins with each row of a later epoch.
 
     A row without a time goes with the rows before it, or with those behind it if it is the first of its streamlet. If
-    no row has a time, the partition stays as it is.
+    no row has a time, the partition does not change.
     """
     if not stream.config.epoch_ms:
         return partition

@@ -71,7 +71,7 @@ class Partition(NamedTuple):
     ends: Numbers
     """The end of each streamlet's rows, in their order."""
     order: Numbers | None = None
-    """The rows of `batch` in an order in which a streamlet's rows follow each other; None: `batch` is in that order."""
+    """An order of the rows of `batch` that keeps each streamlet's rows together; None: `batch` is in that order."""
     sized: bool = False
     """Whether the rows up to each end fit into a chunk."""
 

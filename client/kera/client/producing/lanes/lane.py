@@ -10,12 +10,12 @@ until nothing is in flight, and sends again from the oldest chunk on. The broker
 most `UNANSWERED_CHUNKS_MAX` chunks are in flight: a broker recognises that many of a producer's last ones.
 
 A chunk that is given up leaves a hole: the broker takes nothing behind it. The lane first finishes the chunks before
-the hole. Then it begins a new epoch of the producer, in which the remaining chunks count from 0. Producer id, entry and
+the hole. Then it begins a new epoch of the producer, where the remaining chunks count from 0. Producer id, entry and
 order stay. The broker cannot recognise a repeat across epochs. So if the chunk of the hole may be stored, the lane also
 gives up the chunks behind it that may be stored: sent in the new epoch, they might be stored twice.
 
 Epochs are scarce: a named producer has a range of them, and the next instance of the name has the range above. So the
-lane reuses an epoch in which nothing can have been stored, from sequence 0. When it has used the last epoch of the
+lane reuses an epoch, from sequence 0, if no chunk can have been stored in it. When it has used the last epoch of the
 range, the lane is exhausted, and sends nothing more.
 
 Invariants: sequences of waiting and in-flight chunks ascend; no chunk is taken while a returned one is kept, and none

@@ -94,7 +94,7 @@ class Batches:
         return outcome
 
     async def _room_for(self, payload_bytes: int, stream: str) -> None:
-        """Wait until so many bytes of a batch may be queued."""
+        """Wait until `payload_bytes` of a batch may be queued."""
         if self._buffer.is_full(payload_bytes):
             await self._buffer.wait_for_room(payload_bytes, self._writers.close_open_chunks)
         if self._buffer.ended:  # while we waited, or while the loop ran

@@ -14,7 +14,7 @@ class ChunkHooks:
     """
 
     def on_prepared(self, stream_id: int, open_chunks: Mapping[int, Accumulator]) -> None:
-        """A stream was prepared for writing. `open_chunks` is a live view, in the order in which they were opened."""
+        """A stream was prepared for writing. `open_chunks` is a live view, in order of opening."""
 
     def on_accepted(self, stream_id: int, at_s: float) -> None:
         """The first record of a chunk, or rows of a batch, were accepted."""

@@ -68,18 +68,18 @@ class Buffer(Room):
         return not (self._unfinished or self._bundles)
 
     def is_full(self, wanted_bytes: int) -> bool:
-        """Whether there is no room for so many bytes. An empty buffer has room for any record, however large."""
+        """Return whether there is no room for `wanted_bytes`. An empty buffer has room for a record of any size."""
         return wanted_bytes > self.left_bytes and self.left_bytes < self.bytes_max
 
     async def wait_for_room(self, wanted_bytes: int, close_open_chunks: Callable[[], None]) -> None:
-        """Wait until there is room for so many bytes, or the producer ends. Closes open chunks: sending makes room."""
+        """Wait until there is room for `wanted_bytes`, or the producer ends. Closes open chunks: sending makes room."""
         while self.is_full(wanted_bytes) and not self.ended:
             self._room.clear()  # first, because closed chunks may fail at once, and make room
             close_open_chunks()
             await self._room.wait()
 
     def refuse(self, size: int) -> BufferFull:
-        """Note that there is no room for a record of so many bytes, and return the error."""
+        """Note that there is no room for a record of `size` bytes, and return the error."""
         self.refused_bytes, limit = size, self.bytes_max
         return BufferFull(f"{limit} bytes wait to be acknowledged; await drain() before sending more", limit=limit)
 
@@ -97,7 +97,7 @@ class Buffer(Room):
         await asyncio.sleep(0)
 
     def take(self, size: int) -> None:
-        """Count a record of so many bytes that was added to an open chunk."""
+        """Count a record of `size` bytes that was added to an open chunk."""
         self.left_bytes -= size
 
     def release(self, size: int) -> None:
