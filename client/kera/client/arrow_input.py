@@ -161,7 +161,7 @@ def _zone_hint(kind: pa.DataType, wanted: pa.DataType) -> str:
 
 
 def _same(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether all values of `kind` are also values of `wanted`, as far as the types show."""
+    """Return whether all values of `kind` are also values of `wanted`, as far as the types show."""
     if kind == wanted:
         return True
     if types.is_dictionary(kind):
@@ -234,7 +234,7 @@ _GROUPS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType, pa.Dat
 
 
 def _hidden_nulls(column: pa.Array) -> bool:
-    """Whether a child has nulls that its field does not allow: Arrow's conversion does not check."""
+    """Return whether a child has nulls that its field does not allow: Arrow's conversion does not check."""
     kind = column.type
     if types.is_map(kind):
         return bool(column.keys.null_count) or _bad(kind.item_field, column.items) or _hidden_nulls(column.items)

@@ -101,7 +101,7 @@ class Token:
     secret: str = field(default="", repr=False)
     """The text to authenticate with; only the caller that created the token gets it."""
     renewable_for_ms: int = 0
-    """How long it can be renewed; only set for a token that was just issued."""
+    """Time for which it can be renewed; only set for a token that was just issued."""
     untold: tuple[str, ...] = ()
     """See `Change.untold`; only set for a token that was just issued."""
 

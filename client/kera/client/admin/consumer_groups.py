@@ -39,7 +39,7 @@ class ConsumerGroupSummary:
     unnamed: bool = False
     """Whether its name was generated."""
     expires_in_ms: int | None = None
-    """It is deleted if it is not used for this time from now on; None: it stays."""
+    """Time without use after which it is deleted; None: it is kept."""
 
 
 @dataclass(frozen=True, slots=True)

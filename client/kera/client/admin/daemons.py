@@ -51,7 +51,7 @@ class DaemonDescription:
     node_id: str
     uptime_ms: int
     clock_ahead_ms: float
-    """How far its time of day is ahead of this process's; negative: it is behind."""
+    """Difference of its time of day from this process's; negative: it is behind."""
     clock_unsure_ms: float
     """Maximum error of `clock_ahead_ms`: half of the round trip."""
     checks: tuple[DaemonCheck, ...]

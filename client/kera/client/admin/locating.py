@@ -371,7 +371,7 @@ class _Search:
         return None if limit is None else (self.start_record or 0) + limit
 
     def _is_over(self, answer: broker_pb2.ChunkPlace) -> bool:
-        """Whether the first chunk at this broker, which is not the query's first, is too large for the query."""
+        """Return whether the first chunk at this broker, which is not the query's first, is too large for the query."""
         if self.query.records_max is not None:
             return answer.record - (self.start_record or 0) > self.query.records_max
         return self.query.bytes_max is not None and self.bytes + answer.bytes > self.query.bytes_max

@@ -32,7 +32,7 @@ class Quota:
     """Size of the chunks in these streams, each counted once, however many replicas it has."""
 
     def __bool__(self) -> bool:
-        """Whether anything is limited."""
+        """Return whether anything is limited."""
         return self != Quota()
 
     def to_message(self) -> messages.Quota:

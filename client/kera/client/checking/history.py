@@ -61,10 +61,10 @@ class History:
     """By streamlet and entry: the ordinal before which records were removed on purpose, so that they may be missing."""
 
     def is_removed(self, place: Place) -> bool:
-        """Whether the record at a place may have been removed on purpose."""
+        """Return whether the record at a place may have been removed on purpose."""
         return place.record < self.removed.get(place[:2], 0)
 
     def may_be_removed(self, value: Value) -> bool:
-        """Whether an acknowledged record may have been removed; without a place, any removal may have removed it."""
+        """Return whether an acknowledged record may have been removed; without a place, by any removal."""
         place = self.acknowledged.get(value)
         return bool(self.removed) if place is None else self.is_removed(place)

@@ -86,7 +86,7 @@ class Losses:
         return self.are_allowed and bool(self.entries)
 
     def may_have_taken(self, places: npt.NDArray[np.int64], *, anywhere: bool = False) -> npt.NDArray[np.bool_]:
-        """Whether the record that was acknowledged at each place may be lost without a violation.
+        """Return whether the record that was acknowledged at each place may be lost without a violation.
 
         `anywhere`: the ordinal of the first record that may be lost is not known yet.
         """

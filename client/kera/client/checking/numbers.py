@@ -78,7 +78,7 @@ class Values:
         return found
 
     def is_of_another(self, value: object) -> bool:
-        """Whether a value that is not of this check is of another check."""
+        """Return whether a value that is not of this check is of another check."""
         form = rf"[0-9a-f]{{{TOKEN_BYTES}}}/\d{{5}}/\d{{13}}\.*"
         return isinstance(value, bytes) and re.fullmatch(form.encode(), value) is not None
 

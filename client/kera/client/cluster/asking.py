@@ -74,7 +74,7 @@ def broker_failed(metadata: Metadata, name: str, failure: KeraError) -> KeraErro
 
 
 def is_route_error(error: BaseException) -> bool:
-    """Whether another broker may have to be asked, because the metadata that led to this one may be stale."""
+    """Return whether another broker may have to be asked, because the metadata that led to this one may be stale."""
     return isinstance(error, (NotOwner, Unavailable, Uncertain))
 
 

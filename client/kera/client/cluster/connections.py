@@ -55,7 +55,7 @@ class Connections:
         self._report_again_s = report_again_s
         self._report = report
         self._reported: dict[int, tuple[int, float]] = {}
-        """By broker: the last reported epoch, and the time of the report."""
+        """The last reported epoch of each broker, and the time of the report."""
         self._connections: dict[int, _Connection] = {}
         self._connecting: dict[int, asyncio.Lock] = {}
         self._origin = Origin()

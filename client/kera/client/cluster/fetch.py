@@ -244,7 +244,7 @@ def _at_its_place(error: CorruptChunk, stream: StreamDescription, entry: EntryId
 
 
 def _ends_within(view: memoryview, at: int) -> bool:
-    """Whether the end of the chunk is known and within the buffer: its header is valid."""
+    """Return whether the end of the chunk is known and within the buffer: its header is valid."""
     try:
         header = verify_header(view, at)
     except CorruptChunk:

@@ -48,7 +48,7 @@ class Locality:
         self._closed = False
 
     def reachable(self, broker: BrokerDescription | None, domain: str, wish: SharedMemory) -> bool:
-        """Whether to have a broker push data of a memory domain.
+        """Return whether to have a broker push data of a memory domain.
 
         Raises `InvalidArgument` when `wish` is *always* and it cannot.
         """

@@ -67,7 +67,7 @@ class Reason(enum.Enum):
     MOVED = push_pb2.PushEnd.MOVED
     """The entry goes on at another broker."""
     FAILED = push_pb2.PushEnd.FAILED
-    """It has failed with an error."""
+    """The subscription has failed with an error."""
     PULL = push_pb2.PushEnd.PULL
     """Readers hold too much of the broker's memory: pull copies for a while."""
     CANCELLED = push_pb2.PushEnd.CANCELLED
@@ -259,7 +259,7 @@ class PushChannel(asyncio.Protocol):
         self._reason: object = "closed"
         self._numbers = itertools.count(1)
         self._subscriptions: dict[int, Subscription] = {}
-        """By number: subscriptions whose end has not come, including closed ones."""
+        """Subscriptions that have not ended yet, by number, including closed ones."""
         self._new: list[Subscription] = []
         """Subscriptions that are still to be sent to the broker."""
         self._subscribers: set[Subscriber] = set()

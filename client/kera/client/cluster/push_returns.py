@@ -13,7 +13,7 @@ from collections.abc import Callable
 from kera.core.push import BODY_BYTES_MAX, PushKind, encode_numbers, encode_taken
 
 RETURN_DELAY_S = 0.05
-"""How long returns wait for more before they are sent to the broker."""
+"""Time for which returns wait for more before they are sent to the broker."""
 
 
 class Returns:

@@ -102,7 +102,7 @@ def _members(picture: Picture) -> Iterator[Finding]:
 
 
 def _takes_no_replicas(backup: BackupDescription, picture: Picture) -> bool:
-    """Whether a backup refuses further replicas, by its last heartbeat or its own report, which covers each disk."""
+    """Return whether a backup refuses further replicas, by its last heartbeat or by its report on each disk."""
     said = picture.daemons.get(f"backup {backup.backup_id}")
     checks = () if said is None or isinstance(said, KeraError) else said.checks
     refuses = any(check.name == "disks" and check.state == "problem" for check in checks)

@@ -160,7 +160,7 @@ class EntryReader:
             raise self._gone(error) from error
 
     def is_open(self, epoch: int | None) -> bool:
-        """Whether more chunks of an epoch may come behind those at hand; None: whether there are none at hand."""
+        """Return whether more chunks of an epoch may follow; for None, whether there are no chunks at hand."""
         if epoch is None:
             return not self._pending
         return not self._exempt and self.settled_us < (epoch + 1) * self._epoch_us
@@ -224,7 +224,7 @@ class EntryReader:
                 self._pending[number] = held._replace(chunk=await self._chunks.again(held.chunk))
 
     def is_intact(self, epoch: int) -> bool:
-        """Whether all chunks of a closed epoch that lie in the broker's memory are still valid."""
+        """Return whether all chunks of a closed epoch that lie in the broker's memory are still valid."""
         for held in self._pending:
             if held.epoch != epoch:
                 return True

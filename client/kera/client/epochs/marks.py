@@ -57,7 +57,7 @@ class Marker:
         yield from map(Marked, numbers[firsts].tolist(), parts(chunk, firsts))
 
     def _is_of_one_epoch(self, chunk: ChunkBatch) -> bool:
-        """Whether all joined chunks are obviously of one epoch: their times and the watermark are in it."""
+        """Return whether all joined chunks are obviously of one epoch: their times and the watermark are in it."""
         first = epoch_of(max(self.watermark_us, chunk.header.min_timestamp_us), self._epoch_us)
         return first == epoch_of(max(self.watermark_us, chunk.header.max_timestamp_us), self._epoch_us)
 

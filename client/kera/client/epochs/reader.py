@@ -79,7 +79,7 @@ class Epochs(AsyncIterator[Epoch]):
         """The last delivered epoch."""
         self._readers: dict[EntryId, EntryReader] = {}
         self._order: dict[int, int] = {}
-        """By the id of a stream: its index among the given streams."""
+        """The index of each stream, by id, among the given streams."""
         self.epochs_read = self.records_read = 0
         """Number of delivered epochs and records."""
         self.late_records = 0
@@ -187,7 +187,7 @@ class Epochs(AsyncIterator[Epoch]):
             await self._resumed.check(epoch, in_it)
 
     def _is_over(self, decision: Decision[EntryId]) -> bool:
-        """Whether there are no more epochs before the end."""
+        """Return whether there are no more epochs before the end."""
         if self._end is None or (decision.epoch is not None and decision.epoch < self._end):
             return False
         if self._first is not None and self._first >= self._end:

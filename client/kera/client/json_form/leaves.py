@@ -123,7 +123,7 @@ def _floats(kind: pa.DataType, values: Values) -> pa.Array:
 
 
 def claims_more(value: int | Number, number: float, digits_max: int = FLOAT_DIGITS) -> bool:
-    """Whether a written number is more precise than the float that it becomes, so that information would be lost.
+    """Return whether a written number is more precise than its float, so that information would be lost.
 
     Up to `digits_max` digits may be rounded, because floats are usually written so; integers may not, and no other
     number may become 0.
@@ -205,7 +205,7 @@ def bytes_of(value: Any) -> bytes:
 
 
 def is_base64(value: Any) -> bool:
-    """Whether a value is an object with the single member ``base64``."""
+    """Return whether a value is an object with the single member ``base64``."""
     return isinstance(value, dict) and value.keys() == {"base64"}
 
 

@@ -48,7 +48,7 @@ def wrong_line(number: int, reason: object) -> SchemaMismatch:
 
 
 def is_exact(block: bytes, schema: pa.Schema) -> bool:
-    """Whether Arrow certainly reads the lines of `block` as rows of `schema` without changing a value."""
+    """Return whether Arrow certainly reads the lines of `block` as rows of `schema` without changing a value."""
     return _by_arrow(block, schema) is not None
 
 
@@ -107,7 +107,7 @@ def _by_arrow(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
 
 
 def _is_a_row_per_line(block: bytes, rows: int) -> bool:
-    """Whether there are as many rows as lines: no object spans several lines or shares a line."""
+    """Return whether there are as many rows as lines: no object spans several lines or shares a line."""
     lines = block.count(b"\n") + (not block.endswith(b"\n"))
     exact = rows == lines and b"\n\n" not in block
     return exact or rows == sum(1 for line in block.split(b"\n") if line.strip())
@@ -189,11 +189,11 @@ def _exponent_digits(kind: pa.DataType) -> int:
 
 
 _INTEGERS_EXACT = {32: 2.0**24, 64: 2.0**53}
-"""By the bits of a float: the bound below which it holds all integers exactly."""
+"""The bound below which a float holds all integers exactly, by its number of bits."""
 
 
 def _is_sure(column: pa.Array, field: pa.Field) -> bool:
-    """Whether no value can have changed, and there is no null that the field forbids.
+    """Return whether no value can have changed, and there is no null that the field forbids.
 
     Raises `pa.ArrowInvalid` for a value that the type does not have.
     """
@@ -224,7 +224,7 @@ _KINDS = bytes(
 
 
 def _has_long_numbers(block: bytes, exponent_digits: int) -> bool:
-    """Whether there may be a number with a fraction or an exponent that no float has.
+    """Return whether there may be a number with a fraction or an exponent that no float has.
 
     Looks for more than 17 digits, and for exponents of `exponent_digits`. `_is_sure` checks integers.
     """
@@ -251,7 +251,7 @@ def _has_long_numbers(block: bytes, exponent_digits: int) -> bool:
 
 
 def _has_exponent(block: bytes, digit: Any, at: Any, digits: int) -> bool:
-    """Whether at least `digits` digits follow one of the exponents at `at`."""
+    """Return whether at least `digits` digits follow one of the exponents at `at`."""
     data = np.frombuffer(block, np.uint8)
     signed = (data[at + 1] == ord("-")) | (data[at + 1] == ord("+"))
     behind = at + 1 + signed
@@ -264,7 +264,7 @@ _RUN_MAX = 40
 
 
 def _is_long(block: bytes, begin: int, end: int) -> bool:
-    """Whether a run of digits and points may be part of a number of more than 17 digits that is not an integer."""
+    """Return whether a run of digits and points may be part of a non-integer number of more than 17 digits."""
     if block[begin - 1 : begin] == b'"' == block[end : end + 1]:
         return False
     if end - begin > _RUN_MAX:

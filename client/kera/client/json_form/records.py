@@ -148,7 +148,7 @@ _EXCLUSIVE = (("value", "value_base64"), ("key", "key_base64"), ("key", "keys"),
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the value can be stored without its JSON text."""
+    """Return whether the value can be stored without its JSON text."""
     return value is None or type(value) is str or is_base64(value)
 
 

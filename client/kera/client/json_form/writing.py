@@ -237,7 +237,7 @@ def pairs(one: pa.Array, other: pa.Array) -> pa.Array:
 
 
 def has_names_twice(kind: pa.DataType) -> bool:
-    """Whether a struct has two fields of the same name, which a JSON object cannot hold."""
+    """Return whether a struct has two fields of the same name, which a JSON object cannot hold."""
     names = [kind.field(at).name for at in range(kind.num_fields)]
     return len(set(names)) < len(names)
 
@@ -281,12 +281,12 @@ def _dictionaries(column: pa.Array) -> pa.Array:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values are text."""
+    """Return whether values are text."""
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether values are bytes."""
+    """Return whether values are bytes."""
     return bool(
         types.is_binary(kind)
         or types.is_large_binary(kind)
@@ -296,7 +296,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether values are lists of any kind."""
+    """Return whether values are lists of any kind."""
     return bool(
         types.is_list(kind)
         or types.is_large_list(kind)

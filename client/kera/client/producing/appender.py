@@ -113,7 +113,7 @@ class Appender:
         self._cluster = cluster
 
     def at_epoch(self, producer_epoch: int) -> Appender:
-        """An appender to the same stream, of the same producer, under another epoch. Raises `InvalidArgument`."""
+        """Return an appender for the same stream and producer, with another epoch. Raises `InvalidArgument`."""
         return Appender(
             self._cluster,
             self.stream,
@@ -127,7 +127,7 @@ class Appender:
         )
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """`batch` with the columns of the stream; see `kera.client.producing.encoding.conforming.conform`.
+        """Return `batch` with the columns of the stream; see `kera.client.producing.encoding.conforming.conform`.
 
         Raises `SchemaMismatch`, and `RecordTooLarge` for a row that fits into no segment.
         """

@@ -195,7 +195,7 @@ _PARSED = "__fastavro_parsed"
 
 
 def _is_parsed_again(schema: Any) -> bool:
-    """Whether fastavro would parse the schema again for each value: it only marks records as parsed."""
+    """Return whether fastavro would parse the schema again for each value: it only marks records as parsed."""
     return isinstance(schema, list) or (isinstance(schema, Mapping) and _PARSED not in schema)
 
 

@@ -33,7 +33,7 @@ _INEXACT_LOGICAL_TYPES = {
 
 
 def may_change_values(schema: Any) -> bool:
-    """Whether the writer takes values of this parsed schema that are read as other values."""
+    """Return whether the writer takes values of this parsed schema that are read as other values."""
     if isinstance(schema, str):
         return schema in _INEXACT_TYPES
     if isinstance(schema, Mapping):

@@ -79,7 +79,7 @@ class Limits:
                 self._find_names(each)
 
     def _has_cycle(self) -> bool:
-        """Whether a value of some type may contain another value of this type."""
+        """Return whether a value of some type may contain another value of this type."""
         done: set[str] = set()
 
         def leads_back(schema: Any, within: tuple[str, ...]) -> bool:
@@ -126,7 +126,7 @@ class Limits:
         return self._size(kind) if isinstance(kind, list | Mapping) else _one_part(_FIXED_BYTES.get(kind, 1))
 
     def _has_more(self, schema: Any, seen: set[str] | None = None) -> bool:
-        """Whether values may cost their reader more than their bytes suggest, apart from containing themselves."""
+        """Return whether values may cost their reader more than their bytes suggest, except by recursion."""
         seen = set() if seen is None else seen
         known = self._resolved(schema)
         if isinstance(known, Mapping):

@@ -58,7 +58,7 @@ class _Reading:
         self._clock = clock
         self._readers: dict[int, Deserializer[Any]] = {}
         self._unknown: dict[int, tuple[str, float]] = {}
-        """By id: why there is no reader, and until when the registry is not asked again."""
+        """Schemas without a reader, by id: the reason, and the time of the next question to the registry."""
 
     def _read_framed(self, data: bytes, context: Context) -> Any:
         schema_id, payload = unframe(data)
@@ -120,13 +120,13 @@ class Decoding:
         self._told_s = float("-inf")
         self._contexts: dict[str, tuple[Context, Context]] = {}
         self._rows: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
-        """By stream with columns: the function that makes values of its rows."""
+        """The function that makes values from rows, by stream with columns."""
         self._bad: CannotDecode | None = None
         self._behind: list[Record] = []
         """Records behind an undecodable one, for the next call; see `decoded_list`."""
 
     def reads(self, part: str) -> bool:
-        """Whether there is a deserializer for this part of a record, ``value`` or ``key``."""
+        """Return whether there is a deserializer for this part of a record, ``value`` or ``key``."""
         return (self._value if part == "value" else self._key) is not None
 
     def check(self, stream: StreamDescription) -> None:
@@ -272,7 +272,7 @@ class DecodedRecords(ABC):
 
     @abstractmethod
     def _has_at_hand(self) -> bool:
-        """Whether a chunk was begun, so that `_next_records` need not wait."""
+        """Return whether a chunk was begun, so that `_next_records` need not wait."""
 
     def records(self) -> AsyncIterator[Record]:
         """Return an iterator over records as Python values; see `batches` for the errors.

@@ -71,7 +71,7 @@ def records_at(
 
 
 def _keys(column: pa.Array) -> list[tuple[bytes, ...]]:
-    """The keys of each record."""
+    """Return the keys of each record."""
     rows = len(column)
     if column.null_count == 0 and len(found := column.flatten()) == rows and pc.all(_has_one(column)).as_py():
         return list(zip(found.to_pylist(), strict=True))
@@ -83,7 +83,7 @@ def _has_one(column: pa.Array) -> pa.BooleanArray:
 
 
 def _headers(column: pa.Array, no_headers: Headers) -> list[Headers]:
-    """The headers of each record."""
+    """Return the headers of each record."""
     rows = len(column)
     if column.null_count == rows:
         return [no_headers] * rows

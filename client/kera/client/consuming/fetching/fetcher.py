@@ -154,7 +154,7 @@ class Fetcher:
         return entry.stream_id, self._streams[entry.stream_id].assignments[entry.streamlet_id].broker_at(start)
 
     def _can_push(self, item: Range, home: Home) -> bool:
-        """Whether the broker can push a range. Raises `InvalidArgument` if it must and cannot."""
+        """Return whether the broker can push a range. Raises `InvalidArgument` if it must and cannot."""
         if item.pull_until_s is not None:
             if asyncio.get_running_loop().time() < item.pull_until_s:
                 return False
@@ -235,7 +235,7 @@ class Fetcher:
         self.assign(item)
 
     def stays(self, item: Range, home: Home) -> bool:
-        """Whether a range that is pulled goes on with the same reader."""
+        """Return whether a range that is pulled goes on with the same reader."""
         return self._home(item) == home and (item.pull_until_s is None or not self._can_push(item, home))
 
     def failed(self, home: Home, failures: Sequence[tuple[Range, KeraError]]) -> None:

@@ -43,7 +43,7 @@ class Range:
         self.open_end = False
         """Whether it is a group whose end is not known: pushed data behind the group then show the end."""
         self.stop: Callable[[], object] | None = None
-        """Has the reader stop reading the range."""
+        """Makes the reader stop reading the range."""
         self.pull_until_s: float | None = None
         """Time until which it is pulled, although its broker may be able to push it; None: it need not be pulled."""
         self.cut_at: Position | None = None

@@ -55,7 +55,7 @@ class KeepAlive:
         self._tls_version = b""
         self._introduction = introduction
         self._shown: dict[str, tuple[tuple[str, str], ...]] = {}
-        """By address: the metadata that identifies this client in calls."""
+        """The metadata that identifies this client in calls, by address."""
         self._stop = threading.Event()
         self._channels: dict[str, grpc.Channel] = {}
         self._failing = False

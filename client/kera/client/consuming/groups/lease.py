@@ -117,11 +117,11 @@ class Lease:
         self.delivered = Reach(
             position_of(message.next), message.next_record if message.HasField("next_record") else None
         )
-        """How far it was delivered to the caller."""
+        """End of the data delivered to the caller."""
         self.processed = self.delivered
-        """How far the caller has processed it."""
+        """End of the data that the caller has processed."""
         self.reported = self.delivered
-        """How far the coordinator knows that it is processed."""
+        """End of the data that the coordinator knows to be processed."""
         self.end_record = message.end_record if message.HasField("end_record") else None
         """Ordinal of the end of the group; None: not known."""
         self.gaps: list[Gap] = []
@@ -162,7 +162,7 @@ class Lease:
         self.delivered = self.delivered._replace(next=position, record=record)
 
     def ends_elsewhere(self, message: consumer_group_pb2.GroupLease) -> bool:
-        """Whether the coordinator has split it at another place than this consumer knows, or asks for.
+        """Return whether the coordinator has split it at another place than this consumer knows, or asks for.
 
         A request that was sent again can be carried out twice: refused the first time, and accepted when this consumer
         has gone on already. Other consumers may be reading the rest by then.

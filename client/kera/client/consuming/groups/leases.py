@@ -283,7 +283,7 @@ class Leases:
         self._lost.append(LostGroup(self._name(lease), streamlet_id, entry, lease.key.group_id))
 
     def _is_over(self, lease: Lease) -> bool:
-        """Whether a group is finished, or can be given back."""
+        """Return whether a group is finished, or can be given back."""
         given_back = lease.asked_back and lease.processed == lease.delivered and lease is not self._in_hand
         return lease.finished or given_back
 

@@ -40,7 +40,7 @@ class BatchReports:
         self._told_s: float | None = None
 
     def watches(self, stream_id: int) -> bool:
-        """Whether a broker wants measurements of a stream."""
+        """Return whether a broker wants measurements of a stream."""
         return self._meter.watches_stream(stream_id, self._now_s())
 
     async def done(self, taken: Sequence[TakenEntry], planned_s: float, done_s: float) -> None:

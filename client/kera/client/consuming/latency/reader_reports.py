@@ -65,7 +65,7 @@ class _Taken:
         self.job = job
         """Its entry in `AtWork`; None: no records are expected from it."""
         self.asked_s: float | None = None
-        """When the application asked for more."""
+        """Time at which the application asked for more."""
 
 
 class ReaderMeter:
@@ -101,7 +101,7 @@ class ReaderMeter:
         return bool(self._watched)
 
     def watches_stream(self, stream_id: int, now_s: float) -> bool:
-        """Whether a stream is measured now."""
+        """Return whether a stream is measured now."""
         return self._watched.get(stream_id, NO_ADVICE).until_s > now_s
 
     def pause_s(self, stream_id: int, size_bytes: int, now_s: float) -> float:

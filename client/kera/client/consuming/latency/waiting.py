@@ -32,7 +32,7 @@ class Waiting(NamedTuple):
     range: Range
     entry: EntryId
     came: Came | None
-    """When they came; None: they have no chunks."""
+    """Their arrival; None: they have no chunks."""
 
 
 class StreamHop(NamedTuple):
@@ -54,7 +54,7 @@ class Usual:
         self._longest_us[of] = max(us, known_us - known_us // FADES)
 
     def is_exceeded(self, of: StreamHop, us: int, least_us: int) -> bool:
-        """Whether a wait of `us` so far counts already. `least_us`: the time between two reports."""
+        """Return whether a wait of `us` so far counts already. `least_us`: the time between two reports."""
         return us > max(least_us, self._longest_us.get(of, 0))
 
     def keep(self, stream_ids: Collection[int]) -> None:

@@ -89,7 +89,7 @@ class _Fit:
     """Whether batches have the column with the times of records."""
 
     def columns(self, batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
-        """`batch` with the stream's columns."""
+        """Return `batch` with the stream's columns."""
         count, given, wanted = batch.num_rows, batch.columns, self.wanted
         columns = [
             given[source]
@@ -102,7 +102,7 @@ class _Fit:
         return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
     def has_forbidden_nulls(self, batch: pa.RecordBatch) -> bool:
-        """Whether a column of `batch` that takes no nulls has some."""
+        """Return whether a column of `batch` that takes no nulls has some."""
         return any(batch.column(at).null_count for at in self.required)
 
 
@@ -153,7 +153,7 @@ class Conformer:
         return batch if self.takes(batch, stream) else conforming
 
     def takes(self, batch: pa.RecordBatch, stream: StreamDescription) -> bool:
-        """Whether the batch is valid, and has the columns of the last one, which needed no conversion."""
+        """Return whether the batch is valid, and has the columns of the last one, which needed no conversion."""
         return self._fitting(batch, stream) is not None
 
     def _fitting(self, batch: pa.RecordBatch, stream: StreamDescription) -> _Fit | None:
@@ -201,7 +201,7 @@ def _one_time(now_us: int, count: int) -> pa.Array:
 
 
 def _has_forbidden_nulls(batch: pa.RecordBatch, stream: StreamDescription) -> bool:
-    """Whether the batch has nulls in a column that takes none in the stream; the batch may lack the column."""
+    """Return whether the batch has nulls in a column that takes none in the stream; the batch may lack the column."""
     for name in _required(stream):
         at = batch.schema.get_field_index(name)
         if at >= 0 and batch.column(at).null_count:
@@ -210,7 +210,7 @@ def _has_forbidden_nulls(batch: pa.RecordBatch, stream: StreamDescription) -> bo
 
 
 def _left_out(field: pa.Field, count: int, stream: StreamDescription) -> pa.Array:
-    """The nulls of a column that a batch does not have. Raises `SchemaMismatch` when it cannot have any."""
+    """Return nulls for a column that a batch does not have. Raises `SchemaMismatch` when it cannot have any."""
     if not field.nullable:
         raise _mismatch(stream, f"needs column {field.name!r}")
     try:

@@ -38,7 +38,7 @@ def in_seconds(end_us: int) -> float:
 
 
 def is_one_epoch(low_us: int, high_us: int, epoch_ms: int) -> bool:
-    """Whether all times from `low_us` to `high_us` are in the same epoch."""
+    """Return whether all times from `low_us` to `high_us` are in the same epoch."""
     return not epoch_ms or high_us < epoch_end_us(low_us, epoch_ms)
 
 

@@ -37,7 +37,7 @@ class Partitioner(NamedTuple):
     """Whether an empty key decides the streamlet; if not, its record is placed like a record without a key."""
 
     def decides(self, key: bytes) -> bool:
-        """Whether the streamlet depends on `key`."""
+        """Return whether the streamlet depends on `key`."""
         return self.takes_empty or len(key) > 0
 
 
@@ -50,7 +50,7 @@ PARTITIONERS = {
         Partitioner("consistent_random", crc32, crc32_each, takes_empty=False),
     )
 }
-"""By name. ``murmur2_random`` is the default of Kafka's client in Java, ``consistent_random`` that of librdkafka."""
+"""The partitioners by name. ``murmur2_random`` is the default of Kafka in Java, ``consistent_random`` of librdkafka."""
 
 
 def streamlet_of(key: bytes, streamlets: int, partitioner: Partitioner = CRC32C) -> int:
@@ -135,7 +135,7 @@ def partition_by_key(
 
 
 def whole(batch: pa.RecordBatch, streamlet: int) -> Partition:
-    """All rows of `batch` in one streamlet."""
+    """Return a partition of all rows of `batch` to one streamlet."""
     return Partition(batch, _numbers(streamlet), _numbers(batch.num_rows))
 
 
@@ -173,7 +173,7 @@ def _hashes(keys: pa.Array, partitioner: Partitioner) -> npt.NDArray[np.uint32]:
 
 
 def _has_length(kind: pa.DataType) -> bool:
-    """Whether values of a type can be empty."""
+    """Return whether values of a type can be empty."""
     is_text_or_bytes = (
         pa.types.is_string,
         pa.types.is_binary,

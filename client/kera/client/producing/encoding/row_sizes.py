@@ -90,7 +90,7 @@ def _offsets(column: pa.Array) -> npt.NDArray[np.int32] | None:
 
 
 def _is_one_value(column: pa.Array) -> bool:
-    """Whether all rows have the same content (null, or one time), so that the column takes no space."""
+    """Return whether all rows have the same content (null, or one time), so that the column takes no space."""
     rows = len(column)
     if column.null_count == rows:
         return True

@@ -151,7 +151,7 @@ class Lane:
 
     @property
     def ready_count(self) -> int:
-        """How many times `take` can be called."""
+        """Number of times that `take` can be called."""
         if self.next is None:
             return 0
         return min(sum(map(self._before_hole, self.waiting)), UNANSWERED_CHUNKS_MAX - self.in_flight)
@@ -293,5 +293,5 @@ class Lane:
 
 
 def _says_why(error: KeraError) -> bool:
-    """Whether `error` names a cause: a missing answer does not, nor does a chunk that came before its predecessors."""
+    """Return whether `error` names a cause: a missing answer or a chunk ahead of its predecessors does not."""
     return type(error) is not Uncertain and not isinstance(error, OutOfSequence)

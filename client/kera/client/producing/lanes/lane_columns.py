@@ -40,7 +40,7 @@ class LaneColumns:
         self._settled[streamlet] = broker_id
 
     def is_settled(self, streamlet: int) -> bool:
-        """Whether it is known which broker serves the streamlet."""
+        """Return whether it is known which broker serves the streamlet."""
         return bool(self._settled[streamlet] != NOBODY)
 
     def unsettle(self) -> None:

@@ -32,7 +32,7 @@ from kera.core.latency.window import Running
 from kera.v1 import latency_pb2
 
 WINDOW_S = 10.0
-"""How long measurements count."""
+"""Time for which measurements count."""
 MARGIN = 0.1
 """Share of a target for delays that are not measured, such as a busy event loop."""
 QUANTILES = (0.99, 0.95, 0.9, 0.75, 0.5)
@@ -111,7 +111,7 @@ class Pace:
         self.grace_s = 0.0 if self._linger_s is None else TIMER_S
         """How long after its time the sender may look at a due chunk."""
         self._advice: dict[int, tuple[float, float]] = {}
-        """By stream: how long a chunk may fill, and until when the advice counts."""
+        """The advice by stream: the time that a chunk may fill, and the end of the advice."""
         self.connected_s = 0.0
         """Time of the last connection."""
         self._rest = Running(WINDOW_S)
@@ -158,7 +158,7 @@ class Pace:
         return min(wait_s, self._wait_s_max if advised_s is None else min(advised_s, self._wait_s_max))
 
     def is_advised(self, stream_id: int) -> bool:
-        """Whether there is advice about a stream."""
+        """Return whether there is advice about a stream."""
         return stream_id in self._advice
 
     def advise(self, advice: Iterable[latency_pb2.WriterAdvice], now_s: float) -> None:

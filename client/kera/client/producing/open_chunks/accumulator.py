@@ -24,7 +24,7 @@ if TYPE_CHECKING or native is None:
 
         values: list[bytes | None]
         times_s: list[float]
-        """When each record was accepted, on the wall clock: a float costs half as much as whole microseconds."""
+        """Times of acceptance of the records, on the wall clock: a float costs half as much as whole microseconds."""
         keys: list[Sequence[bytes] | None] | None
         """None until the first record with a key."""
         headers: list[Sequence[Header] | None] | None
@@ -66,7 +66,7 @@ class Pending(Accepted, Awaitable[Delivery]):
         return chunk._replace(record=record, record_count=1)
 
     def done(self) -> bool:
-        """Whether the record is delivered or has failed."""
+        """Return whether the record is delivered or has failed."""
         return self._accumulator.part_of(self._index)[1].done()
 
     def result(self) -> Delivery:
@@ -101,7 +101,7 @@ class Accumulator(Gathered):
         self.stream = stream
         self.streamlet = streamlet
         self.opened_s = opened_s
-        """When the first record was accepted, on the loop's clock."""
+        """Time of acceptance of the first record, on the loop's clock."""
         self.delivered = Outcome()
         """Outcome of the chunk, or of its first part if it is split."""
         self.epoch_end_us = epoch_end_us
@@ -117,7 +117,7 @@ class Accumulator(Gathered):
 
     @property
     def created_us(self) -> int:
-        """When the first record was accepted, on the wall clock."""
+        """Time of acceptance of the first record, on the wall clock."""
         return round(self.times_s[0] * 1e6)
 
     def append(self, value: bytes | None, time_s: float, size: int) -> Pending:

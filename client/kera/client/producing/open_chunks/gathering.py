@@ -152,13 +152,13 @@ class GatheredDelivery(BatchDelivery):
         return self._gathering.delivered.done() and all(outcome.done() for outcome, _, _ in self._parts())
 
     def result(self) -> Sequence[Delivery]:
-        """The deliveries."""
+        """Return the deliveries."""
         if not self._gathering.delivered.done():
             self._gathering.delivered.result()  # raises
         return Deliveries(_part_of(outcome.result(), first, count) for outcome, first, count in self._parts())
 
     def exception(self) -> KeraError | None:
-        """The first error."""
+        """Return the first error."""
         self._gathering.delivered.exception()  # raises while it is not known
         return next((error for outcome, _, _ in self._parts() if (error := outcome.exception()) is not None), None)
 

@@ -70,7 +70,7 @@ class StreamWriter:
         self.sticky_streamlet = identity.producer_id % self.streamlet_count
         """Streamlet of records without keys; moves on with each chunk."""
         self.open_chunks: dict[int, Accumulator] = {}
-        """By streamlet: the chunk that takes its next record."""
+        """The open chunk that takes the next record, by streamlet."""
         self._gatherings: dict[int | None, Gathering] = {}
         """Gatherings of small batches, by streamlet; None: the batches will be partitioned."""
         self._conformer = Conformer()

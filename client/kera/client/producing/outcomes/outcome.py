@@ -37,7 +37,7 @@ class _Told:
             self._callbacks.append(callback)
 
     def done(self) -> bool:
-        """Whether the outcome is known."""
+        """Return whether the outcome is known."""
         return self._outcome is not None
 
     def wait(self) -> Generator[Any, None, None]:
@@ -134,7 +134,7 @@ class BundleOutcome(_Told):
             waiting.when_done(lambda: self.when_done(callback))
 
     def done(self) -> bool:
-        """Whether all chunks are stored or have failed."""
+        """Return whether all chunks are stored or have failed."""
         return self._outcome is not None and self._waiting() is None
 
     def wait(self) -> Generator[Any, None, None]:
@@ -194,7 +194,7 @@ class BatchDelivery(Awaitable[Sequence[Delivery]]):
         return self.result()
 
     def done(self) -> bool:
-        """Whether all chunks are delivered or have failed."""
+        """Return whether all chunks are delivered or have failed."""
         return all(outcome.done() for outcome in self._outcomes)
 
     def result(self) -> Sequence[Delivery]:

@@ -56,9 +56,9 @@ class Due(NamedTuple):
     closed: bool
     """Whether any chunk was due, and is closed."""
     next_s: float | None
-    """When the next chunk is due; None: no chunk waits for a time."""
+    """Time at which the next chunk is due; None: no chunk waits for a time."""
     since_s: float | None = None
-    """When the first closed chunk was due; None: no closed chunk waited for a time."""
+    """Time at which the first closed chunk was due; None: no closed chunk waited for a time."""
 
 
 NOTHING_DUE = Due(closed=False, next_s=None)

@@ -99,7 +99,7 @@ class SenderPort(NamedTuple):
     channel: Callable[[], Channel | None]
     """Returns its connection."""
     wake_at: Callable[[float], None]
-    """Has it begin a round at this time, or earlier."""
+    """Makes the sender begin a round at this time, or earlier."""
 
 
 class Plugged(NamedTuple):

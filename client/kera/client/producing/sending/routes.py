@@ -68,7 +68,7 @@ class _Route:
     """The lanes of the same stream."""
     sender: Sender | None = None
     attempt: int = 0
-    """How many times in a row its broker was not the owner."""
+    """Number of times in a row that its broker was not the owner."""
     looking: bool = False
     """Whether a search for the owner is under way."""
 
@@ -111,7 +111,7 @@ class Routes:
         """Names of deleted streams that the producer has not looked up again."""
         self._senders: dict[int, Sender] = {}
         self._first_wait_s = (settings.linger_ms or 0.0) / 1000
-        """How long a chunk of a lane without a sender may fill."""
+        """Time for which a chunk of a lane without a sender may fill."""
         self._searches = Tasks()
         self._stopped = False
 
